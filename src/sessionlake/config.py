@@ -1,0 +1,293 @@
+"""The one configuration: a YAML file, validated once, every key overridable from the environment.
+
+Precedence, highest first: `SESSIONLAKE_*` environment variables (`__` separates levels, as in
+`SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`), the YAML file, the defaults below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    computed_field,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from sessionlake.errors import ConfigError
+from sessionlake.protocol.columns import Column, parse_columns
+
+ENV_PREFIX = "SESSIONLAKE_"
+CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
+DEFAULT_FILE = "sessionlake.yml"
+# Read by the process itself, not settings.
+_OTHER_VARIABLES = {CONFIG_VARIABLE, "SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
+_UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "m": 60_000, "min": 60_000,
+            "hour": 3_600_000, "h": 3_600_000, "day": 86_400_000, "d": 86_400_000, "week": 604_800_000}  # fmt: skip
+
+
+def _duration(value: object) -> timedelta:
+    """`10 minutes`, `1 hour`, `500 ms`: one number and one unit."""
+    if isinstance(value, timedelta):
+        return value
+    match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    unit = match["unit"] if match else ""
+    factor = _UNIT_MS.get(unit) or _UNIT_MS.get(unit.removesuffix("s"))
+    if match is None or factor is None:
+        raise ValueError("a duration is a number and a unit (ms, seconds, minutes, hours, days, weeks), as in '10 minutes'")
+    return timedelta(milliseconds=float(match["number"]) * factor)
+
+
+def _regex(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Regex = Annotated[str, AfterValidator(_regex)]
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Whole milliseconds of a duration: the unit of every time in the protocol."""
+    return duration // timedelta(milliseconds=1)
+
+
+class Integrity(StrEnum):
+    """How a session's stream is judged (PROTOCOL, "Stream integrity")."""
+
+    NONE = "none"
+    ONCE = "once"
+    ORDER = "order"
+    WINDOW = "window"
+    STRICT = "strict"
+
+
+class OnViolation(StrEnum):
+    """What a violation does."""
+
+    FAIL = "fail"
+    ISOLATE = "isolate"
+    RECORD = "record"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(_Section):
+    """Where the messages come from."""
+
+    bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
+    topic_pattern: Regex = r"capture\..+"
+    options: dict[str, str] = {}
+    """Any further client option, without its `kafka.` prefix: `security.protocol: SASL_SSL`."""
+    allow_offset_gaps: bool = False
+    """True for compacted or transactional topics, whose offsets legitimately have holes."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        spelled = {True: "true", False: "false"}
+        return {str(k).removeprefix("kafka."): spelled[v] if isinstance(v, bool) else str(v) for k, v in value.items()}
+
+
+class TopicRule(_Section):
+    """Overrides for the topics whose whole name matches `pattern`; the first matching rule wins."""
+
+    pattern: Regex
+    integrity: Integrity | None = None
+    on_violation: OnViolation | None = None
+    lateness: Duration | None = None
+
+
+class CaptureSettings(_Section):
+    """What the messages say and how strictly a session's stream is judged."""
+
+    format: str = Field("json", pattern="^json$")
+    columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
+    integrity: Integrity = Integrity.STRICT
+    on_violation: OnViolation = OnViolation.FAIL
+    by_topic: tuple[TopicRule, ...] = ()
+    lateness: Duration = timedelta(minutes=10)
+    gap_timeout: Duration = timedelta(minutes=10)
+    session_timeout: Duration = timedelta(hours=1)
+    max_future_skew: Duration = timedelta(days=1)
+    max_message_bytes: int = Field(10 * 1024 * 1024, gt=0)
+
+    @field_validator("columns")
+    @classmethod
+    def _declared(cls, value: dict[str, str]) -> dict[str, str]:
+        parse_columns(value)
+        return value
+
+    @property
+    def declared(self) -> tuple[Column, ...]:
+        """The declared columns, parsed, in their configured order."""
+        return parse_columns(self.columns)
+
+
+class BronzeSettings(_Section):
+    """Kafka to `bronze.messages`."""
+
+    max_offsets_per_trigger: int = Field(1_000_000, gt=0)
+    trigger: Duration = timedelta(seconds=1)
+    topic_refresh: Duration = timedelta(seconds=3)
+    """How soon a new topic or partition is noticed."""
+
+
+class SilverSettings(_Section):
+    """`bronze.messages` to session tables."""
+
+    shards: int = Field(64, gt=0, le=65_536)
+    trigger: Duration = timedelta(seconds=1)
+    snapshot_interval: Duration = timedelta(minutes=10)
+    max_files_per_trigger: int = Field(1000, gt=0)
+
+
+class GoldSettings(_Section):
+    """Session changes to analytics."""
+
+    trigger: Duration = timedelta(seconds=1)
+    rolling_points: int = Field(8, ge=1, le=1024)
+    shards: int = Field(64, gt=0, le=65_536)
+
+
+class Settings(BaseSettings):
+    """Everything a job is told. Frozen; inside the package its values are trusted."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+    home: Path = Path(".sessionlake")
+    catalog: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")
+    """Unity Catalog name; on a laptop it stays empty and tables live in `home/warehouse`."""
+    checkpoints: str | None = None
+    """Folder or volume path of the checkpoints; `home/checkpoints` unless set."""
+    kafka: KafkaSettings = KafkaSettings()
+    capture: CaptureSettings = CaptureSettings()
+    bronze: BronzeSettings = BronzeSettings()
+    silver: SilverSettings = SilverSettings()
+    gold: GoldSettings = GoldSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment over file: the file arrives as the initial values."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _home_is_not_a_file(self) -> Self:
+        if self.home.exists() and not self.home.is_dir():
+            raise ValueError(f"home: {self.home} is a file, a folder is needed")
+        return self
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def warehouse(self) -> Path:
+        """Folder of the local tables: `warehouse/<schema>/<table>`."""
+        return self.home / "warehouse"
+
+    def checkpoint(self, name: str) -> str:
+        """Checkpoint location of a streaming query."""
+        return f"{self.checkpoints or self.home / 'checkpoints'}/{name}"
+
+
+def load_settings(file: str | Path | None = None) -> Settings:
+    """Reads and validates the configuration.
+
+    Args:
+        file: the YAML file; without it `SESSIONLAKE_CONFIG`, else `sessionlake.yml` here, else the defaults.
+
+    Raises:
+        ConfigError: naming each wrong key, its value and what is allowed.
+    """
+    named = file or os.environ.get(CONFIG_VARIABLE)
+    path = Path(named) if named else Path(DEFAULT_FILE)
+    content = _read_yaml(path) if named or path.exists() else {}
+    _refuse_unknown_variables()
+    try:
+        return Settings(**content)
+    except ValidationError as error:
+        raise ConfigError(_describe(error, path if content else None)) from None
+    except Exception as error:  # pydantic-settings wraps what it cannot read from the environment
+        raise ConfigError(f"the environment's settings cannot be read: {error}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}; name another with --config or {CONFIG_VARIABLE}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"config file {path}: expected a mapping of keys at the top, found {type(content).__name__}")
+    return content
+
+
+def _refuse_unknown_variables() -> None:
+    known = set(Settings.model_fields)
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX) and name not in _OTHER_VARIABLES:
+            section = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
+            if section not in known:
+                raise ConfigError(f"environment variable {name}: there is no key '{section}'; known: {', '.join(sorted(known))}")
+
+
+def _describe(error: ValidationError, path: Path | None) -> str:
+    where = f"config file {path}" if path else "configuration"
+    lines = [f"{where}: {len(list(error.errors()))} wrong"]
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(whole)"
+        text = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            text = f"no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
+            lines.append(f"  {key}: {text}")
+        else:
+            lines.append(f"  {key} = {item['input']!r}: {text}")
+    return "\n".join(lines)
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Settings
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        model = TopicRule if part == "by_topic" else field.annotation if field else None
+        if model is None:
+            return []
+    return sorted(model.model_fields)

@@ -1,0 +1,43 @@
+"""One error family. Each message names what was found, what was expected and the next step."""
+
+from __future__ import annotations
+
+
+class SessionlakeError(Exception):
+    """Root of every error an operator is meant to read; the command line prints its text alone and exits 1."""
+
+    exit_code = 1
+
+
+class ConfigError(SessionlakeError):
+    """The configuration cannot be used: mend the named key and start again. Nothing was touched."""
+
+    exit_code = 2
+
+
+class UsageError(SessionlakeError):
+    """The command line cannot be used as given: the text says which words it takes. Nothing was touched."""
+
+    exit_code = 2
+
+
+class MachineError(SessionlakeError):
+    """This machine lacks something (Java, jars, a writable home): install or correct what is named."""
+
+
+class BrokerError(SessionlakeError):
+    """Kafka cannot be reached or started, or lost a topic: check the broker named in the text."""
+
+
+class LakeError(SessionlakeError):
+    """A table or checkpoint does not fit what the job expects; no table was changed."""
+
+
+class OffsetHoleError(LakeError):
+    """Kafka offsets are missing where none may be: the messages are gone, or the topic was recreated."""
+
+
+class IntegrityViolationError(SessionlakeError):
+    """A session broke its integrity class under `on_violation: fail`; nothing of the batch was committed."""
+
+    exit_code = 3

@@ -1,0 +1,90 @@
+"""Declared columns: a name and one of the scalar Spark SQL types that a JSON value maps to exactly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+RESCUED = "_rescued"
+# Names that silver's tables use themselves.
+RESERVED = frozenset({"id", "topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"})
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,254}")
+
+
+class Kind(Enum):
+    """What a JSON value must be to fit a column."""
+
+    BOOLEAN = "true or false"
+    INTEGER = "an integer in range"
+    NUMBER = "a number"
+    STRING = "a string"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One declared column.
+
+    Attributes:
+        name: as in the messages and in the tables.
+        sql: the Spark SQL type, normalised (`bigint`, not `long`).
+        kind: what JSON values fit.
+        arrow: the Arrow type it is carried in.
+        bits: width of an integer type, 0 otherwise.
+    """
+
+    name: str
+    sql: str
+    kind: Kind
+    arrow: pa.DataType
+    bits: int = 0
+
+    @property
+    def numeric(self) -> bool:
+        """Whether averages of it make sense."""
+        return self.kind in (Kind.INTEGER, Kind.NUMBER)
+
+
+_TYPES: dict[str, tuple[Kind, pa.DataType, int]] = {
+    "boolean": (Kind.BOOLEAN, pa.bool_(), 0),
+    "tinyint": (Kind.INTEGER, pa.int8(), 8),
+    "smallint": (Kind.INTEGER, pa.int16(), 16),
+    "int": (Kind.INTEGER, pa.int32(), 32),
+    "bigint": (Kind.INTEGER, pa.int64(), 64),
+    "float": (Kind.NUMBER, pa.float32(), 0),
+    "double": (Kind.NUMBER, pa.float64(), 0),
+    "string": (Kind.STRING, pa.string(), 0),
+}
+_ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
+
+
+def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
+    """Parses `{name: Spark SQL type}`.
+
+    Raises:
+        ValueError: naming the column and what is allowed.
+    """
+    if not columns:
+        raise ValueError("at least one column must be declared, as in {price: double}")
+    seen: dict[str, str] = {}
+    for name in columns:
+        if not _NAME.fullmatch(name) or name.lower() in RESERVED:
+            raise ValueError(
+                f"column name {name!r}: a letter, then letters, digits or _; not one of {', '.join(sorted(RESERVED))}"
+            )
+        if name.lower() in seen:
+            raise ValueError(f"columns {seen[name.lower()]!r} and {name!r} differ only in case, which SQL does not see")
+        seen[name.lower()] = name
+    return tuple(_parse(name, sql) for name, sql in columns.items())
+
+
+def _parse(name: str, sql: str) -> Column:
+    normal = sql.strip().lower()
+    normal = _ALIASES.get(normal, normal)
+    if normal not in _TYPES:
+        raise ValueError(f"column {name!r}: type {sql!r} is not one of {', '.join(_TYPES)}")
+    kind, arrow, bits = _TYPES[normal]
+    return Column(name, normal, kind, arrow, bits)
