@@ -49,7 +49,9 @@ def _duration(value: object) -> timedelta:
     unit = match["unit"] if match else ""
     factor = _UNIT_MS.get(unit) or _UNIT_MS.get(unit.removesuffix("s"))
     if match is None or factor is None:
-        raise ValueError("a duration is a number and a unit (ms, seconds, minutes, hours, days, weeks), as in '10 minutes'")
+        raise ValueError(
+            "a duration is a number and a unit (ms, seconds, minutes, hours, days, weeks), as in '10 minutes'"
+        )
     return timedelta(milliseconds=float(match["number"]) * factor)
 
 
@@ -172,6 +174,19 @@ class GoldSettings(_Section):
     shards: int = Field(64, gt=0, le=65_536)
 
 
+class SchemaSettings(_Section):
+    """What the four schemas are called in the catalog (development targets put a prefix before them)."""
+
+    bronze: str = Field("bronze", min_length=1)
+    silver: str = Field("silver", min_length=1)
+    gold: str = Field("gold", min_length=1)
+    ops: str = Field("ops", min_length=1)
+
+    def name_of(self, schema: str) -> str:
+        """Catalog name of one of the four."""
+        return str(getattr(self, schema))
+
+
 class Settings(BaseSettings):
     """Everything a job is told. Frozen; inside the package its values are trusted."""
 
@@ -187,6 +202,7 @@ class Settings(BaseSettings):
     bronze: BronzeSettings = BronzeSettings()
     silver: SilverSettings = SilverSettings()
     gold: GoldSettings = GoldSettings()
+    schemas: SchemaSettings = SchemaSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -248,7 +264,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}; name another with --config or {CONFIG_VARIABLE}") from None
+        raise ConfigError(
+            f"config file {path}: {error.strerror}; name another with --config or {CONFIG_VARIABLE}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
@@ -264,7 +282,9 @@ def _refuse_unknown_variables() -> None:
         if name.startswith(ENV_PREFIX) and name not in _OTHER_VARIABLES:
             section = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
             if section not in known:
-                raise ConfigError(f"environment variable {name}: there is no key '{section}'; known: {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"environment variable {name}: there is no key '{section}'; known: {', '.join(sorted(known))}"
+                )
 
 
 def _describe(error: ValidationError, path: Path | None) -> str:

@@ -1,0 +1,151 @@
+"""The ledger: what went into each micro-batch of each layer, and what came out. Its row is written last."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sessionlake import __version__
+from sessionlake.config import Settings
+from sessionlake.errors import OffsetHoleError
+from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEDGER = "ops.ledger"
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """A batch's messages of one topic-partition: first and last offset, both included."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    messages: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """One table a batch wrote: its version afterwards and how many rows went in."""
+
+    table: str
+    version: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One micro-batch of one layer.
+
+    Attributes:
+        source: the table or system read; `source_from` and `source_to` are its first and last version or
+            batch, both included, where it has such.
+        offsets: Kafka offsets the batch covered.
+    """
+
+    layer: str
+    txn: Txn
+    source: str
+    started_at: datetime
+    source_from: int | None = None
+    source_to: int | None = None
+    offsets: tuple[OffsetRange, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    messages: int = 0
+    applied: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    held: int = 0
+    config_hash: str = field(default="")
+
+
+def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
+    """Appends the entry; a replayed batch leaves the first one in place."""
+    row = {
+        "layer": entry.layer,
+        "app_id": entry.txn.app_id,
+        "batch_id": entry.txn.version,
+        "source": entry.source,
+        "source_from": entry.source_from,
+        "source_to": entry.source_to,
+        "offsets": [asdict(item) for item in entry.offsets],
+        "outputs": [asdict(item) for item in entry.outputs],
+        "messages": entry.messages,
+        "applied": entry.applied,
+        "duplicates": entry.duplicates,
+        "quarantined": entry.quarantined,
+        "held": entry.held,
+        "started_at": entry.started_at,
+        "committed_at": datetime.now(UTC),
+        "code_version": __version__,
+        "config_hash": entry.config_hash,
+    }
+    ddl = ", ".join(f"{name} {sql}" for name, sql in TABLES[LEDGER].columns)
+    append(lake, LEDGER, spark.createDataFrame([row], ddl).coalesce(1), entry.txn)
+
+
+class OffsetLog:
+    """Where each topic-partition stood after the previous batch: the check that nothing was skipped."""
+
+    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None) -> None:
+        self._ends = dict(ends or {})
+
+    @classmethod
+    def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn) -> OffsetLog:
+        """Reads the layer's ledger up to, and without, the batch `before`."""
+        from pyspark.sql import functions as F
+
+        replayed = (F.col("app_id") == before.app_id) & (F.col("batch_id") >= before.version)
+        kept = lake.read(spark, LEDGER).where((F.col("layer") == layer) & ~replayed)
+        ends = (
+            kept.select(F.explode("offsets").alias("o"))
+            .groupBy("o.topic", "o.partition")
+            .agg(F.max("o.last").alias("last"))
+        )
+        return cls({(row["topic"], row["partition"]): row["last"] for row in ends.collect()})
+
+    def check(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
+        """Every range must go on where the last ended and have as many messages as offsets.
+
+        Raises:
+            OffsetHoleError: naming topic, partition and the missing or repeated offsets.
+        """
+        for item in ranges:
+            previous = self._ends.get((item.topic, item.partition))
+            place = f"{layer}: topic {item.topic}, partition {item.partition}"
+            if previous is not None and item.first <= previous:
+                raise OffsetHoleError(
+                    f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} are already in; "
+                    "the topic was deleted and made anew, or the checkpoint is older than the tables"
+                )
+            if allow_gaps:
+                continue
+            if previous is not None and item.first != previous + 1:
+                raise OffsetHoleError(
+                    f"{place}: offsets {previous + 1} to {item.first - 1} are missing; they were deleted before they were read. "
+                    "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
+                )
+            if item.messages != item.last - item.first + 1:
+                raise OffsetHoleError(
+                    f"{place}: {item.last - item.first + 1 - item.messages} of the offsets {item.first} to {item.last} are missing. "
+                    "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
+                )
+
+    def advance(self, ranges: Iterable[OffsetRange]) -> None:
+        """Takes note of a batch that is committed."""
+        for item in ranges:
+            self._ends[item.topic, item.partition] = item.last
+
+
+def config_hash(settings: Settings) -> str:
+    """Fingerprint of the part of the configuration that decides results."""
+    text = settings.capture.model_dump_json() + settings.model_dump_json(include={"gold": {"rolling_points"}})
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,228 @@
+"""What every table holds: columns as DDL, clustering and Delta properties. Names are a contract (see README)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sessionlake.config import Settings
+
+DECLARED = "<declared>"
+_LOG = {"delta.checkpointInterval": "50", "delta.enableDeletionVectors": "true"}
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Definition of one Delta table.
+
+    Attributes:
+        columns: `(name, Spark SQL type)` in order; `DECLARED` stands for the declared capture columns.
+        cluster_by: liquid clustering keys.
+        skipping: columns that files keep minimum and maximum of.
+        feed: whether Delta's change data feed is on.
+    """
+
+    columns: tuple[tuple[str, str], ...]
+    comment: str
+    cluster_by: tuple[str, ...] = ()
+    skipping: tuple[str, ...] = ()
+    feed: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def resolved(self, settings: Settings) -> tuple[tuple[str, str], ...]:
+        """The columns, with the declared ones in place."""
+        declared = tuple((column.name, column.sql) for column in settings.capture.declared)
+        whole: list[tuple[str, str]] = []
+        for column in self.columns:
+            whole.extend(declared if column[0] == DECLARED else (column,))
+        return tuple(whole)
+
+    def all_properties(self) -> dict[str, str]:
+        """Delta table properties."""
+        found = dict(_LOG)
+        if self.skipping:
+            found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
+        if self.feed:
+            found["delta.enableChangeDataFeed"] = "true"
+        return found | dict(self.properties)
+
+
+_ROW = (
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("row_id", "string"),
+    (DECLARED, ""),
+    ("_rescued", "string"),
+    ("_epoch", "bigint"),
+    ("_seq", "bigint"),
+    ("_ts", "bigint"),
+    ("_offset", "bigint"),
+)
+_SESSION = (
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("status", "string"),
+    ("epoch", "bigint"),
+    ("next_seq", "bigint"),
+    ("messages", "bigint"),
+    ("duplicates", "bigint"),
+    ("gaps", "bigint"),
+    ("late", "bigint"),
+    ("first_ts", "bigint"),
+    ("last_ts", "bigint"),
+    ("first_offset", "bigint"),
+    ("last_offset", "bigint"),
+    ("partition", "int"),
+    ("ended_at", "timestamp"),
+    ("last_kafka_timestamp", "timestamp"),
+)
+_POINT = (
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("row_id", "string"),
+    ("metric", "string"),
+)
+
+TABLES: dict[str, TableSchema] = {
+    "bronze.messages": TableSchema(
+        (
+            ("topic", "string"),
+            ("partition", "int"),
+            ("offset", "bigint"),
+            ("timestamp", "timestamp"),
+            ("timestamp_type", "int"),
+            ("key", "binary"),
+            ("value", "binary"),
+            ("headers", "array<struct<key:string,value:binary>>"),
+            ("ingested_at", "timestamp"),
+        ),
+        "Raw Kafka messages, each exactly once",
+        cluster_by=("topic", "partition", "offset"),
+        skipping=("topic", "partition", "offset", "timestamp", "ingested_at"),
+        properties={"delta.appendOnly": "true"},
+    ),
+    "silver.session_changes": TableSchema(
+        (
+            *_ROW,
+            ("change", "string"),
+            ("_set", "array<string>"),
+            ("partition", "int"),
+            ("ordinal", "int"),
+            ("kafka_timestamp", "timestamp"),
+            ("_position", "bigint"),
+            ("_batch", "bigint"),
+        ),
+        "Every accepted change, judged and in order; append-only",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "_offset", "_ts", "_batch"),
+        properties={"delta.appendOnly": "true"},
+    ),
+    "silver.session_progress": TableSchema(
+        (*_SESSION, ("_batch", "bigint")),
+        "What each batch left of every session it touched; `sessions` takes over the latest",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "_batch"),
+        properties={"delta.appendOnly": "true"},
+    ),
+    "silver.session_rows": TableSchema(
+        _ROW,
+        "The table of every session, now",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "row_id"),
+        feed=True,
+    ),
+    "silver.sessions": TableSchema(
+        _SESSION,
+        "One row a session: status, epoch, counts",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id"),
+    ),
+    "silver.quarantine": TableSchema(
+        (
+            ("topic", "string"),
+            ("partition", "int"),
+            ("offset", "bigint"),
+            ("kafka_timestamp", "timestamp"),
+            ("session_id", "string"),
+            ("reason", "string"),
+            ("key", "binary"),
+            ("value", "binary"),
+            ("_batch", "bigint"),
+        ),
+        "What could not be used, whole, and why",
+        skipping=("topic", "partition", "offset", "reason", "_batch"),
+        properties={"delta.appendOnly": "true"},
+    ),
+    "silver.integrity_events": TableSchema(
+        (
+            ("topic", "string"),
+            ("partition", "int"),
+            ("session_id", "string"),
+            ("offset", "bigint"),
+            ("event", "string"),
+            ("action", "string"),
+            ("integrity", "string"),
+            ("expected_seq", "bigint"),
+            ("actual_seq", "bigint"),
+            ("kafka_timestamp", "timestamp"),
+            ("_batch", "bigint"),
+        ),
+        "Every judgement that was not 'fine'",
+        skipping=("topic", "session_id", "offset", "_batch"),
+        properties={"delta.appendOnly": "true"},
+    ),
+    "gold.rolling_average": TableSchema(
+        (
+            *_POINT,
+            ("ts", "bigint"),
+            ("position", "bigint"),
+            ("ordinal", "int"),
+            ("value", "double"),
+            ("average", "double"),
+            ("points", "int"),
+        ),
+        "Average over each point and the N-1 before it in event time",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "ts"),
+    ),
+    "gold.metrics_1m": TableSchema(
+        (
+            *_POINT,
+            ("window_start", "timestamp"),
+            ("points", "bigint"),
+            ("min", "double"),
+            ("max", "double"),
+            ("sum", "double"),
+            ("average", "double"),
+            ("first", "double"),
+            ("last", "double"),
+        ),
+        "One row a minute of event time",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "window_start"),
+    ),
+    "ops.ledger": TableSchema(
+        (
+            ("layer", "string"),
+            ("app_id", "string"),
+            ("batch_id", "bigint"),
+            ("source", "string"),
+            ("source_from", "bigint"),
+            ("source_to", "bigint"),
+            ("offsets", "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"),
+            ("outputs", "array<struct<table:string,version:bigint,rows:bigint>>"),
+            ("messages", "bigint"),
+            ("applied", "bigint"),
+            ("duplicates", "bigint"),
+            ("quarantined", "bigint"),
+            ("held", "bigint"),
+            ("started_at", "timestamp"),
+            ("committed_at", "timestamp"),
+            ("code_version", "string"),
+            ("config_hash", "string"),
+        ),
+        "What each micro-batch of each layer took in and gave out",
+        skipping=("layer", "batch_id", "committed_at"),
+        properties={"delta.appendOnly": "true"},
+    ),
+}

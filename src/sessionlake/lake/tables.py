@@ -1,0 +1,133 @@
+"""Where the tables are and how to open them: folders on a laptop, Unity Catalog names on Databricks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.schemas import TABLES
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def quote(name: str) -> str:
+    """A SQL identifier, quoted."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+class Lake:
+    """Opens and creates the tables of one home or catalog. Holds no session and no state."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @property
+    def local(self) -> bool:
+        """Whether tables are folders under the home rather than catalog entries."""
+        return self.settings.catalog is None
+
+    def path(self, table: str) -> Path:
+        """Folder of a local table: `warehouse/<schema>/<table>`."""
+        schema, name = table.split(".")
+        return self.settings.warehouse / schema / name
+
+    def identifier(self, table: str) -> str:
+        """What SQL and `DeltaTable.forName` call the table."""
+        schema, name = table.split(".")
+        if self.settings.catalog is None:
+            return f"delta.{quote(str(self.path(table)))}"
+        return f"{quote(self.settings.catalog)}.{quote(self.settings.schemas.name_of(schema))}.{quote(name)}"
+
+    def exists(self, spark: SparkSession, table: str) -> bool:
+        """Whether the table has been created."""
+        if self.local:
+            return (self.path(table) / "_delta_log").is_dir()
+        return bool(spark.catalog.tableExists(self.identifier(table)))
+
+    def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
+        """The table as a frame, now or as of a Delta version."""
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(str(self.path(table))) if self.local else reader.table(self.identifier(table))
+
+    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """The table as a stream of its appended rows."""
+        reader = spark.readStream.format("delta").options(**options)
+        return reader.load(str(self.path(table))) if self.local else reader.table(self.identifier(table))
+
+    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+        """The table's Delta handle, for MERGE and history."""
+        from delta.tables import DeltaTable
+
+        if self.local:
+            return DeltaTable.forPath(spark, str(self.path(table)))
+        return DeltaTable.forName(spark, self.identifier(table))
+
+    def version(self, spark: SparkSession, table: str) -> int:
+        """The table's latest version; -1 before its creation."""
+        if self.local:
+            log = self.path(table) / "_delta_log"
+            return max((int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()), default=-1)
+        row = self.delta(spark, table).history(1).select("version").first()
+        return -1 if row is None else int(row["version"])
+
+    def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
+        """Creates what is missing and adds newly declared columns.
+
+        Raises:
+            LakeError: an existing table has columns or types that the configuration does not.
+        """
+        for table in tables:
+            if self.exists(spark, table):
+                self._evolve(spark, table)
+            else:
+                self._create(spark, table)
+
+    def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
+        """Gives local tables their two-level names in this session's catalog; returns those that exist."""
+        found = [table for table in tables or TABLES if self.exists(spark, table)]
+        if self.local:
+            for table in found:
+                schema, name = table.split(".")
+                spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
+                if not spark.catalog.tableExists(f"{schema}.{name}"):
+                    spark.catalog.createTable(f"{schema}.{name}", path=str(self.path(table)), source="delta")
+        return found
+
+    def _create(self, spark: SparkSession, table: str) -> None:
+        from delta.tables import DeltaTable
+
+        schema = TABLES[table]
+        builder = DeltaTable.createIfNotExists(spark).comment(schema.comment)
+        builder = builder.location(str(self.path(table))) if self.local else builder.tableName(self.identifier(table))
+        for name, sql in schema.resolved(self.settings):
+            builder = builder.addColumn(name, sql)
+        if schema.cluster_by:
+            builder = builder.clusterBy(*schema.cluster_by)
+        for key, value in schema.all_properties().items():
+            builder = builder.property(key, value)
+        builder.execute()
+
+    def _evolve(self, spark: SparkSession, table: str) -> None:
+        wanted = dict(TABLES[table].resolved(self.settings))
+        present = {f.name: f.dataType.simpleString() for f in self.read(spark, table).schema.fields}
+        for name, sql in present.items():
+            if name not in wanted:
+                raise LakeError(
+                    f"{table}: column {name} ({sql}) is in the table but not in capture.columns; "
+                    "a declared column cannot be taken away: declare it again, or start a new home"
+                )
+            if wanted[name].replace(" ", "") != sql:
+                raise LakeError(
+                    f"{table}: column {name} is {sql} in the table and {wanted[name]} in capture.columns; "
+                    "a declared type cannot change: declare it as it was, or start a new home"
+                )
+        added = [f"{quote(name)} {sql}" for name, sql in wanted.items() if name not in present]
+        if added:
+            spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")
