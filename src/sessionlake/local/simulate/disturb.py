@@ -118,7 +118,15 @@ class Disturber:
     def _malformed(self, message: Message, seq: int, ts: int) -> Message:
         """The next kind in turn, in the image of a message that was just written."""
         limit = self._scenario.max_message_bytes
-        victim = Victim(message.key or b"", seq, ts, self._sample, message.timestamp, limit)
+        victim = Victim(
+            message.key or b"",
+            seq,
+            ts,
+            self._sample,
+            message.timestamp,
+            limit,
+            round(self._scenario.future_skew_s * 1000),
+        )
         reason, make = self._variants[self._turn % len(self._variants)]
         self._turn += 1
         if reason == "too_large" and limit > MODEST_BYTES and self._turn > len(self._variants):

@@ -12,7 +12,6 @@ from functools import partial
 
 from sessionlake.protocol.columns import Column, Kind
 
-DAY_MS = 86_400_000
 MAX_DEPTH = 64
 MAX_KEY = 256
 MAX_ROW_ID = 1024
@@ -39,7 +38,7 @@ class Victim:
     row: bytes
     timestamp: int
     limit: int
-    skew: int = DAY_MS
+    skew: int
 
 
 Broken = tuple[bytes | None, bytes]

@@ -110,13 +110,14 @@ class Scenario:
         start_ms: stream time of the first message, milliseconds since the epoch.
         partitions: of each topic.
         prefix: of topic names.
-        day_s: length of the "daily" cycle, seconds; None: a day, or a shorter run's whole duration, so that it shows one.
+        day_s: length of the "daily" cycle, seconds; None: a day, or a shorter run's duration, so that it shows one.
         late_sensors: share of sensors whose topic appears only after the run has begun.
         joining: share of a sensor's sessions that start while it runs, not with it.
         ended: share of sessions that end before the run does.
         silent: share of sessions that fall silent without an end.
         round_robin: sessions take strict turns; otherwise their turns are random.
         lateness_s: what the judge allows; late messages are behind it by half to three times as much again.
+        future_skew_s: how far ahead of Kafka's time the judge lets an event be; "future" is a millisecond more.
         max_message_bytes: the judge's limit; "too large" is one byte more.
     """
 
@@ -136,6 +137,7 @@ class Scenario:
     silent: float = 0.15
     round_robin: bool = False
     lateness_s: float = 600.0
+    future_skew_s: float = DAY_S
     max_message_bytes: int = 10 * 1024 * 1024
     mix: Mix = field(default_factory=Mix)
     faults: Faults = field(default_factory=Faults)

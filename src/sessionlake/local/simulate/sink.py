@@ -109,6 +109,10 @@ class _Writer:
                 if on_progress is not None and result.messages % CHUNK < len(chunk):
                     on_progress(result.messages)
             self._finish()
+        except KeyboardInterrupt:  # Ctrl-C is a stop like any other: what was handed over arrives
+            result.stopped = True
+            self._finish()
+            result.messages = sum(end - first for first, end in result.offsets.values())
         except KafkaException as error:
             raise self._error(str(error.args[0])) from None
         finally:
