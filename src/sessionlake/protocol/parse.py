@@ -1,0 +1,230 @@
+"""One message at a time: the authority on what a message is and why something is none.
+
+The columnar decoder (`decode.py`) handles what is plainly well-formed and comes here for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.message import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_DEPTH,
+    MAX_ID_BYTES,
+    MAX_KEY_BYTES,
+    End,
+    Heartbeat,
+    Message,
+    MessageTypes,
+)
+from sessionlake.protocol.reasons import Reason
+
+# A lone surrogate can only come from an escape: without this, no string needs a look.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_DIGITS = 4300  # Python's own bound on converting an integer's text, kept explicit
+
+
+class _Refused(Exception):  # noqa: N818 - control flow of this module, never seen outside
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A well-formed message, with the undeclared columns of each of its rows as JSON text (None: no row has any)."""
+
+    message: Message
+    rescued: list[str | None] | None
+
+
+def key_reason(key: bytes | None) -> Reason | None:
+    """BAD_KEY unless the key is a session id: 1 to 256 bytes of UTF-8 without control characters."""
+    if not key or len(key) > MAX_KEY_BYTES:
+        return Reason.BAD_KEY
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return Reason.BAD_KEY
+    return Reason.BAD_KEY if any(unicodedata.category(c) == "Cc" for c in text) else None
+
+
+def parse(value: bytes | None, types: MessageTypes, *, latest_ts: int, max_bytes: int) -> Parsed | Reason:
+    """Parses one Kafka value.
+
+    Args:
+        latest_ts: the highest believable event time: the message's Kafka timestamp plus the allowed skew, ms.
+        max_bytes: longest value allowed.
+
+    Returns:
+        The message, or the first reason (in `Reason`'s order) why it is none.
+    """
+    try:
+        return _message(_load(value, max_bytes), types, latest_ts)
+    except _Refused as refused:
+        return refused.reason
+
+
+def _load(value: bytes | None, max_bytes: int) -> Any:
+    if value is None:
+        raise _Refused(Reason.NOT_JSON)
+    if len(value) > max_bytes:
+        raise _Refused(Reason.TOO_LARGE)
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        raise _Refused(Reason.NOT_UTF8) from None
+    try:
+        loaded = json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
+    except RecursionError:
+        raise _Refused(Reason.TOO_DEEP) from None
+    except ValueError:
+        raise _Refused(Reason.NOT_JSON) from None
+    if _SURROGATE.search(text):
+        _check_surrogates(loaded)
+    _check_depth(loaded)
+    return loaded
+
+
+def _no_constant(_: str) -> Any:
+    raise ValueError
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text.lstrip("-")) > _DIGITS:
+        raise ValueError
+    return int(text)
+
+
+def _check_surrogates(loaded: Any) -> None:
+    try:
+        json.dumps(loaded, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _Refused(Reason.NOT_JSON) from None
+    except RecursionError:
+        raise _Refused(Reason.TOO_DEEP) from None
+
+
+def _check_depth(loaded: Any) -> None:
+    level: list[Any] = [loaded]
+    for _ in range(MAX_DEPTH):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+    if any(isinstance(item, dict | list) for item in level):
+        raise _Refused(Reason.TOO_DEEP)
+
+
+def _children(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
+
+
+def _message(loaded: Any, types: MessageTypes, latest_ts: int) -> Parsed:
+    if not isinstance(loaded, dict):
+        raise _Refused(Reason.NOT_OBJECT)
+    kind = loaded.get("type")
+    if kind not in ("snapshot", "update", "heartbeat", "end"):
+        raise _Refused(Reason.BAD_TYPE)
+    seq, ts = loaded.get("seq"), loaded.get("ts")
+    if type(seq) is not int or not 0 <= seq <= INT64_MAX:
+        raise _Refused(Reason.BAD_SEQ)
+    if type(ts) is not int or not INT64_MIN <= ts <= INT64_MAX:
+        raise _Refused(Reason.BAD_TS)
+    if ts > latest_ts:
+        raise _Refused(Reason.FUTURE_TS)
+    if kind == "heartbeat":
+        return Parsed(Heartbeat(seq, ts), None)
+    if kind == "end":
+        return Parsed(End(seq, ts), None)
+    rows = _rows(loaded, required=kind == "snapshot")
+    deleted = _deleted(loaded) if kind == "update" else []
+    _check_ids(rows)
+    parsed = [_row(row, types) for row in rows]
+    rescued = [_rescued(row, types.columns) for row in rows]
+    whole = types.snapshot(seq, ts, parsed) if kind == "snapshot" else types.update(seq, ts, parsed, deleted)
+    return Parsed(whole, rescued if any(rescued) else None)
+
+
+def _rows(loaded: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
+    if "rows" not in loaded and not required:
+        return []
+    rows = loaded.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise _Refused(Reason.BAD_ROWS)
+    return rows
+
+
+def _deleted(loaded: dict[str, Any]) -> list[str]:
+    deleted = loaded.get("deleted", [])
+    if not isinstance(deleted, list) or not all(_is_id(item) for item in deleted):
+        raise _Refused(Reason.BAD_ROWS)
+    return deleted
+
+
+def _check_ids(rows: list[dict[str, Any]]) -> None:
+    if not all(_is_id(row.get("id")) for row in rows):
+        raise _Refused(Reason.BAD_ROW_ID)
+    if len({row["id"] for row in rows}) != len(rows):
+        raise _Refused(Reason.DUPLICATE_ROW_ID)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_ID_BYTES
+
+
+def _row(row: dict[str, Any], types: MessageTypes) -> Any:
+    values = [_fit(row.get(column.name, UNSET), column) for column in types.columns]
+    return types.row(row["id"], *values)
+
+
+def _fit(value: Any, column: Column) -> Any:
+    """The value as the column holds it, without any silent cast."""
+    if value is UNSET or value is None:
+        return value
+    if column.kind is Kind.BOOLEAN and isinstance(value, bool):
+        return value
+    if column.kind is Kind.STRING and isinstance(value, str):
+        return value
+    if (
+        type(value) is int
+        and column.kind is Kind.INTEGER
+        and -(2 ** (column.bits - 1)) <= value < 2 ** (column.bits - 1)
+    ):
+        return value
+    if type(value) in (int, float) and column.kind is Kind.NUMBER:
+        return _number(value, column)
+    raise _Refused(Reason.BAD_COLUMN)
+
+
+def _number(value: float, column: Column) -> float:
+    try:
+        number = float(value)
+        return struct.unpack("f", struct.pack("f", number))[0] if column.sql == "float" else number
+    except OverflowError:
+        raise _Refused(Reason.BAD_COLUMN) from None
+
+
+def _rescued(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
+    known = {"id"} | {column.name for column in columns}
+    extra = {name: value for name, value in row.items() if name not in known}
+    if not extra:
+        return None
+    return json.dumps(extra, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,35 @@
+"""The closed list of reasons for which a message is kept in quarantine instead of being used."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a message is in `silver.quarantine`. Of several that apply, the first in this order is given."""
+
+    BAD_KEY = "bad_key"
+    TOO_LARGE = "too_large"
+    NOT_UTF8 = "not_utf8"
+    NOT_JSON = "not_json"
+    TOO_DEEP = "too_deep"
+    NOT_OBJECT = "not_object"
+    BAD_TYPE = "bad_type"
+    BAD_SEQ = "bad_seq"
+    BAD_TS = "bad_ts"
+    FUTURE_TS = "future_ts"
+    BAD_ROWS = "bad_rows"
+    BAD_ROW_ID = "bad_row_id"
+    DUPLICATE_ROW_ID = "duplicate_row_id"
+    BAD_COLUMN = "bad_column"
+    # From judging a well-formed message:
+    LATE = "late"
+    SESSION_BROKEN = "session_broken"
+    ORPHAN = "orphan"
+    GAP = "gap"
+    AFTER_END = "after_end"
+
+
+# Chunks carry a reason as its number here; 0 is "none". Append only: stored chunks must keep their meaning.
+CODES: tuple[Reason | None, ...] = (None, *Reason)
+CODE_OF: dict[Reason, int] = {reason: code for code, reason in enumerate(CODES) if reason is not None}

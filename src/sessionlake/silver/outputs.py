@@ -1,0 +1,138 @@
+"""What a fold sends on: Arrow schemas of the rows for each table, and the typed account of the batch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import lru_cache
+
+import msgspec
+import pyarrow as pa
+
+from sessionlake.protocol.columns import RESCUED, Column
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+
+class Output(StrEnum):
+    """Kinds of payload a fold emits."""
+
+    CHANGES = "changes"
+    PROGRESS = "progress"
+    QUARANTINE = "quarantine"
+    EVENTS = "events"
+    ACCOUNT = "account"
+
+
+@lru_cache(maxsize=8)
+def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Rows of `silver.session_changes`, less the bookkeeping column `_batch`."""
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("session_id", pa.string()),
+            ("row_id", pa.string()),
+            *((column.name, column.arrow) for column in columns),
+            (RESCUED, pa.string()),
+            ("_epoch", pa.int64()),
+            ("_seq", pa.int64()),
+            ("_ts", pa.int64()),
+            ("_offset", pa.int64()),
+            ("change", pa.string()),
+            ("_set", pa.list_(pa.string())),
+            ("partition", pa.int32()),
+            ("ordinal", pa.int32()),
+            ("kafka_timestamp", TIMESTAMP),
+            ("_position", pa.int64()),
+        ]
+    )
+
+
+PROGRESS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("session_id", pa.string()),
+        ("status", pa.string()),
+        *((name, pa.int64()) for name in ("epoch", "next_seq", "messages", "duplicates", "gaps", "late")),
+        *((name, pa.int64()) for name in ("first_ts", "last_ts", "first_offset", "last_offset")),
+        ("partition", pa.int32()),
+        ("ended_at", TIMESTAMP),
+        ("last_kafka_timestamp", TIMESTAMP),
+    ]
+)
+QUARANTINE = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("kafka_timestamp", TIMESTAMP),
+        ("session_id", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+EVENTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("session_id", pa.string()),
+        ("offset", pa.int64()),
+        ("event", pa.string()),
+        ("action", pa.string()),
+        ("integrity", pa.string()),
+        ("expected_seq", pa.int64()),
+        ("actual_seq", pa.int64()),
+        ("kafka_timestamp", TIMESTAMP),
+    ]
+)
+
+
+class PartitionAccount(msgspec.Struct):
+    """A shard's share of one topic-partition: `messages` is the sum of the four counts behind it."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    messages: int
+    applied: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    held: int = 0
+
+
+class Violation(msgspec.Struct):
+    """The place at which the job must stop."""
+
+    topic: str
+    partition: int
+    offset: int
+    session_id: str
+    integrity: str
+    event: str
+    expected_seq: int | None
+    actual_seq: int
+
+
+class Account(msgspec.Struct):
+    """What one shard did in one batch.
+
+    Attributes:
+        rows: rows by kind of output.
+    """
+
+    partitions: list[PartitionAccount]
+    rows: dict[str, int]
+    violations: list[Violation] = []
+    format: int = 1
+
+
+_decoder = msgspec.msgpack.Decoder(Account)
+
+
+def read_account(payload: bytes) -> Account:
+    """Decodes an account payload."""
+    return _decoder.decode(payload)
+
+
+def write_account(account: Account) -> bytes:
+    """Encodes an account payload."""
+    return msgspec.msgpack.encode(account)
