@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from sessionlake.config import Settings, TopicRule, milliseconds
 from sessionlake.errors import BrokerError
 from sessionlake.local.truth import KafkaMessage, Rules, Tables, Truth
-from sessionlake.runtime.kafka import client_config
+from sessionlake.runtime.kafka import client_config, require_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,13 @@ def read_back(settings: Settings) -> Iterator[KafkaMessage]:
     Raises:
         BrokerError: Kafka cannot be read.
     """
-    config = {"group.id": "sessionlake-truth", "enable.auto.commit": False, "queued.max.messages.kbytes": 65_536}
+    require_broker(settings)
+    config = {
+        "group.id": "sessionlake-truth",
+        "enable.auto.commit": False,
+        "log_level": 2,
+        "queued.max.messages.kbytes": 65_536,
+    }
     consumer = Consumer({**client_config(settings), **config})
     try:
         for topic, partition in _partitions(consumer, settings):

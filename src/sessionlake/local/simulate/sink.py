@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.runtime.kafka import client_config
+from sessionlake.runtime.kafka import client_config, require_broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,6 +25,12 @@ CHUNK = 1000
 # A paced message is written at most this long after its own time: a hundred wake-ups a second, whatever the rate.
 PACE_MS = 10
 TIMEOUT_S = 30.0
+_SETTLING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own codes are named so
+}
 # Room in a Kafka record beside its value.
 ENVELOPE_BYTES = 64 * 1024
 
@@ -84,7 +90,9 @@ class _Writer:
         self._settings, self._partitions = settings, partitions
         self._pace = _Pace() if pace else None
         largest = settings.capture.max_message_bytes + ENVELOPE_BYTES
-        common = client_config(settings)
+        require_broker(settings)
+        # What goes wrong is raised; librdkafka's own lines would only break into a progress display.
+        common = {**client_config(settings), "log_level": 2}
         self._producer = Producer({**common, **_producer_config(largest, live=pace)})
         self._admin = AdminClient(common)
         self._consumer = Consumer({**common, "group.id": "sessionlake-simulate", "enable.auto.commit": False})
@@ -156,7 +164,7 @@ class _Writer:
                 f"topic {topic} has {found} partitions, the simulation uses {self._partitions}: "
                 f"give --partitions {found}, or another --prefix"
             )
-        for partition in range(found):
+        for partition in range(self._partitions):
             self._begin[topic, partition] = self._end_offset(topic, partition)
         self._known.add(topic)
 
@@ -171,8 +179,15 @@ class _Writer:
         raise self._error(f"topic {topic} has no leader after {TIMEOUT_S:.0f} s")
 
     def _end_offset(self, topic: str, partition: int) -> int:
-        _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT_S)
-        return int(end)
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=TIMEOUT_S)
+                return int(end)
+            except KafkaException as error:  # a named leader may need a moment before it answers as one
+                if error.args[0].code() not in _SETTLING or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
 
     def _delivered(self, error: KafkaError | None, _message: Any) -> None:
         """Called for failures only (`delivery.report.only.error`): a call a message would halve the rate."""
