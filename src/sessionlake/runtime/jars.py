@@ -57,7 +57,8 @@ class JarSet:
 
 # The connector is 4.0.0 under Spark 4.0.2: not every mirror has the later ones' token provider; they are compatible.
 _SPARK = ("io.delta:delta-spark_4.0_2.13:4.4.0", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0")
-_BROKER = ("org.apache.kafka:kafka_2.13:4.1.0",)
+# Kafka's module leaves the choice of a logger to its distribution.
+_BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3")
 
 
 def spark_jars() -> list[Path]:
@@ -132,24 +133,29 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fetch(jars: JarSet, folder: Path) -> None:
-    java, partial, log = require_java(), folder.with_suffix(".partial"), folder.with_suffix(".log")
+    java, partial = require_java(), folder.with_suffix(".partial")
     sys.stderr.write(f"sessionlake: fetching the jars of {', '.join(jars.modules)} (once, into {folder.parent}) …\n")
     for leftover in (partial, folder):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         partial.mkdir()
-        _run_ivy(java, jars, partial, log)
+        _run_ivy(java, jars, partial, _downloads(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
         (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         partial.rename(folder)
+        shutil.rmtree(_downloads(folder), ignore_errors=True)
     except OSError as error:
         raise MachineError(f"cache {folder.parent}: {error.strerror or error}; free or correct it, run again") from None
 
 
-def _run_ivy(java: Path, jars: JarSet, partial: Path, log: Path) -> None:
-    ivy = partial.parent.parent / "ivy"
-    settings, module = partial / "ivysettings.xml", partial / "ivy.xml"
+def _downloads(folder: Path) -> Path:
+    """Ivy's own cache, one a set, since Ivy does not lock it; after an interruption it spares what was fetched."""
+    return folder.with_suffix(".ivy")
+
+
+def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
+    settings, module, log = partial / "ivysettings.xml", partial / "ivy.xml", partial.with_suffix(".log")
     settings.write_text(_IVY_SETTINGS.format(cache=ivy), encoding="utf-8")
     module.write_text(jars.descriptor, encoding="utf-8")
     command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{_pyspark_jars()}/*"]

@@ -1,0 +1,86 @@
+"""Fixtures for every kind of test: settings over a home of their own, one Spark session, one real broker."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sessionlake.config import KafkaSettings, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.local.broker import BrokerStatus
+
+_PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts a JVM or a broker says so by the fixtures it takes."""
+    for item in items:
+        taken = getattr(item, "fixturenames", ())
+        for name in ("spark", "broker"):
+            if name in taken:
+                item.add_marker(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_from_outside() -> Iterator[None]:
+    """A developer's own SESSIONLAKE_ variables must not change what the tests see; the jar cache is shared."""
+    found = {name: os.environ[name] for name in os.environ if name.startswith("SESSIONLAKE_")}
+    for name in found.keys() - _PASSED_ON:
+        del os.environ[name]
+    yield
+    os.environ.update(found)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """The defaults, in a fresh home."""
+    return Settings(home=tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session that the package itself builds, over a home that no test writes tables into."""
+    from sessionlake.runtime.spark import spark_session
+
+    session = spark_session(Settings(home=tmp_path_factory.mktemp("spark-home")), app="tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
+    """A running broker on a free port; tests keep apart by topic names."""
+    from sessionlake.local.broker import down, up
+
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{_free_port()}")
+    own = Settings(home=tmp_path_factory.mktemp("broker-home"), kafka=kafka)
+    try:
+        yield up(own)
+    finally:
+        down(own)
+
+
+@pytest.fixture
+def broker_settings(broker: BrokerStatus, tmp_path: Path) -> Settings:
+    """Settings with a fresh home that read from the running broker."""
+    return Settings(home=tmp_path / "home", kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nothing listens on."""
+    return _free_port()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
