@@ -1,0 +1,221 @@
+"""Rolling averages and minutes: batch by batch equals a recomputation written in plain Python."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessionlake.gold.minutes import FIRST_MINUTE, Older
+from sessionlake.gold.rolling import Evolution, Points, evolve, without
+
+Point = tuple[int, int, int, int, float]  # key, ts, position, ordinal, value
+Row = tuple[int | float | bool, ...]
+
+
+def points(rows: list[Point]) -> Points:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 5
+    return Points(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
+
+
+def rows_of(found: Points) -> list[Point]:
+    return list(
+        zip(
+            *(c.tolist() for c in (found.key, found.ts, found.position, found.ordinal, found.value)),
+            strict=True,
+        )
+    )
+
+
+def by_hand(everything: list[Point], window: int) -> tuple[dict[Row, Row], dict[Row, Row]]:
+    """Both tables from all points: dictionaries of key to row."""
+    averages: dict[Row, Row] = {}
+    minutes: dict[Row, Row] = {}
+    per_key: dict[int, list[Point]] = {}
+    for point in sorted(everything):
+        line = per_key.setdefault(point[0], [])
+        line.append(point)
+        last = [p[4] for p in line[-window:]]
+        averages[point[:4]] = (point[4], left_sum(last) / len(last), len(last))
+    for key, line in per_key.items():
+        for minute in {p[1] // 60_000 for p in line}:
+            v = [p[4] for p in line if p[1] // 60_000 == minute]
+            minutes[key, minute] = (len(v), min(v), max(v), left_sum(v), v[0], v[-1])
+    return averages, minutes
+
+
+def left_sum(values: list[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+class Tables:
+    """The two gold tables and the folded state, in memory."""
+
+    def __init__(self, keys: int, window: int, keep: int) -> None:
+        self.keys, self.window, self.keep = keys, window, keep
+        self.tail, self.older = Points.empty(), Older.nothing(keys)
+        self.averages: dict[Row, Row] = {}
+        self.minutes: dict[Row, Row] = {}
+        self.unproven = 0
+
+    def fold(self, batch: list[Point]) -> Evolution:
+        new = points(batch)
+        found = evolve(self.tail, self.older, new, window=self.window, keep=self.keep)
+        self.tail, self.older = found.tail, found.older
+        slow = found.unproven[new.key]
+        if slow.any():
+            self._recompute(new.take(slow))
+        self.write(found)
+        return found
+
+    def _recompute(self, new: Points) -> None:
+        self.unproven += len(new)
+        history = points([(*key, row[0]) for key, row in self.averages.items()])  # type: ignore[misc]
+        base = without(history, new)
+        found = evolve(base, Older.nothing(self.keys), new, window=self.window, keep=len(base) + len(new))
+        assert not found.unproven.any()
+        self.write(found)
+
+    def write(self, found: Evolution) -> None:
+        a, m = found.averages, found.minutes
+        for point, average, size, fresh in zip(
+            rows_of(a.points), a.average.tolist(), a.size.tolist(), a.fresh.tolist(), strict=True
+        ):
+            assert (point[:4] in self.averages) != fresh
+            self.averages[point[:4]] = (point[4], average, size)
+        s = m.summary
+        columns = (m.key, m.minute, s.count, s.low, s.high, s.total, s.first, m.last, m.fresh)
+        for key, minute, *rest, fresh in zip(*(c.tolist() for c in columns), strict=True):
+            assert ((key, minute) in self.minutes) != fresh
+            self.minutes[key, minute] = tuple(rest)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[list[Point]], int, int]:
+    """Batches of points with many ties in ts and much lateness, a window and a length of tail."""
+    window = draw(st.integers(1, 5))
+    keep = window - 1 + draw(st.integers(0, 4))
+    span = draw(st.sampled_from([4, 100_000, 400_000]))
+    raw = draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(-span, span), st.floats(-1e9, 1e9)), min_size=1, max_size=60)
+    )
+    drift = draw(st.sampled_from([0, 0, 1_000, 20_000]))  # later arrivals tend to be later in event time
+    made = [(key, ts + i * drift, i // 2, i % 2, value + 0.0) for i, (key, ts, value) in enumerate(raw)]
+    cuts = sorted(draw(st.sets(st.integers(0, len(made)), max_size=12)) | {0, len(made)})
+    return [made[a:b] for a, b in pairwise(cuts)], window, keep
+
+
+@given(histories())
+def test_any_batches_equal_a_recomputation_bit_for_bit(history: tuple[list[list[Point]], int, int]):
+    batches, window, keep = history
+    tables = Tables(3, window, keep)
+    for batch in batches:
+        tables.fold(batch)
+    averages, minutes = by_hand([p for batch in batches for p in batch], window)
+    assert tables.averages == averages
+    assert tables.minutes == minutes
+
+
+@given(histories())
+def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], int, int]):
+    batches, window, keep = history
+    tables = Tables(3, window, keep)
+    for batch in batches:
+        found = tables.fold(batch)
+        assert np.bincount(found.tail.key, minlength=3).max() <= keep
+
+
+@given(histories(), st.integers(0, 400_000))
+def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int):
+    batches, window, keep = history
+    tables = Tables(3, window, keep)
+    for batch in batches:
+        tables.fold(batch)
+        newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
+        tables.tail = Points.empty()
+        tables.older = Older.forgotten(np.ones(3, np.bool_), np.full(3, newest))
+    assert (tables.averages, tables.minutes) == by_hand([p for batch in batches for p in batch], window)
+
+
+def seconds(*at: float, position: int = 0) -> list[Point]:
+    """Points of key 0, one for each second, whose value is the second."""
+    return [(0, int(s * 1000), position + i, 0, float(s)) for i, s in enumerate(at)]
+
+
+# window 3, tail of 4; the first batch holds seconds 0 to 9, so the tail is 6 7 8 9
+@pytest.mark.parametrize(
+    ("late", "unproven"),
+    [
+        (9.5, False),
+        (8.5, False),
+        (7.5, False),  # two of the tail before it: just enough
+        (6.5, True),  # its window would begin beneath the tail
+        (5.5, True),  # itself beneath the tail
+    ],
+)
+def test_a_late_point_is_proven_as_long_as_its_window_is_in_the_tail(late: float, unproven: bool):
+    tables = Tables(1, window=3, keep=4)
+    tables.fold(seconds(*range(10)))
+    found = tables.fold(seconds(late, position=100))
+    assert found.unproven.tolist() == [unproven]
+
+
+def test_a_late_point_refines_the_following_n_minus_1_averages_and_no_more():
+    tables = Tables(1, window=3, keep=10)
+    tables.fold(seconds(0, 1, 2, 4, 5, 6, 7))
+    found = tables.fold(seconds(3, position=100))
+    assert [p[1] for p in rows_of(found.averages.points)] == [3000, 4000, 5000]
+    assert found.averages.fresh.tolist() == [True, False, False]
+    assert found.averages.average.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_a_minute_goes_on_beneath_the_tail_without_its_points():
+    tables = Tables(1, window=2, keep=2)
+    for second in range(59):
+        tables.fold(seconds(second, position=second))
+    assert tables.unproven == 0
+    assert tables.minutes[0, 0] == (59, 0.0, 58.0, 1711.0, 0.0, 58.0)
+
+
+def test_a_point_beneath_the_tail_leaves_its_minute_unknown_until_the_next_minute():
+    tables = Tables(1, window=1, keep=1)
+    tables.fold(seconds(10, 20, 30))
+    tables.fold(seconds(5, position=10))
+    assert tables.fold(seconds(40, position=11)).unproven.tolist() == [True]
+    assert tables.fold(seconds(60, position=12)).unproven.tolist() == [False]
+    assert tables.fold(seconds(61, position=13)).unproven.tolist() == [False]
+
+
+def test_ties_in_event_time_follow_position_then_ordinal():
+    batch = [(0, 5, 1, 0, 1.0), (0, 5, 0, 1, 2.0), (0, 5, 0, 0, 4.0)]
+    tables = Tables(1, window=2, keep=2)
+    for point in batch:
+        tables.fold([point])
+    assert tables.averages[0, 5, 0, 1] == (2.0, 3.0, 2)
+    assert tables.averages[0, 5, 1, 0] == (1.0, 1.5, 2)
+
+
+@pytest.mark.parametrize("ts", [-(2**63), 2**63 - 1, FIRST_MINUTE * 60_000 - 1])
+def test_a_point_before_year_1_or_after_9999_has_an_average_but_no_minute(ts: int):
+    tables = Tables(1, window=2, keep=2)
+    tables.fold([(0, ts, 0, 0, 1.0)])
+    assert tables.averages[0, ts, 0, 0] == (1.0, 1.0, 1)
+    assert tables.minutes == {}
+
+
+def test_sums_beyond_the_range_of_doubles_are_infinite_and_silent():
+    tables = Tables(1, window=2, keep=2)
+    tables.fold([(0, i, i, 0, 1.7e308) for i in range(3)])
+    assert tables.averages[0, 2, 2, 0][1] == float("inf")
+    assert tables.minutes[0, 0][3] == float("inf")
+
+
+def test_a_replayed_batch_does_not_count_its_own_points_twice():
+    history = points(seconds(1, 2, 3))
+    assert rows_of(without(history, points(seconds(1, 2, 3)[1:2]))) == [(0, 1000, 0, 0, 1.0), (0, 3000, 2, 0, 3.0)]
