@@ -1,0 +1,165 @@
+"""Every resource fits its published model, and avoids what deployment would let through."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from databricks.bundles.jobs import Job
+from databricks.bundles.schemas import Schema
+from databricks.bundles.volumes import Volume
+
+from sessionlake.config import load_settings
+from sessionlake.lake.tables import Lake
+
+ROOT = Path(__file__).parents[2]
+MODELS = {"jobs": Job, "schemas": Schema, "volumes": Volume}
+CREDENTIAL = re.compile(r"password|passwd|secret|token|jaas", re.IGNORECASE)
+SECRET = re.compile(r"\{\{secrets/[\w-]+/[\w-]+\}\}")
+
+
+def test_every_resource_of_every_kind_loads_through_its_model(bundle):
+    loaded = {
+        (kind, key): MODELS[kind].from_dict(resource)
+        for kind, resources in bundle.config["resources"].items()
+        for key, resource in resources.items()
+    }
+    assert {key for kind, key in loaded if kind == "jobs"} == {"bronze", "silver", "gold"}
+    assert {key for kind, key in loaded if kind == "schemas"} == {"bronze", "silver", "gold", "ops"}
+    assert {key for kind, key in loaded if kind == "volumes"} == {"checkpoints"}
+
+
+def test_every_resource_loads_with_its_references_unresolved(sources):
+    for kind, resources in sources["resources"].items():
+        for resource in resources.values():
+            MODELS[kind].from_dict(resource)
+
+
+def test_models_refuse_a_misspelt_field(dev):
+    job = dev.jobs["bronze"] | {"max_concurent_runs": 1}
+    with pytest.raises(ValueError, match="max_concurent_runs"):
+        Job.from_dict(job)
+
+
+def test_one_resource_file_a_job_and_each_is_included(sources):
+    files = {file.name.removesuffix(".job.yml") for file in (ROOT / "resources").glob("*.job.yml")}
+    assert files == set(sources["resources"]["jobs"])
+
+
+def test_a_variable_is_declared_exactly_when_something_uses_it(sources):
+    text = "".join(file.read_text() for file in [ROOT / "databricks.yml", *(ROOT / "resources").glob("*.yml")])
+    assert set(re.findall(r"\$\{var\.(\w+)\}", text)) == set(sources["variables"])
+
+
+def test_a_development_target_waits_paused_and_never_unpauses(dev):
+    assert {job["continuous"]["pause_status"] for job in dev.jobs.values()} == {"PAUSED"}
+
+
+def test_production_runs_unpaused_as_the_service_principal_from_one_root(prod):
+    assert {job["continuous"]["pause_status"] for job in prod.jobs.values()} == {"UNPAUSED"}
+    assert prod.config["run_as"] == {"service_principal_name": prod.config["var"]["service_principal_name"]}
+    assert prod.config["workspace"]["root_path"].endswith("/sessionlake/prod")
+
+
+def test_pause_status_is_left_to_the_presets(sources):
+    assert all("pause_status" not in job["continuous"] for job in sources["resources"]["jobs"].values())
+
+
+def test_two_runs_of_a_job_never_overlap_not_even_in_development(bundle):
+    assert {job["max_concurrent_runs"] for job in bundle.jobs.values()} == {1}
+
+
+def test_schemas_are_named_only_through_their_resource(sources):
+    for key, job in sources["resources"]["jobs"].items():
+        environment = job["job_clusters"][0]["new_cluster"]["spark_env_vars"]
+        for schema in sources["resources"]["schemas"]:
+            assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}.name}}", key
+    assert sources["resources"]["volumes"]["checkpoints"]["schema_name"] == "${resources.schemas.ops.name}"
+
+
+def test_the_package_reads_its_settings_from_a_jobs_environment(bundle, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    client = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p";'}
+    for job in bundle.jobs:
+        with monkeypatch.context() as patch:
+            for name, value in bundle.environment(job).items():
+                patch.setenv(name, json.dumps(client) if SECRET.fullmatch(value) else value)
+            settings = load_settings()
+        lake = Lake(settings)
+        assert lake.identifier("silver.sessions") == f"`lake`.`{bundle.schemas['silver']['name']}`.`sessions`"
+        assert settings.checkpoint(job) == f"/Volumes/lake/{bundle.schemas['ops']['name']}/checkpoints/{job}"
+        assert settings.kafka.options == (client if job == "bronze" else {})
+        assert [column.name for column in settings.capture.declared] == ["price", "qty", "status"]
+
+
+def test_the_layers_agree_on_every_setting_they_share(bundle):
+    bronze = bundle.environment("bronze")
+    for job in ("silver", "gold"):
+        environment = bundle.environment(job)
+        assert environment == {name: bronze[name] for name in environment}
+
+
+def test_only_bronze_is_told_where_kafka_is(bundle):
+    told = {job for job in bundle.jobs if any("KAFKA" in name for name in bundle.environment(job))}
+    assert told == {"bronze"}
+
+
+def test_credentials_come_whole_from_a_secret_scope_of_the_target(bundle):
+    [secret] = [value for job in bundle.jobs for value in bundle.environment(job).values() if "secrets" in value]
+    assert SECRET.fullmatch(secret)
+    assert secret == f"{{{{secrets/sessionlake-{bundle.target}/kafka-options}}}}"
+
+
+def test_no_setting_is_named_like_a_credential(sources):
+    assert [path for path in paths(sources["resources"]) if CREDENTIAL.search(path)] == []
+
+
+def test_clusters_run_the_long_term_runtime_as_one_well_formed_node(bundle):
+    for job in bundle.jobs.values():
+        [shared] = job["job_clusters"]
+        cluster = shared["new_cluster"]
+        assert cluster["spark_version"] == "17.3.x-scala2.13"
+        assert cluster["num_workers"] == 0
+        assert cluster["spark_conf"]["spark.databricks.cluster.profile"] == "singleNode"
+        assert cluster["spark_conf"]["spark.master"] == "local[*]"
+        assert cluster["custom_tags"] == {"ResourceClass": "SingleNode"}
+
+
+def test_stateful_layers_use_rocksdb(bundle):
+    for job in ("silver", "gold"):
+        conf = bundle.jobs[job]["job_clusters"][0]["new_cluster"]["spark_conf"]
+        assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
+
+
+def test_grants_in_production_are_the_least_that_work(prod):
+    principal = prod.config["var"]["service_principal_name"]
+    writes = {"USE_SCHEMA", "CREATE_TABLE", "SELECT", "MODIFY"}
+    granted = {
+        key: {grant["principal"]: set(grant["privileges"]) for grant in schema["grants"]}
+        for key, schema in prod.schemas.items()
+    }
+    assert granted == {
+        "bronze": {principal: writes},
+        **{key: {principal: writes, "analysts": {"USE_SCHEMA", "SELECT"}} for key in ("silver", "gold", "ops")},
+    }
+    [volume] = prod.config["resources"]["volumes"]["checkpoints"]["grants"]
+    assert volume == {"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}
+
+
+def test_development_grants_nothing(dev):
+    assert not [schema for schema in dev.schemas.values() if "grants" in schema]
+
+
+def test_the_artifact_keeps_its_version(sources):
+    [artifact] = sources["artifacts"].values()
+    assert artifact["type"] == "whl"
+    assert not artifact.get("dynamic_version")
+    assert "artifacts_dynamic_version" not in sources.get("presets", {})
+
+
+def paths(node, path=""):
+    """Dotted paths of every value below a node."""
+    if not isinstance(node, dict | list):
+        return [path]
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    return [found for key, value in items for found in paths(value, f"{path}.{key}")]

@@ -1,0 +1,85 @@
+"""What the jobs ask of the wheel is in the wheel."""
+
+import importlib
+import zipfile
+from configparser import ConfigParser
+from email.parser import Parser
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def metadata(contents):
+    [name] = [name for name in contents if name.endswith(".dist-info/METADATA")]
+    return Parser().parsestr(contents[name].decode())
+
+
+@pytest.fixture(scope="module")
+def entry_points(contents):
+    [name] = [name for name in contents if name.endswith(".dist-info/entry_points.txt")]
+    parser = ConfigParser()
+    parser.read_string(contents[name].decode())
+    return dict(parser["console_scripts"])
+
+
+def tasks(bundle):
+    return [task["python_wheel_task"] for job in bundle.jobs.values() for task in job["tasks"]]
+
+
+def test_every_task_names_the_wheels_package(bundle, metadata):
+    assert {task["package_name"] for task in tasks(bundle)} == {metadata["Name"]}
+
+
+def test_every_entry_point_exists_and_leads_to_a_callable_in_the_wheel(bundle, entry_points, contents):
+    for task in tasks(bundle):
+        module, _, attribute = entry_points[task["entry_point"]].partition(":")
+        assert f"{module.replace('.', '/')}.py" in contents
+        assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_every_tasks_parameters_are_a_command_that_the_wheel_understands(bundle):
+    for task in tasks(bundle):
+        assert leaf_command(task["parameters"]).name == "run"
+
+
+@pytest.mark.parametrize("wrong", [["rum", "bronze"], ["run", "platinum"], ["run", "bronze", "--onse"]])
+def test_parameters_that_the_wheel_lacks_are_refused(wrong):
+    with pytest.raises(Exception, match=r"(?i)no such|is not one of"):
+        leaf_command(wrong)
+
+
+def test_every_task_installs_the_wheel(bundle):
+    for job in bundle.jobs.values():
+        assert [task["libraries"] for task in job["tasks"]] == [[{"whl": "../dist/*.whl"}]]
+
+
+def test_the_wheel_carries_its_licence_its_types_and_its_data_and_nothing_else(contents):
+    top = {name.split("/")[0] for name in contents}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"sessionlake"}
+    assert "sessionlake/py.typed" in contents
+    assert "sessionlake/runtime/log4j2.properties" in contents
+    assert [name for name in contents if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def test_the_wheel_does_not_bring_spark_to_a_cluster_that_has_it(metadata):
+    always = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert not [line for line in always if line.startswith(("pyspark", "delta-spark", "databricks-connect"))]
+
+
+def leaf_command(parameters):
+    """Parses parameters as the command line does, down to the last subcommand, and runs nothing."""
+    import typer
+    from sessionlake.cli import app
+
+    command = typer.main.get_command(app)
+    context = command.make_context("sessionlake", list(parameters))
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+    return command
