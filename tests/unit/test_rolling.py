@@ -187,9 +187,16 @@ def test_a_point_beneath_the_tail_leaves_its_minute_unknown_until_the_next_minut
     tables = Tables(1, window=1, keep=1)
     tables.fold(seconds(10, 20, 30))
     tables.fold(seconds(5, position=10))
-    assert tables.fold(seconds(40, position=11)).unproven.tolist() == [True]
-    assert tables.fold(seconds(60, position=12)).unproven.tolist() == [False]
-    assert tables.fold(seconds(61, position=13)).unproven.tolist() == [False]
+    for second, unproven in [(40, True), (41, True), (60, False), (61, False), (62, False)]:
+        assert tables.fold(seconds(second, position=second)).unproven.tolist() == [unproven]
+
+
+def test_a_late_point_between_summary_and_tail_changes_the_summarised_minute():
+    tables = Tables(1, window=1, keep=1)
+    tables.fold(seconds(50, 70))
+    found = tables.fold(seconds(55, position=10))
+    assert found.minutes.fresh.tolist() == [False]
+    assert tables.minutes[0, 0] == (2, 50.0, 55.0, 105.0, 50.0, 55.0)
 
 
 def test_ties_in_event_time_follow_position_then_ordinal():
