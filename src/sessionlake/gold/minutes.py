@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from sessionlake.gold.points import Doubles, Flags, Ints
 
 MINUTE_MS = 60_000
 # Spark's timestamps are defined for the years 1 to 9999: minutes outside have no `window_start`.

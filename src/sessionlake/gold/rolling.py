@@ -1,61 +1,17 @@
 """Rolling averages over the last N points of a key, folded batch by batch and equal to a recomputation, bit for bit.
 
-A *point* is one value of one metric of one row; its *key* is (topic, session, row, metric). Points are ordered by
-event time: (`ts`, `position`, `ordinal`). For each key only the *tail* is kept, its newest points, and of the points
-older than the tail only what `Older` says. A window is always summed afresh, oldest point first, so the
-order in which points arrived leaves no trace in the doubles.
+Of each key only the *tail* is kept, its newest points, and of the points older than the tail only what `Older` says. A
+window is always summed afresh, oldest point first, so the order in which points arrived leaves no trace in the doubles.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.gold.minutes import Minutes, Older, minute_of, sink, touched_minutes
-
-Ints = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Points:
-    """Points as columns of one length.
-
-    Attributes:
-        key: code of the key, from 0.
-        ts: event time, milliseconds since the epoch.
-    """
-
-    key: Ints
-    ts: Ints
-    position: Ints
-    ordinal: Ints
-    value: Doubles
-
-    def __len__(self) -> int:
-        return len(self.key)
-
-    def take(self, index: Ints | Flags) -> Points:
-        """The points at these places."""
-        return Points(*(getattr(self, f.name)[index] for f in fields(self)))
-
-    def under(self, key: Ints) -> Points:
-        """The same points with other key codes."""
-        return Points(key, self.ts, self.position, self.ordinal, self.value)
-
-    @staticmethod
-    def concat(*parts: Points) -> Points:
-        """All points, in the order given."""
-        return Points(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Points)))
-
-    @staticmethod
-    def empty() -> Points:
-        """No points."""
-        none = np.empty(0, np.int64)
-        return Points(none, none, none, none, np.empty(0))
+from sessionlake.gold.points import Doubles, Flags, Ints, Points
 
 
 @dataclass(frozen=True)
@@ -131,21 +87,6 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
         averages=_averages(line, unproven, window),
         minutes=touched_minutes(older, line.points.key, line.points.ts, line.points.value, line.fresh, unproven),
     )
-
-
-def without(history: Points, new: Points) -> Points:
-    """The history less what is in `new`: a replayed batch finds its own points in the table."""
-    both = Points.concat(new, history)
-    order = np.lexsort((np.arange(len(both)), both.ordinal, both.position, both.ts, both.key))
-    s = both.take(order)
-    same = np.zeros(len(both), np.bool_)
-    same[1:] = (
-        (s.key[1:] == s.key[:-1])
-        & (s.ts[1:] == s.ts[:-1])
-        & (s.position[1:] == s.position[:-1])
-        & (s.ordinal[1:] == s.ordinal[:-1])
-    )
-    return s.take((order >= len(new)) & ~same)
 
 
 def _weave(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:

@@ -1,0 +1,64 @@
+"""Points: what gold computes from. One point is one value that a change set in one metric of one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points as columns of one length.
+
+    Attributes:
+        key: code of the key (topic, session, row, metric), from 0.
+        ts: event time, milliseconds since the epoch; ties are ordered by position, then ordinal.
+    """
+
+    key: Ints
+    ts: Ints
+    position: Ints
+    ordinal: Ints
+    value: Doubles
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def take(self, index: Ints | Flags) -> Points:
+        """The points at these places."""
+        return Points(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def under(self, key: Ints) -> Points:
+        """The same points with other key codes."""
+        return Points(key, self.ts, self.position, self.ordinal, self.value)
+
+    @staticmethod
+    def concat(*parts: Points) -> Points:
+        """All points, in the order given."""
+        return Points(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Points)))
+
+    @staticmethod
+    def empty() -> Points:
+        """No points."""
+        none = np.empty(0, np.int64)
+        return Points(none, none, none, none, np.empty(0))
+
+    def without(self, others: Points) -> Points:
+        """These points less those whose key and place in time are among the others."""
+        both = Points.concat(others, self)
+        order = np.lexsort((np.arange(len(both)), both.ordinal, both.position, both.ts, both.key))
+        s = both.take(order)
+        same = np.zeros(len(both), np.bool_)
+        same[1:] = (
+            (s.key[1:] == s.key[:-1])
+            & (s.ts[1:] == s.ts[:-1])
+            & (s.position[1:] == s.position[:-1])
+            & (s.ordinal[1:] == s.ordinal[:-1])
+        )
+        return s.take((order >= len(others)) & ~same)
