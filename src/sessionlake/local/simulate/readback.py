@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
@@ -98,10 +99,13 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
     if end == 0:
         return
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-    while consumer.position([where])[0].offset < end:
-        batch = consumer.consume(FETCH, timeout=TIMEOUT_S)
-        if not batch:
-            reached = consumer.position([where])[0].offset
+    reached, deadline = 0, time.monotonic() + TIMEOUT_S
+    while reached < end:
+        # `consume` waits until it has as many as it was asked for: never more than there are.
+        batch = consumer.consume(min(FETCH, end - reached), timeout=1.0)
+        if batch:
+            deadline = time.monotonic() + TIMEOUT_S
+        elif time.monotonic() > deadline:
             raise _unreadable(
                 topic, f"partition {partition} gave nothing for {TIMEOUT_S:.0f} s at offset {reached} of {end}"
             )
@@ -112,6 +116,8 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
                 yield KafkaMessage(
                     topic, partition, message.offset(), message.timestamp()[1], message.key(), message.value()
                 )
+        # Positions also pass what is no message, such as a transaction's markers; before the first fetch there is none.
+        reached = max(reached, consumer.position([where])[0].offset)
 
 
 def _unreadable(what: str, reason: str) -> BrokerError:

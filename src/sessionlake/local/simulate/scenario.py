@@ -20,7 +20,7 @@ class Message(NamedTuple):
 
     Attributes:
         topic: full topic name.
-        partition: chosen here (CRC-32 of the key), so that a session stays in one partition whatever the client.
+        partition: chosen here (a hash of the key), so that a session stays in one partition whatever the client.
         key: session id in UTF-8; malformed messages may have any bytes or none.
         value: what a sensor would send.
         timestamp: Kafka CreateTime in milliseconds since the epoch: the simulated stream time.

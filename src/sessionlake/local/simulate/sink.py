@@ -129,7 +129,7 @@ class _Writer:
         return result
 
     def _hand_over(self, chunk: list[Message], stop: Event | None) -> None:
-        send, poll, known = self._producer.produce, self._producer.poll, self._known
+        send, poll, known, delivered = self._producer.produce, self._producer.poll, self._known, self._delivered
         size = 0
         for topic, partition, key, value, timestamp in chunk:
             if topic not in known:
@@ -138,7 +138,7 @@ class _Writer:
                 self._pace.wait(timestamp, poll, stop)
             while True:
                 try:
-                    send(topic, value, key, partition, self._delivered, timestamp)
+                    send(topic, value, key, partition, on_delivery=delivered, timestamp=timestamp)
                     break
                 except BufferError:
                     poll(0.05)  # the queue is full: the broker is the slower one
