@@ -1,0 +1,154 @@
+"""`silver.session_changes` to the gold tables: points folded in a stateful stream, rows appended and merged."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings, milliseconds
+from sessionlake.gold.fold import GoldFold
+from sessionlake.gold.folded import Folded, rows_of
+from sessionlake.gold.outputs import Kind, Span
+from sessionlake.gold.pack import PointPacker, value_field
+from sessionlake.gold.slow import BEYOND_DDL, recomputed
+from sessionlake.gold.targets import AVERAGES, MINUTES, TARGETS, Target
+from sessionlake.lake.commit import Txn, append, merge
+from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
+from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.tables import Lake, quote
+from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
+from sessionlake.runtime.streams import LayerQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LAYER = "gold"
+CHANGES = "silver.session_changes"
+# Below this many rows one file is better than one a core.
+_ONE_FILE_ROWS = 200_000
+# Sessions are forgotten after twice the time in which silver forgets them, so that one that lives is not.
+_IDLE_TIMEOUTS = 2
+
+
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> LayerQuery:
+    """Starts the gold stream.
+
+    Args:
+        once: take in what silver holds now, then end.
+
+    Raises:
+        LakeError: the checkpoint is new and the tables are not.
+    """
+    lake = Lake(settings)
+    lake.ensure(spark, [CHANGES, AVERAGES, MINUTES, LEDGER])
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
+    return query.start(
+        folded(spark, lake, settings), _GoldBatch(lake, settings), trigger=settings.gold.trigger, once=once
+    )
+
+
+def metrics_of(settings: Settings) -> tuple[str, ...]:
+    """The declared columns that have averages."""
+    return tuple(column.name for column in settings.capture.declared if column.numeric)
+
+
+def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
+    """The stateful stream: points packed, folded by shard; `kind string, payload binary`."""
+    from pyspark.sql import functions as F
+
+    metrics = metrics_of(settings)
+    shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
+    values = [_value(name).alias(value_field(i)) for i, name in enumerate(metrics)]
+    points = lake.stream(spark, CHANGES, {}).select(
+        shard,
+        "topic",
+        "session_id",
+        "row_id",
+        "partition",
+        F.unix_millis("kafka_timestamp").alias("kafka_ms"),
+        F.col("_ts").alias("ts"),
+        F.col("_position").alias("position"),
+        "ordinal",
+        F.col("_batch").alias("batch"),
+        *values,
+    )
+    packed = points.mapInArrow(PointPacker(len(metrics)), PACKED_SCHEMA)
+    idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
+    return fold_shards(packed, GoldFold(metrics, settings.gold.rolling_points, idle_ms))
+
+
+def _value(metric: str) -> Column:
+    """The metric's value where a change set it, else null. Integers beyond 2^53 lose their last digits."""
+    from pyspark.sql import functions as F
+
+    was_set = (F.col("change") == "upsert") & F.array_contains("_set", metric)
+    return F.when(was_set, F.col(quote(metric)).cast("double"))
+
+
+class _GoldBatch:
+    """Commits one micro-batch: both tables, then the ledger row."""
+
+    def __init__(self, lake: Lake, settings: Settings) -> None:
+        self._lake = lake
+        self._settings = settings
+
+    def __call__(self, folded: DataFrame, txn: Txn) -> None:
+        started, spark = datetime.now(UTC), folded.sparkSession
+        persisted = [folded.persist()]
+        try:
+            parts = [Folded.collect(folded)]
+            if Kind.BEYOND in parts[0].account.spans:
+                persisted.append(self._recomputed(parts[0]).persist())
+                parts.append(Folded.collect(persisted[1]))
+            outputs = [self._write(target, parts, txn) for target in TARGETS]
+        finally:
+            for frame in persisted:
+                frame.unpersist()
+        account = parts[0].account
+        entry = LedgerEntry(
+            layer=LAYER,
+            txn=txn,
+            source=CHANGES,
+            source_from=account.read.first,
+            source_to=account.read.last,
+            started_at=started,
+            outputs=tuple(output for output in outputs if output),
+            messages=account.read.changes,
+            applied=account.read.changes,
+            config_hash=config_hash(self._settings),
+        )
+        write(spark, self._lake, entry)
+
+    def _recomputed(self, fast: Folded) -> DataFrame:
+        gold = self._settings.gold
+        beyond = rows_of([fast], Kind.BEYOND, BEYOND_DDL)
+        averages = self._lake.read(fast.frame.sparkSession, AVERAGES)
+        return recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
+
+    def _write(self, target: Target, parts: Sequence[Folded], txn: Txn) -> Output | None:
+        """Appends the new rows and merges the changed ones.
+
+        New rows are known to be new, so nothing is looked up for them; they are most of what a batch brings.
+        """
+        new, changed = (_span(parts, kind) for kind in (target.new, target.changed))
+        if new:
+            frame = rows_of(parts, target.new, target.ddl)
+            append(self._lake, target.table, frame.coalesce(1) if new.rows < _ONE_FILE_ROWS else frame, txn)
+        if changed:
+            frame = rows_of(parts, target.changed, target.ddl)
+            # A second write to the table in one batch needs a name of its own.
+            renamed = Txn(f"{txn.app_id}:changed", txn.version)
+            merge(self._lake, target.table, frame, target.same(changed), target.update, renamed)
+        if not new and not changed:
+            return None
+        commit = self._lake.last_commit(parts[0].frame.sparkSession, target.table)
+        return Output(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
+
+
+def _span(parts: Sequence[Folded], kind: Kind) -> Span | None:
+    found = [part.account.spans[kind] for part in parts if kind in part.account.spans]
+    return reduce(operator.add, found) if found else None

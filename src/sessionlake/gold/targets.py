@@ -1,0 +1,73 @@
+"""The gold tables as a batch writes them: what tells their rows apart, and which columns may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from sessionlake.gold.outputs import KEY, Kind, Span
+from sessionlake.lake.schemas import TABLES
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaMergeBuilder
+
+AVERAGES = "gold.rolling_average"
+MINUTES = "gold.metrics_1m"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Target:
+    """How the rows of one table are told apart and written.
+
+    Attributes:
+        time: the column whose range narrows a MERGE to few files.
+    """
+
+    table: str
+    new: Kind
+    changed: Kind
+    time: str
+    order: tuple[str, ...]
+    updated: tuple[str, ...]
+
+    @property
+    def ddl(self) -> str:
+        """The table's columns."""
+        return ", ".join(f"{name} {sql}" for name, sql in TABLES[self.table].columns)
+
+    def same(self, span: Span) -> str:
+        """Condition under which a row of the table is the source's; literals let Delta skip files."""
+        low, high = (self._literal(value) for value in (span.low, span.high))
+        equal = (f"t.{name} = s.{name}" for name in (*KEY, *self.order))
+        return " AND ".join([f"t.{self.time} >= {low} AND t.{self.time} <= {high}", *equal])
+
+    def update(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
+        """Sets what may change."""
+        return builder.whenMatchedUpdate(set={name: f"s.{name}" for name in self.updated})
+
+    def _literal(self, value: int) -> str:
+        if self.time == "ts":
+            return f"{value}L"
+        return f"TIMESTAMP'{(_EPOCH + timedelta(microseconds=value)).isoformat()}'"
+
+
+TARGETS = (
+    Target(
+        AVERAGES,
+        Kind.NEW_AVERAGES,
+        Kind.CHANGED_AVERAGES,
+        "ts",
+        ("ts", "position", "ordinal"),
+        ("average", "points"),
+    ),
+    Target(
+        MINUTES,
+        Kind.NEW_MINUTES,
+        Kind.CHANGED_MINUTES,
+        "window_start",
+        ("window_start",),
+        ("points", "min", "max", "sum", "average", "first", "last"),
+    ),
+)
