@@ -74,8 +74,10 @@ def read_back(settings: Settings) -> Iterator[KafkaMessage]:
     config = {
         "group.id": "sessionlake-truth",
         "enable.auto.commit": False,
-        "log_level": 2,
+        "log_level": 2,  # what goes wrong is raised
         "queued.max.messages.kbytes": 65_536,
+        # A fetch that waits at one partition's end would hold up the next partition's.
+        "fetch.wait.max.ms": 5,
     }
     consumer = Consumer({**client_config(settings), **config})
     try:
