@@ -138,6 +138,7 @@ class _Writer:
                 self._pace.wait(timestamp, poll, stop)
             while True:
                 try:
+                    # By keyword: the client's real positional order is not the documented one.
                     send(topic, value, key, partition, on_delivery=delivered, timestamp=timestamp)
                     break
                 except BufferError:
