@@ -111,14 +111,14 @@ def test_the_stop_flag_ends_it_early_and_what_was_handed_over_is_there(mine):
 
 def test_topics_get_the_partitions_asked_for_and_keep_old_timestamps(mine):
     simulate(mine, scenario(mine, partitions=3))
-    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers, "log_level": 2})
     topics = [topic for name, topic in admin.list_topics(timeout=10).topics.items() if name.startswith(prefix(mine))]
     assert len(topics) == 4
     assert {len(topic.partitions) for topic in topics} == {3}
 
 
 def test_a_topic_with_too_few_partitions_is_refused_with_the_remedy(mine):
-    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers, "log_level": 2})
     topic = prefix(mine) + "chamber-00"
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
     with pytest.raises(UsageError, match=r"has 1 partitions, the simulation uses 2: give --partitions 1"):
@@ -126,7 +126,7 @@ def test_a_topic_with_too_few_partitions_is_refused_with_the_remedy(mine):
 
 
 def test_a_message_that_the_broker_refuses_is_an_error_not_a_loss(mine):
-    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers, "log_level": 2})
     topic = prefix(mine) + "x"
     admin.create_topics([NewTopic(topic, 2, 1, config={"max.message.bytes": "2000"})])[topic].result(10)
     random = bytes(range(256)) * 4000  # beyond the topic's limit, below the client's
