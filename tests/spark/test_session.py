@@ -1,6 +1,161 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.runtime.spark import spark_session
+
+# Starts a session, says the ids of the processes below it, and then does as the test wants.
+_PROGRAM = """
+import sys, time, psutil
+from sessionlake.config import load_settings
+from sessionlake.runtime.spark import spark_session, stop_spark
+begun = time.monotonic()
+spark = spark_session(load_settings())
+print(time.monotonic() - begun, flush=True)
+same = lambda batches: batches
+rows = spark.range(4).mapInArrow(same, "id long").count()
+started = [child.pid for child in psutil.Process().children(recursive=True)]
+print(*started, flush=True)
+"""
+
+
+def _program(home: Path, then: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM + then],
+        env=os.environ | {"SESSIONLAKE_HOME": str(home)} | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _pids(process: subprocess.Popen[str]) -> list[int]:
+    process.stdout.readline()
+    return [int(pid) for pid in process.stdout.readline().split()]
+
+
+def _gone(pids: list[int], seconds: float = 15) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.1)
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
 
 def test_the_session_writes_and_reads_delta(spark, tmp_path):
     spark.range(3).write.format("delta").save(str(tmp_path / "t"))
     assert spark.read.format("delta").load(str(tmp_path / "t")).count() == 3
+
+
+def test_asked_again_it_is_the_same_session(spark, settings):
+    assert spark_session(settings) is spark
+
+
+def test_workers_run_this_interpreter(spark):
+    def interpreter(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"path": [sys.executable]})
+
+    found = spark.range(1).mapInArrow(interpreter, "path string").first()["path"]
+    assert Path(found).samefile(sys.executable)
+
+
+def test_times_are_utc(spark):
+    assert spark.sql("select string(timestamp_millis(0)) as t").first()["t"] == "1970-01-01 00:00:00"
+
+
+def test_the_kafka_source_is_there(spark):
+    source = spark.readStream.format("kafka").option("subscribe", "t").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    assert "offset" in source.load().columns
+
+
+def test_only_loopback_is_listened_on(spark):
+    del spark
+    own = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    listening = [c.laddr.ip for p in own for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert listening
+    assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_start_and_jobs_print_nothing_and_a_failing_job_leaves_its_trace_in_the_log(tmp_path):
+    then = (
+        "\ntry:\n    spark.range(2).selectExpr('1 / id').collect()\nexcept Exception as error:\n    print('caught')\n"
+    )
+    process = _program(tmp_path / "home", then)
+    out, err = process.communicate(timeout=120)
+    assert (out.splitlines()[2:], err, process.returncode) == (["caught"], "", 0)
+    assert (tmp_path / "home" / "logs" / "sessionlake.out").read_text() == ""
+    assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
+
+
+def test_a_killed_python_leaves_no_process_behind(tmp_path):
+    process = _program(tmp_path / "home", "time.sleep(60)")
+    pids = _pids(process)
+    process.kill()
+    process.communicate()
+    assert pids
+    assert _gone(pids)
+
+
+def test_ctrl_c_leaves_spark_alive_to_be_stopped_in_order_and_started_again(tmp_path):
+    then = """
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print(spark.range(5).mapInArrow(same, "id long").count(), flush=True)
+    stop_spark()
+    print([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)])
+    print(spark_session(load_settings()).range(3).count())
+"""
+    process = _program(tmp_path / "home", then)
+    pids = _pids(process)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (out.split(), err, process.returncode) == (["5", "[]", "3"], "", 0)
+    assert _gone(pids)
+
+
+_FAIL = """
+import sys
+from sessionlake.config import load_settings
+from sessionlake.errors import SessionlakeError
+from sessionlake.runtime.spark import spark_session
+try:
+    spark_session(load_settings())
+except SessionlakeError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"JAVA_HOME": "/nowhere"}, "JAVA_HOME is /nowhere, but"),
+        ({"SESSIONLAKE_HOME": "/proc/home"}, "home /proc/home cannot be written"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(tmp_path, environment, text):
+    given = os.environ | {"SESSIONLAKE_HOME": str(tmp_path)} | environment
+    done = subprocess.run([sys.executable, "-c", _FAIL], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_on_databricks_the_platform_s_session_is_taken_and_only_results_are_set(spark, monkeypatch):
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")
+    taken = spark_session(Settings(home="/proc/home"))
+    assert taken.sparkContext is spark.sparkContext
+    assert taken.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert taken.conf.get("spark.sql.shuffle.partitions") == partitions

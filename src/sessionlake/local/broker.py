@@ -228,7 +228,7 @@ def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process)
     host, port = addresses(settings)[0]
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
-        if _alive(folder) is None:
+        if not _runs(process):
             raise BrokerError(f"the broker stopped while starting ({_last_line(folder / 'broker.log')}): see {folder}")
         if not _bindable(host, port) and answers(config, 5.0):
             return
@@ -237,6 +237,14 @@ def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process)
         f"the broker (process {process.pid}) does not answer after {START_SECONDS:.0f} s: see {folder / 'broker.log'}, "
         "stop it with `sessionlake broker down` and try again"
     )
+
+
+def _runs(process: psutil.Process) -> bool:
+    # Not by the command line, which is empty for a moment while a process begins.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _stop(process: psutil.Process) -> None:

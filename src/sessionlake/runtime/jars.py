@@ -67,7 +67,7 @@ def spark_jars() -> list[Path]:
     Raises:
         MachineError: they are not cached and cannot be fetched, or there is no Java to fetch them with.
     """
-    own = sorted({_JAR_VERSION.sub("", jar.name) for jar in _pyspark_jars().glob("*.jar")})
+    own = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars().glob("*.jar")})
     return resolve(JarSet("spark", _SPARK, tuple(own)))
 
 
@@ -83,6 +83,18 @@ def broker_jars() -> list[Path]:
 def cache_folder() -> Path:
     """Where things fetched once are kept: `SESSIONLAKE_CACHE`, else `~/.cache/sessionlake`."""
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/sessionlake").expanduser().absolute()
+
+
+def pyspark_jars() -> Path:
+    """Folder of the jars that came with pyspark itself.
+
+    Raises:
+        MachineError: pyspark is not installed.
+    """
+    spec = find_spec("pyspark")  # importing it takes longer than all else here
+    if spec is None or spec.origin is None:
+        raise MachineError("pyspark is not installed: pip install 'sessionlake[local]'")
+    return Path(spec.origin).parent / "jars"
 
 
 def resolve(jars: JarSet) -> list[Path]:
@@ -158,7 +170,7 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     settings, module, log = partial / "ivysettings.xml", partial / "ivy.xml", partial.with_suffix(".log")
     settings.write_text(_IVY_SETTINGS.format(cache=ivy), encoding="utf-8")
     module.write_text(jars.descriptor, encoding="utf-8")
-    command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{_pyspark_jars()}/*"]
+    command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{pyspark_jars()}/*"]
     command += ["org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(module), "-confs", "default"]
     command += ["-retrieve", f"{partial}/[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
     try:
@@ -180,13 +192,6 @@ def _cause(log: Path) -> str:
     unresolved = re.findall(r"unresolved dependency: [^\n]+", text)
     found = exceptions or unresolved or ["it gave no reason in time"]
     return re.sub(r"\s+", " ", found[0]).strip()[:200]
-
-
-def _pyspark_jars() -> Path:
-    spec = find_spec("pyspark")  # importing it takes longer than all else here
-    if spec is None or spec.origin is None:
-        raise MachineError("pyspark is not installed: pip install 'sessionlake[local]'")
-    return Path(spec.origin).parent / "jars"
 
 
 _IVY_MODULE = """<ivy-module version="2.0">

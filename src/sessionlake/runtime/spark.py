@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import MachineError
+from sessionlake.runtime.gateway import end_jvm, spark_jvm
 from sessionlake.runtime.home import require_home
-from sessionlake.runtime.jars import spark_jars
+from sessionlake.runtime.jars import pyspark_jars, spark_jars
 from sessionlake.runtime.java import require_java
 
 if TYPE_CHECKING:
@@ -35,6 +36,23 @@ def spark_session(settings: Settings, *, app: str = "sessionlake") -> SparkSessi
     return active if active is not None else _local(settings, app)
 
 
+def stop_spark() -> None:
+    """Stops the local session and waits until its JVM is gone; without one, or on Databricks, does nothing."""
+    if DATABRICKS_VARIABLE in os.environ or "pyspark" not in sys.modules:
+        return
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+    # Else the next session would look for the JVM that is gone; pyspark has no public way to say so.
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
+    if gateway is not None:
+        gateway.shutdown()
+    end_jvm()
+
+
 def _on_databricks() -> SparkSession:
     """The platform's session: it sizes, secures and logs for itself; only what results depend on is set."""
     from pyspark.sql import SparkSession
@@ -46,32 +64,38 @@ def _on_databricks() -> SparkSession:
 
 
 def _local(settings: Settings, app: str) -> SparkSession:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    require_java()
-    jars = spark_jars()
-    log = require_home(settings, "warehouse", "logs") / "logs" / f"{app}.log"
-    # Spark's workers start whatever these name: without them the first python3 on PATH, which lacks our packages.
+    # Spark's workers start whatever this names: without it the first python3 on PATH, which lacks our packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    _silence_python()
     builder = SparkSession.builder.master("local[*]").appName(app)
-    for key, value in (_RESULTS | _LAPTOP | _start(settings, jars, log)).items():
+    for key, value in (_RESULTS | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}).items():
         builder = builder.config(key, value)
-    try:
+    # A session stopped earlier in this process has left its JVM, which serves the next one too.
+    with _jvm(settings, app) if SparkContext._gateway is None else nullcontext():  # noqa: SLF001 (no public way)
         return builder.getOrCreate()
-    except Exception as error:
-        raise MachineError(f"Spark did not start ({' '.join(str(error).split())[:300]}): see {log}") from error
 
 
-def _start(settings: Settings, jars: list[Path], log: Path) -> dict[str, str]:
-    java = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f'"-Dsessionlake.log={log}"', "-Duser.timezone=UTC"]
-    return {
-        # On the class path rather than as spark.jars, which are copied and served to executors at every start.
-        "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in jars),
-        "spark.driver.extraJavaOptions": " ".join(java),
-        "spark.sql.warehouse.dir": settings.warehouse.as_uri(),
-    }
+def _jvm(settings: Settings, app: str) -> AbstractContextManager[None]:
+    java, jars = require_java(), spark_jars()
+    logs = require_home(settings, "warehouse", "logs") / "logs"
+    logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
+    folders = [pyspark_jars(), jars[0].parent]
+    return spark_jvm(java, [*_JVM, *logging], folders, logs / f"{app}.out")
 
+
+def _silence_python() -> None:
+    """Stops pyspark from printing failed queries as JSON; the exception that it raises as well says it all."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+_JVM = ("-Xmx2g", "-Duser.timezone=UTC", "-Djava.awt.headless=true")
 
 # What results depend on, wherever the session comes from.
 _RESULTS = {
@@ -84,13 +108,13 @@ _LAPTOP = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 2, 8)),
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",

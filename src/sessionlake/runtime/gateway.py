@@ -1,0 +1,110 @@
+"""The JVM that a local Spark lives in, started by hand.
+
+pyspark's own way runs two shell scripts and a second JVM that only composes the command line, and asks for an
+incubating module that Spark SQL does not use and the JVM warns about. Starting `SparkSubmit` directly saves both.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sessionlake.errors import MachineError
+
+START_SECONDS = 120.0
+STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+_LENGTH = struct.Struct("!i")
+
+# What Spark 4.0 reaches into, as its launcher opens it.
+_OPENED = {
+    "java.base": (
+        "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent "
+        "java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.security.action sun.util.calendar"
+    ),
+    "java.security.jgss": "sun.security.krb5",
+}
+_FLAGS = (
+    *(f"--add-opens={module}/{name}=ALL-UNNAMED" for module, names in _OPENED.items() for name in names.split()),
+    "-Djdk.reflect.useDirectMethodHandle=false",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+)
+
+
+@contextmanager
+def spark_jvm(java: Path, flags: Sequence[str], folders: Sequence[Path], output: Path) -> Iterator[None]:
+    """Starts the JVM; inside the block pyspark finds it and makes its session there.
+
+    Ctrl-C does not reach it, so that Python stops Spark in order; it ends with this process however that ends,
+    since it reads from a pipe that only this process holds.
+
+    Args:
+        flags: options of the JVM.
+        folders: folders of jars, in class path order.
+        output: file for what the JVM itself prints.
+
+    Raises:
+        MachineError: it did not start, or gave no answer in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="sessionlake-") as folder:
+        answer = Path(folder) / "gateway"
+        jars = os.pathsep.join(f"{folder}/*" for folder in folders)
+        command = [str(java), *flags, *_FLAGS, "-cp", jars, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
+        jvm = _start(command, output, answer)
+        port, secret = _connection(jvm, output, answer)
+    told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name in told:
+            os.environ.pop(name, None)
+
+
+def end_jvm() -> None:
+    """Ends the JVM and waits until it is gone; Spark must have been stopped before."""
+    while _running:
+        jvm = _running.pop()
+        if jvm.stdin is not None:
+            jvm.stdin.close()
+        try:
+            jvm.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+            jvm.wait()
+
+
+# The handles keep the pipes open that the JVMs live by.
+_running: list[subprocess.Popen[bytes]] = []
+
+
+def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer), "SPARK_CONNECT_MODE": "0"}
+    with output.open("wb") as out:
+        jvm = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
+        )
+    _running.append(jvm)
+    return jvm
+
+
+def _connection(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tuple[int, str]:
+    """Port and secret of the gateway, which Spark writes to a file and renames into place."""
+    end = time.monotonic() + START_SECONDS
+    while not answer.exists():
+        if jvm.poll() is not None or time.monotonic() > end:
+            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            jvm.kill()
+            raise MachineError(
+                f"Spark's JVM did not start ({said[0][:300] if said else 'no reason given'}): see {output}"
+            )
+        time.sleep(_POLL_SECONDS)
+    content = answer.read_bytes()
+    (port,), (length,) = _LENGTH.unpack_from(content), _LENGTH.unpack_from(content, _LENGTH.size)
+    return port, content[2 * _LENGTH.size :][:length].decode()

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import multiprocessing
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sessionlake.errors import MachineError
+from sessionlake.runtime import jars
+from sessionlake.runtime.jars import MANIFEST, JarSet, cache_folder, resolve
+
+_SET = JarSet("tiny", ("org.example:one:1.0",))
+# Stands in for Java running Ivy: what it is asked to retrieve arrives as two small files.
+_IVY = """
+echo run >> "$COUNT"
+while [ $# -gt 0 ]; do [ "$1" = -retrieve ] && out=$(dirname "$2"); shift; done
+sleep ${SLOW:-0}
+printf 12345 > "$out/one-1.0.jar"; printf 123 > "$out/two-2.0.jar"
+"""
+
+
+@pytest.fixture
+def ivy(tmp_path, monkeypatch):
+    """Sets the script that stands in for Java, and counts its runs."""
+    home, count = tmp_path / "java", tmp_path / "count"
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("COUNT", str(count))
+    monkeypatch.setenv("SESSIONLAKE_CACHE", str(tmp_path / "cache"))
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text('JAVA_VERSION="17.0.1"\n', encoding="ascii")
+
+    def script(text: str = _IVY) -> None:
+        (home / "bin" / "java").write_text(f"#!/bin/sh\n{text}\n", encoding="ascii")
+        (home / "bin" / "java").chmod(0o755)
+
+    script()
+    script.runs = lambda: len(count.read_text().split()) if count.exists() else 0  # type: ignore[attr-defined]
+    return script
+
+
+def _folder() -> Path:
+    return cache_folder() / "jars" / _SET.folder
+
+
+def test_jars_are_fetched_once_and_come_in_a_stable_order(ivy):
+    assert [jar.name for jar in resolve(_SET)] == ["one-1.0.jar", "two-2.0.jar"]
+    assert resolve(_SET) == resolve(_SET)
+    assert ivy.runs() == 1
+
+
+@pytest.mark.usefixtures("ivy")
+def test_with_the_jars_cached_no_java_is_needed(tmp_path, monkeypatch):
+    found = resolve(_SET)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    assert resolve(_SET) == found
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "a jar gone", "a jar cut short", "no folder"])
+def test_a_folder_that_is_not_whole_is_fetched_again(ivy, damage):
+    found = resolve(_SET)
+    if damage == "no manifest":
+        (_folder() / MANIFEST).unlink()
+    elif damage == "a jar gone":
+        found[0].unlink()
+    elif damage == "a jar cut short":
+        found[0].write_bytes(b"1")
+    else:
+        _folder().rename(_folder().with_suffix(".partial"))
+    assert [jar.stat().st_size for jar in resolve(_SET)] == [5, 3]
+    assert ivy.runs() == 2
+
+
+def test_another_version_is_another_folder():
+    newer = JarSet("tiny", ("org.example:one:1.1",))
+    assert newer.folder != _SET.folder
+    assert JarSet("tiny", _SET.modules, provided=("two",)).folder != _SET.folder
+
+
+def test_what_is_provided_is_excluded_from_the_resolution():
+    assert '<exclude module="two"/>' in JarSet("tiny", _SET.modules, provided=("two",)).descriptor
+
+
+def test_two_processes_at_once_fetch_once(ivy, monkeypatch):
+    monkeypatch.setenv("SLOW", "0.5")
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        first, second = pool.map(resolve, [_SET, _SET])
+    assert first == second
+    assert ivy.runs() == 1
+
+
+def test_a_failed_fetch_is_one_line_with_cause_and_remedy(ivy):
+    ivy("echo 'java.net.UnknownHostException: some.host'; exit 1")
+    with pytest.raises(
+        MachineError, match=r"UnknownHostException: some.host.*check the network and run again"
+    ) as caught:
+        resolve(_SET)
+    assert "\n" not in str(caught.value)
+
+
+def test_after_a_failed_fetch_the_next_one_starts_afresh(ivy):
+    ivy('while [ $# -gt 0 ]; do [ "$1" = -retrieve ] && printf 1 > "$(dirname "$2")/half.jar"; shift; done; exit 1')
+    with pytest.raises(MachineError):
+        resolve(_SET)
+    ivy()
+    assert [jar.name for jar in resolve(_SET)] == ["one-1.0.jar", "two-2.0.jar"]
+
+
+@pytest.mark.usefixtures("ivy")
+def test_a_cache_that_is_a_file_names_the_folder_and_the_variable(tmp_path):
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(MachineError, match=r"cache .*/cache cannot be written .* SESSIONLAKE_CACHE"):
+        resolve(_SET)
+
+
+def test_the_pinned_delta_is_the_installed_python_package_s():
+    (delta,) = (module for module in jars._SPARK if "delta-spark" in module)
+    assert delta.split(":")[2] == version("delta-spark")
+
+
+def test_the_pinned_connector_is_of_the_installed_spark_s_line():
+    (connector,) = (module for module in jars._SPARK if "sql-kafka" in module)
+    assert re.match(r"\d+\.\d+", connector.split(":")[2])[0] == re.match(r"\d+\.\d+", version("pyspark"))[0]
