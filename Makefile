@@ -1,0 +1,57 @@
+# Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+.PHONY: help setup demo test lint bench soak wheel clean-home clean
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
+BIN := .venv/bin
+READY := .venv/.ready
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make the virtual environment in .venv (the other targets do it themselves)
+
+demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then verified
+	@$(BIN)/sessionlake demo
+
+test: lint ## lint, type check and all tests but the soak
+	@$(BIN)/pytest -m "not soak"
+
+lint: $(READY) ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY) ## measure bronze, silver and gold beside the floor
+	@$(BIN)/python tests/perf/bench.py
+
+soak: $(READY) ## the long tests
+	@$(BIN)/pytest -m soak
+
+wheel: $(READY) ## build the wheel into dist/
+	@$(BIN)/uv build --wheel
+
+clean-home: ## stop the embedded broker and remove tables, checkpoints and Kafka data
+	@if [ -x $(BIN)/sessionlake ] && [ -d "$(HOME_FOLDER)/kafka" ]; then $(BIN)/sessionlake broker down; fi
+	rm -rf "$(HOME_FOLDER)"
+
+clean: clean-home ## remove the virtual environment and everything built, too
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The stamp is younger than the lock file only when the environment holds what the lock file says.
+$(READY): pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
+	  echo "Python 3.11, 3.12 or 3.13 is needed as $(PYTHON): install it, or name another one as in: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; \
+	  found=$$($$java -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1); \
+	  [ "$${found:-0}" -ge 17 ] || { \
+	  echo "Java 17 or later is needed, found $${found:-none} as $$java: install one (apt install openjdk-17-jre-headless, brew install openjdk@17) or set JAVA_HOME" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { \
+	  echo "Python's venv module does not work: install it (apt install python3-venv)" >&2; rm -rf .venv; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@env -u VIRTUAL_ENV UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never \
+	  $(BIN)/uv sync --frozen --all-extras --inexact --quiet
+	@touch $@
