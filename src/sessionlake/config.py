@@ -164,6 +164,8 @@ class SilverSettings(_Section):
     trigger: Duration = timedelta(seconds=1)
     snapshot_interval: Duration = timedelta(minutes=10)
     max_files_per_trigger: int = Field(1000, gt=0)
+    merge_interval: Duration = timedelta(seconds=3)
+    """Least time between two MERGEs into `session_rows` and `sessions`; they take in all batches since."""
 
 
 class GoldSettings(_Section):

@@ -34,12 +34,8 @@ class Txn:
         return f"{self.app_id}:{table}"
 
 
-def append(lake: Lake, table: str, frame: DataFrame, txn: Txn) -> int:
-    """Appends the frame once, whatever the number of replays.
-
-    Returns:
-        The table's version afterwards.
-    """
+def append(lake: Lake, table: str, frame: DataFrame, txn: Txn) -> None:
+    """Appends the frame once, whatever the number of replays."""
     fault_point(f"before:{table}")
     writer = frame.write.format("delta").mode("append")
     writer = writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version)
@@ -48,7 +44,6 @@ def append(lake: Lake, table: str, frame: DataFrame, txn: Txn) -> int:
     else:
         writer.saveAsTable(lake.identifier(table))
     fault_point(f"after:{table}")
-    return lake.version(frame.sparkSession, table)
 
 
 def merge(
@@ -58,7 +53,7 @@ def merge(
     on: str,
     clauses: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
     txn: Txn,
-) -> int:
+) -> None:
     """MERGEs `source` (alias `s`) into the table (alias `t`) once, whatever the number of replays.
 
     The transaction is set in the session of `source`, which must be the batch's own: no other write may
@@ -67,9 +62,6 @@ def merge(
     Args:
         on: the join condition, written over `t` and `s`.
         clauses: adds the WHEN clauses to the builder.
-
-    Returns:
-        The table's version afterwards.
     """
     spark = source.sparkSession
     fault_point(f"before:{table}")
@@ -81,4 +73,3 @@ def merge(
         spark.conf.unset(_APP)
         spark.conf.unset(_VERSION)
     fault_point(f"after:{table}")
-    return lake.version(spark, table)

@@ -31,6 +31,11 @@ class OffsetRange:
     last: int
     messages: int
 
+    @property
+    def missing(self) -> int:
+        """How many offsets inside the range have no message."""
+        return self.last - self.first + 1 - self.messages
+
 
 @dataclass(frozen=True)
 class Output:
@@ -130,12 +135,12 @@ class OffsetLog:
                 continue
             if previous is not None and item.first != previous + 1:
                 raise OffsetHoleError(
-                    f"{place}: offsets {previous + 1} to {item.first - 1} are missing; they were deleted before they were read. "
-                    "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
+                    f"{place}: offsets {previous + 1} to {item.first - 1} are missing; they were deleted before they "
+                    "were read. If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
                 )
-            if item.messages != item.last - item.first + 1:
+            if item.missing:
                 raise OffsetHoleError(
-                    f"{place}: {item.last - item.first + 1 - item.messages} of the offsets {item.first} to {item.last} are missing. "
+                    f"{place}: {item.missing} of the offsets {item.first} to {item.last} are missing. "
                     "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
                 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_ROWS = "numOutputRows"
+
+
 def quote(name: str) -> str:
     """A SQL identifier, quoted."""
     return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table, and how many rows its commit wrote."""
+
+    version: int
+    rows: int
+
+
+def _rows_written(commit: Path) -> int:
+    for line in commit.read_text(encoding="utf-8").splitlines():
+        info = json.loads(line).get("commitInfo")
+        if info is not None:
+            return int(info.get("operationMetrics", {}).get(_ROWS, 0))
+    return 0
 
 
 class Lake:
@@ -69,13 +90,14 @@ class Lake:
             return DeltaTable.forPath(spark, str(self.path(table)))
         return DeltaTable.forName(spark, self.identifier(table))
 
-    def version(self, spark: SparkSession, table: str) -> int:
-        """The table's latest version; -1 before its creation."""
+    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+        """The table's latest commit. On a laptop its log is read directly: `history` costs a Spark job."""
         if self.local:
             log = self.path(table) / "_delta_log"
-            return max((int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()), default=-1)
-        row = self.delta(spark, table).history(1).select("version").first()
-        return -1 if row is None else int(row["version"])
+            newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
+            return Commit(-1, 0) if newest is None else Commit(int(newest.stem), _rows_written(newest))
+        row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
+        return Commit(-1, 0) if row is None else Commit(row["version"], int(row["operationMetrics"].get(_ROWS, 0)))
 
     def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Creates what is missing and adds newly declared columns.

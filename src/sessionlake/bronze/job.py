@@ -1,0 +1,126 @@
+"""Kafka to `bronze.messages`: raw, every message exactly once, offsets accounted for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.config import Settings
+from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
+from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.tables import Lake
+from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.runtime.streams import LayerQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LAYER = "bronze"
+MESSAGES = "bronze.messages"
+
+
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> LayerQuery:
+    """Starts the bronze job.
+
+    Args:
+        once: read what Kafka holds now, then end.
+
+    Raises:
+        BrokerError: Kafka does not answer.
+        LakeError: the checkpoint is new and the tables are not.
+    """
+    require_broker(settings)
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES, LEDGER])
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
+    job = _BronzeBatch(lake, settings)
+    return query.start(_source(spark, settings), job, trigger=settings.bronze.trigger, once=once)
+
+
+def _source(spark: SparkSession, settings: Settings) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    stream = (
+        spark.readStream.format("kafka")
+        .options(**spark_kafka_options(settings))
+        .option("subscribePattern", f"^(?:{settings.kafka.topic_pattern})$")
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", "true")
+        .option("includeHeaders", "true")
+        .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
+        .load()
+    )
+    return stream.select(
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        F.col("timestampType").alias("timestamp_type"),
+        "key",
+        "value",
+        "headers",
+        F.current_timestamp().alias("ingested_at"),
+    )
+
+
+class _BronzeBatch:
+    """Commits one micro-batch: the messages, then the ledger row."""
+
+    def __init__(self, lake: Lake, settings: Settings) -> None:
+        self._lake = lake
+        self._settings = settings
+        self._log: OffsetLog | None = None
+
+    def __call__(self, rows: DataFrame, txn: Txn) -> None:
+        started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
+        planned = planned_ranges(self._settings.checkpoint(LAYER), txn.version)
+        self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
+        before = lake.last_commit(spark, MESSAGES).version
+        # As few files as cores: one task a topic-partition would write one tiny file each.
+        append(lake, MESSAGES, rows.coalesce(spark.sparkContext.defaultParallelism), txn)
+        commit = lake.last_commit(spark, MESSAGES)
+        expected = sum(end - first for first, end in planned.values())
+        whole = commit.version == before + 1 and commit.rows == expected
+        ranges = _ranges(planned) if whole else self._counted(spark, planned)
+        gaps = self._settings.kafka.allow_offset_gaps
+        self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
+        messages = sum(item.messages for item in ranges)
+        entry = LedgerEntry(
+            layer=LAYER,
+            txn=txn,
+            source="kafka",
+            started_at=started,
+            offsets=ranges,
+            outputs=(Output(MESSAGES, commit.version, messages),),
+            messages=messages,
+            applied=messages,
+            config_hash=config_hash(self._settings),
+        )
+        write(spark, lake, entry)
+        self._log.advance(ranges)
+
+    def _counted(self, spark: SparkSession, planned: dict[tuple[str, int], tuple[int, int]]) -> tuple[OffsetRange, ...]:
+        """Ranges by what the table holds: after a replay, or where offsets have holes."""
+        from pyspark.sql import functions as F
+
+        plan = [(topic, partition, first, end) for (topic, partition), (first, end) in planned.items()]
+        if not plan:
+            return ()
+        bounds = spark.createDataFrame(plan, "topic string, partition int, first bigint, end bigint")
+        held = self._lake.read(spark, MESSAGES).join(F.broadcast(bounds), ["topic", "partition"])
+        inside = held.where("offset >= first AND offset < end").groupBy("topic", "partition", "first", "end").count()
+        counts = {(row["topic"], row["partition"]): row["count"] for row in inside.collect()}
+        return tuple(
+            OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
+            for (topic, partition), (first, end) in planned.items()
+        )
+
+
+def _ranges(planned: dict[tuple[str, int], tuple[int, int]]) -> tuple[OffsetRange, ...]:
+    return tuple(
+        OffsetRange(topic, partition, first, end - 1, end - first)
+        for (topic, partition), (first, end) in planned.items()
+    )

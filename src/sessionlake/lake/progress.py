@@ -1,0 +1,31 @@
+"""What every layer's job does around a batch: tells a first start from tables left by another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
+    """Stops a job whose checkpoint is new while its tables are not: it would write everything twice.
+
+    Raises:
+        LakeError: naming the checkpoint and what to do.
+    """
+    checkpoint = settings.checkpoint(layer)
+    if (Path(checkpoint) / "metadata").exists() or not lake.exists(spark, LEDGER):
+        return
+    known = lake.read(spark, LEDGER).where(f"layer = '{layer}'").limit(1).count()
+    if known:
+        raise LakeError(
+            f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
+            "everything twice. Put the checkpoint back, or start over with an empty home (make clean-home)"
+        )

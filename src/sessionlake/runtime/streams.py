@@ -1,0 +1,130 @@
+"""Running a streaming query: started the same way by every layer, with its errors told plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sessionlake.config import milliseconds
+from sessionlake.errors import BrokerError, LakeError, OffsetHoleError, SessionlakeError
+from sessionlake.lake.commit import Txn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+Batch = Callable[["DataFrame", Txn], None]
+
+
+class LayerQuery:
+    """A running layer: a streaming query whose first error is kept as it was raised."""
+
+    def __init__(self, layer: str, checkpoint: str) -> None:
+        self.layer = layer
+        self.checkpoint = checkpoint
+        self._query: StreamingQuery | None = None
+        self._raised: BaseException | None = None
+
+    def start(self, frame: DataFrame, batch: Batch, *, trigger: timedelta, once: bool) -> LayerQuery:
+        """Starts `batch(frame, txn)` for every micro-batch."""
+
+        def run(rows: DataFrame, batch_id: int) -> None:
+            try:
+                batch(rows, Txn(self._query_id(rows), batch_id))
+            except BaseException as error:
+                self._raised = error
+                raise
+
+        writer = frame.writeStream.foreachBatch(run).queryName(self.layer).option("checkpointLocation", self.checkpoint)
+        timed = (
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime=f"{milliseconds(trigger)} milliseconds")
+        )
+        try:
+            self._query = timed.start()
+        except Exception as error:
+            raise self._explain(error) from error
+        return self
+
+    @staticmethod
+    def _query_id(rows: DataFrame) -> str:
+        return str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's own handle."""
+        if self._query is None:
+            raise RuntimeError("the query was not started")
+        return self._query
+
+    @property
+    def active(self) -> bool:
+        """Whether it still runs."""
+        return self.query.isActive
+
+    def stop(self) -> None:
+        """Ends the query after the batch under way has been given up; what it committed stays."""
+        if self._query is not None:
+            self._query.stop()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for its end; True if it has ended.
+
+        Raises:
+            SessionlakeError: what ended it, in one text for the operator.
+        """
+        try:
+            ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001))
+        except Exception as error:
+            raise self._explain(error) from error
+        if self._raised is not None and not self.query.isActive:
+            raise self._explain(self._raised) from self._raised
+        return True if seconds is None else bool(ended)
+
+    def _explain(self, error: BaseException) -> SessionlakeError:
+        if isinstance(self._raised, SessionlakeError):
+            return self._raised
+        return explain(error, self.layer, self.checkpoint)
+
+
+# What Spark's errors say, and what the operator is told: the first phrase found in the text decides.
+_CAUSES: tuple[tuple[tuple[str, ...], type[SessionlakeError], str], ...] = (
+    (
+        ("TimeoutException: Timed out waiting for a node", "TimeoutException: Call", "Failed to create new KafkaAdminClient",
+         "TimeoutException: Timeout of", "No resolvable bootstrap urls"),
+        BrokerError,
+        "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
+    ),
+    (
+        ("UnknownTopicOrPartitionException", "are gone", "some data may have been missed", "OffsetOutOfRangeException",
+         "KAFKA_DATA_LOSS", "data may be lost", "data may have been lost"),
+        OffsetHoleError,
+        "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
+        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
+    ),
+    (
+        ("CANNOT_LOAD_STATE_STORE", "Error reading delta file", "state store", "malformed", "MalformedInputException",
+         "JsonParseException", "NumberFormatException", "Incomplete log file", "StreamMetadata", "offset log",
+         "UNABLE_TO_INFER", "CheckpointFileManager", "BATCH_METADATA_NOT_FOUND", "MISSING_PARTITION", "batch metadata"),
+        LakeError,
+        "its checkpoint cannot be read. Restore the checkpoint from a backup, or start over with an empty home",
+    ),
+)  # fmt: skip
+
+
+def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
+    """One error for the operator out of whatever Spark raised."""
+    text = str(error)
+    for phrases, kind, remedy in _CAUSES:
+        if any(phrase.lower() in text.lower() for phrase in phrases):
+            detail = f" ({checkpoint})" if kind is LakeError else ""
+            return kind(f"{layer}: {remedy}{detail}\n  Spark says: {_first_cause(text)}")
+    return SessionlakeError(f"{layer} stopped: {_first_cause(text)}")
+
+
+def _first_cause(text: str) -> str:
+    causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
+    lines = causes[-1:] or [line for line in text.splitlines() if line.strip()][:1]
+    return " ".join(" ".join(lines).split())[:400]

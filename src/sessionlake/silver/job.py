@@ -1,0 +1,198 @@
+"""`bronze.messages` to silver's append-only tables: judged in a stateful stream, committed exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sessionlake.bronze.job import MESSAGES
+from sessionlake.config import Settings, milliseconds
+from sessionlake.errors import IntegrityViolationError
+from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
+from sessionlake.lake.ledger import Output as TableOutput
+from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.decode import DecodeRules
+from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
+from sessionlake.runtime.streams import LayerQuery
+from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.outputs import Account, Output, PartitionAccount, Violation, read_account
+from sessionlake.silver.pack import Packer
+from sessionlake.silver.unpack import unpack
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LAYER = "silver"
+CHANGES = "silver.session_changes"
+PROGRESS = "silver.session_progress"
+QUARANTINE = "silver.quarantine"
+EVENTS = "silver.integrity_events"
+_APPENDED = ((Output.CHANGES, CHANGES), (Output.PROGRESS, PROGRESS), (Output.EVENTS, EVENTS))
+# Below this many rows one file is better than one a core.
+_ONE_FILE_ROWS = 200_000
+
+
+def start(
+    spark: SparkSession, settings: Settings, *, once: bool = False, on_batch: Callable[[int], None] | None = None
+) -> LayerQuery:
+    """Starts the silver stream.
+
+    Args:
+        once: fold what bronze holds now, then end.
+        on_batch: told the number of every batch that is committed.
+
+    Raises:
+        LakeError: the checkpoint is new and the tables are not, or declared columns do not fit the tables.
+    """
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, LEDGER])
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
+    job = _SilverBatch(lake, settings, on_batch)
+    return query.start(folded(spark, lake, settings), job, trigger=settings.silver.trigger, once=once)
+
+
+def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
+    """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
+    from pyspark.sql import functions as F
+
+    raw = lake.stream(spark, MESSAGES, {"maxFilesPerTrigger": settings.silver.max_files_per_trigger})
+    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
+    capture = settings.capture
+    rules = DecodeRules(capture.declared, capture.max_message_bytes, milliseconds(capture.max_future_skew))
+    packed = raw.select(shard, "topic", "partition", "offset", "timestamp", "key", "value").mapInArrow(
+        Packer(rules), PACKED_SCHEMA
+    )
+    return fold_shards(packed, SilverFold(capture.declared, capture))
+
+
+class _SilverBatch:
+    """Commits one micro-batch: checks first, then the appended tables, then the ledger row."""
+
+    def __init__(self, lake: Lake, settings: Settings, on_batch: Callable[[int], None] | None) -> None:
+        self._lake = lake
+        self._settings = settings
+        self._on_batch = on_batch
+        self._log: OffsetLog | None = None
+
+    def __call__(self, folded: DataFrame, txn: Txn) -> None:
+        started, spark = datetime.now(UTC), folded.sparkSession
+        folded.persist()
+        try:
+            accounts = _accounts(folded)
+            partitions = total(accounts)
+            refuse_violations(accounts)
+            self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
+            ranges = tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions)
+            self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
+            outputs = self._append(folded, accounts, ranges, txn)
+        finally:
+            folded.unpersist()
+        entry = LedgerEntry(
+            layer=LAYER,
+            txn=txn,
+            source=MESSAGES,
+            started_at=started,
+            offsets=ranges,
+            outputs=outputs,
+            messages=sum(p.messages for p in partitions),
+            applied=sum(p.applied for p in partitions),
+            duplicates=sum(p.duplicates for p in partitions),
+            quarantined=sum(p.quarantined for p in partitions),
+            held=sum(p.held for p in partitions),
+            config_hash=config_hash(self._settings),
+        )
+        write(spark, self._lake, entry)
+        self._log.advance(ranges)
+        if self._on_batch:
+            self._on_batch(txn.version)
+
+    def _append(
+        self, folded: DataFrame, accounts: list[Account], ranges: tuple[OffsetRange, ...], txn: Txn
+    ) -> tuple[TableOutput, ...]:
+        """Appends what there is; a table that gets nothing gets no commit."""
+        outputs = []
+        for kind, table in (*_APPENDED, (Output.QUARANTINE, QUARANTINE)):
+            rows = sum(account.rows.get(kind, 0) for account in accounts)
+            if rows:
+                frame = self._rows(folded, kind, table, txn)
+                if kind is Output.QUARANTINE:
+                    frame = self._with_messages(frame, ranges)
+                append(self._lake, table, frame.coalesce(1) if rows < _ONE_FILE_ROWS else frame, txn)
+                outputs.append(TableOutput(table, self._lake.last_commit(folded.sparkSession, table).version, rows))
+        return tuple(outputs)
+
+    def _rows(self, folded: DataFrame, kind: Output, table: str, txn: Txn) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        ddl = row_ddl(self._settings, table)
+        payloads = folded.where(F.col("kind") == str(kind)).select("payload")
+        return payloads.mapInArrow(unpack, ddl).withColumn("_batch", F.lit(txn.version).cast("bigint"))
+
+    def _with_messages(self, frame: DataFrame, ranges: tuple[OffsetRange, ...]) -> DataFrame:
+        """Adds the raw key and value, from bronze: what is quarantined is kept whole."""
+        from pyspark.sql import functions as F
+
+        low, high = min(r.first for r in ranges), max(r.last for r in ranges)
+        topics = sorted({r.topic for r in ranges})
+        bronze = self._lake.read(frame.sparkSession, MESSAGES).where(
+            F.col("offset").between(low, high) & F.col("topic").isin(topics)
+        )
+        raw = bronze.select("topic", "partition", "offset", "key", "value")
+        return (
+            F.broadcast(frame)
+            .join(raw, ["topic", "partition", "offset"])
+            .select("topic", "partition", "offset", "kafka_timestamp", "session_id", "reason", "key", "value", "_batch")
+        )
+
+
+def row_ddl(settings: Settings, table: str) -> str:
+    """DDL of what a fold's payloads for the table hold: its columns less those added on commit."""
+    from sessionlake.lake.schemas import TABLES
+
+    added = {"_batch", "key", "value"}
+    return ", ".join(f"`{name}` {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
+
+
+def _accounts(folded: DataFrame) -> list[Account]:
+    from pyspark.sql import functions as F
+
+    rows = folded.where(F.col("kind") == str(Output.ACCOUNT)).select("payload").collect()
+    return [read_account(bytes(row["payload"])) for row in rows]
+
+
+def total(accounts: list[Account]) -> list[PartitionAccount]:
+    """The shards' accounts, added up by topic-partition."""
+    whole: dict[tuple[str, int], PartitionAccount] = {}
+    for part in (p for account in accounts for p in account.partitions):
+        known = whole.setdefault(
+            (part.topic, part.partition), PartitionAccount(part.topic, part.partition, part.first, part.last, 0)
+        )
+        known.first, known.last = min(known.first, part.first), max(known.last, part.last)
+        for name in ("messages", "applied", "duplicates", "quarantined", "held"):
+            setattr(known, name, getattr(known, name) + getattr(part, name))
+    return [whole[place] for place in sorted(whole)]
+
+
+def refuse_violations(accounts: list[Account]) -> None:
+    """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
+
+    Raises:
+        IntegrityViolationError: naming class, session, place, and expected and actual seq.
+    """
+    found: list[Violation] = [violation for account in accounts for violation in account.violations]
+    if not found:
+        return
+    first = min(found, key=lambda v: (v.topic, v.partition, v.offset))
+    expected = (
+        "a snapshot" if first.event == "orphan" else "nothing" if first.event == "after_end" else first.expected_seq
+    )
+    raise IntegrityViolationError(
+        f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, partition {first.partition}, "
+        f"offset {first.offset}: expected {'seq ' if isinstance(expected, int) else ''}{expected}, found seq {first.actual_seq}. "
+        "Nothing of the batch was committed. Set capture.on_violation to isolate or record "
+        f"(for this topic alone: under capture.by_topic, pattern {first.topic!r}) and run again"
+    )
