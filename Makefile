@@ -49,6 +49,7 @@ $(READY): pyproject.toml uv.lock
 	  found=$$($$java -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1); \
 	  [ "$${found:-0}" -ge 17 ] || { \
 	  echo "Java 17 or later is needed, found $${found:-none} as $$java: install one (apt install openjdk-17-jre-headless, brew install openjdk@17) or set JAVA_HOME" >&2; exit 1; }
+	@echo "Setting up .venv (once) ..." >&2
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { \
 	  echo "Python's venv module does not work: install it (apt install python3-venv)" >&2; rm -rf .venv; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)

@@ -90,11 +90,18 @@ def test_two_processes_at_once_fetch_once(ivy, monkeypatch):
     assert ivy.runs() == 1
 
 
-def test_a_failed_fetch_is_one_line_with_cause_and_remedy(ivy):
-    ivy("echo 'java.net.UnknownHostException: some.host'; exit 1")
-    with pytest.raises(
-        MachineError, match=r"UnknownHostException: some.host.*check the network and run again"
-    ) as caught:
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        ("\tHttpClientHandler: some.host: Name or service not known url=https://some.host/x.pom", "some.host: Name or"),
+        ("java.net.ConnectException: refused", "ConnectException: refused"),
+        ("\t:: org.example#one;1.0: not found", "org.example#one;1.0: not found"),
+        ("", "no reason given"),
+    ],
+)
+def test_a_failed_fetch_is_one_line_with_cause_and_remedy(ivy, output, cause):
+    ivy(f"printf '{output}\n'; exit 1")
+    with pytest.raises(MachineError, match=rf"\({cause}.*\): check the network and run again") as caught:
         resolve(_SET)
     assert "\n" not in str(caught.value)
 

@@ -187,11 +187,18 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
 
 
 def _cause(log: Path) -> str:
+    """The most telling line of Ivy's output: a network error if there is one, else what was not found."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    exceptions = re.findall(r"[\w.]+Exception: [^\n]+", text)
-    unresolved = re.findall(r"unresolved dependency: [^\n]+", text)
-    found = exceptions or unresolved or ["it gave no reason in time"]
-    return re.sub(r"\s+", " ", found[0]).strip()[:200]
+    for pattern in (
+        r"HttpClientHandler: (.+?)(?: url=|$)",
+        r"(\w+Exception: .+)",
+        r":: (\S+: not found)",
+        r"(Error: .+)",
+    ):
+        found = re.search(pattern, text, re.MULTILINE)
+        if found:
+            return found[1].strip()[:200]
+    return "no reason given"
 
 
 _IVY_MODULE = """<ivy-module version="2.0">
