@@ -6,7 +6,10 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from sessionlake import __version__
 from sessionlake.config import Settings
@@ -93,8 +96,17 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
         "code_version": __version__,
         "config_hash": entry.config_hash,
     }
+    # From Arrow it is a local relation; from a Python row it would be a job through a Python worker.
+    append(lake, LEDGER, spark.createDataFrame(pa.Table.from_pylist([row], _arrow_schema())), entry.txn)
+
+
+@lru_cache(maxsize=1)
+def _arrow_schema() -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
     ddl = ", ".join(f"{name} {sql}" for name, sql in TABLES[LEDGER].columns)
-    append(lake, LEDGER, spark.createDataFrame([row], ddl).coalesce(1), entry.txn)
+    return to_arrow_schema(StructType.fromDDL(ddl))
 
 
 class OffsetLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -89,38 +90,69 @@ class LayerQuery:
         return explain(error, self.layer, self.checkpoint)
 
 
-# What Spark's errors say, and what the operator is told: the first phrase found in the text decides.
-_CAUSES: tuple[tuple[tuple[str, ...], type[SessionlakeError], str], ...] = (
-    (
-        ("TimeoutException: Timed out waiting for a node", "TimeoutException: Call", "Failed to create new KafkaAdminClient",
-         "TimeoutException: Timeout of", "No resolvable bootstrap urls"),
+@dataclass(frozen=True)
+class _Cause:
+    """Phrases by which an error of Spark's is known, and what the operator is told instead."""
+
+    phrases: tuple[str, ...]
+    error: type[SessionlakeError]
+    remedy: str
+
+
+_CAUSES = (
+    _Cause(
+        (
+            "TimeoutException: Timed out waiting for a node",
+            "TimeoutException: Call",
+            "TimeoutException: Timeout of",
+            "Failed to create new KafkaAdminClient",
+            "No resolvable bootstrap urls",
+        ),
         BrokerError,
         "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
     ),
-    (
-        ("UnknownTopicOrPartitionException", "are gone", "some data may have been missed", "OffsetOutOfRangeException",
-         "KAFKA_DATA_LOSS", "data may be lost", "data may have been lost"),
+    _Cause(
+        (
+            "UnknownTopicOrPartitionException",
+            "are gone",
+            "some data may have been missed",
+            "OffsetOutOfRangeException",
+            "KAFKA_DATA_LOSS",
+            "data may be lost",
+            "data may have been lost",
+        ),
         OffsetHoleError,
         "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
         "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
     ),
-    (
-        ("CANNOT_LOAD_STATE_STORE", "Error reading delta file", "state store", "malformed", "MalformedInputException",
-         "JsonParseException", "NumberFormatException", "Incomplete log file", "StreamMetadata", "offset log",
-         "UNABLE_TO_INFER", "CheckpointFileManager", "BATCH_METADATA_NOT_FOUND", "MISSING_PARTITION", "batch metadata"),
+    _Cause(
+        (
+            "CANNOT_LOAD_STATE_STORE",
+            "Error reading delta file",
+            "state store",
+            "malformed",
+            "JsonParseException",
+            "NumberFormatException",
+            "Incomplete log file",
+            "StreamMetadata",
+            "offset log",
+            "CheckpointFileManager",
+            "BATCH_METADATA_NOT_FOUND",
+            "batch metadata",
+        ),
         LakeError,
         "its checkpoint cannot be read. Restore the checkpoint from a backup, or start over with an empty home",
     ),
-)  # fmt: skip
+)
 
 
 def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
     """One error for the operator out of whatever Spark raised."""
     text = str(error)
-    for phrases, kind, remedy in _CAUSES:
-        if any(phrase.lower() in text.lower() for phrase in phrases):
-            detail = f" ({checkpoint})" if kind is LakeError else ""
-            return kind(f"{layer}: {remedy}{detail}\n  Spark says: {_first_cause(text)}")
+    for cause in _CAUSES:
+        if any(phrase.lower() in text.lower() for phrase in cause.phrases):
+            detail = f" ({checkpoint})" if cause.error is LakeError else ""
+            return cause.error(f"{layer}: {cause.remedy}{detail}\n  Spark says: {_first_cause(text)}")
     return SessionlakeError(f"{layer} stopped: {_first_cause(text)}")
 
 

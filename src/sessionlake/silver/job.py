@@ -20,7 +20,7 @@ from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, Violation, read_account
 from sessionlake.silver.pack import Packer
-from sessionlake.silver.unpack import unpack
+from sessionlake.silver.unpack import Unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +36,17 @@ _ONE_FILE_ROWS = 200_000
 
 
 def start(
-    spark: SparkSession, settings: Settings, *, once: bool = False, on_batch: Callable[[int], None] | None = None
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool = False,
+    on_batch: Callable[[LedgerEntry], None] | None = None,
 ) -> LayerQuery:
     """Starts the silver stream.
 
     Args:
         once: fold what bronze holds now, then end.
-        on_batch: told the number of every batch that is committed.
+        on_batch: told of every batch that is committed.
 
     Raises:
         LakeError: the checkpoint is new and the tables are not, or declared columns do not fit the tables.
@@ -72,7 +76,7 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
 class _SilverBatch:
     """Commits one micro-batch: checks first, then the appended tables, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, on_batch: Callable[[int], None] | None) -> None:
+    def __init__(self, lake: Lake, settings: Settings, on_batch: Callable[[LedgerEntry], None] | None) -> None:
         self._lake = lake
         self._settings = settings
         self._on_batch = on_batch
@@ -108,7 +112,7 @@ class _SilverBatch:
         write(spark, self._lake, entry)
         self._log.advance(ranges)
         if self._on_batch:
-            self._on_batch(txn.version)
+            self._on_batch(entry)
 
     def _append(
         self, folded: DataFrame, accounts: list[Account], ranges: tuple[OffsetRange, ...], txn: Txn
@@ -130,7 +134,7 @@ class _SilverBatch:
 
         ddl = row_ddl(self._settings, table)
         payloads = folded.where(F.col("kind") == str(kind)).select("payload")
-        return payloads.mapInArrow(unpack, ddl).withColumn("_batch", F.lit(txn.version).cast("bigint"))
+        return payloads.mapInArrow(Unpack(txn.version), ddl)
 
     def _with_messages(self, frame: DataFrame, ranges: tuple[OffsetRange, ...]) -> DataFrame:
         """Adds the raw key and value, from bronze: what is quarantined is kept whole."""
@@ -150,10 +154,10 @@ class _SilverBatch:
 
 
 def row_ddl(settings: Settings, table: str) -> str:
-    """DDL of what a fold's payloads for the table hold: its columns less those added on commit."""
+    """DDL of what a fold's payloads for the table hold: its columns less the raw message."""
     from sessionlake.lake.schemas import TABLES
 
-    added = {"_batch", "key", "value"}
+    added = {"key", "value"}
     return ", ".join(f"`{name}` {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
 
 
@@ -187,12 +191,10 @@ def refuse_violations(accounts: list[Account]) -> None:
     if not found:
         return
     first = min(found, key=lambda v: (v.topic, v.partition, v.offset))
-    expected = (
-        "a snapshot" if first.event == "orphan" else "nothing" if first.event == "after_end" else first.expected_seq
-    )
+    due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
     raise IntegrityViolationError(
-        f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, partition {first.partition}, "
-        f"offset {first.offset}: expected {'seq ' if isinstance(expected, int) else ''}{expected}, found seq {first.actual_seq}. "
+        f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, "
+        f"partition {first.partition}, offset {first.offset}: expected {due}, found seq {first.actual_seq}. "
         "Nothing of the batch was committed. Set capture.on_violation to isolate or record "
         f"(for this topic alone: under capture.by_topic, pattern {first.topic!r}) and run again"
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,20 +22,31 @@ from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.silver.job import CHANGES, PROGRESS
 from sessionlake.silver.job import LAYER as STREAM
-from sessionlake.silver.net import MARKS, NetChanges, net_ddl
+from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, ClusterSource, DriverSource
+from sessionlake.silver.net import MARKS
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
     from pyspark.sql import Column, DataFrame, SparkSession
 
 LAYER = "silver_tables"
-ROWS = "silver.session_rows"
 SESSIONS = "silver.sessions"
-_KEY = ("topic", "session_id", "row_id")
 # One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000
-# Cleared sessions up to this number are looked up by name, which lets Delta skip files.
-_NAMED_SESSIONS = 500
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A batch of the stream that is not merged yet."""
+
+    app_id: str
+    batch: int
+    messages: int
+    changes: int
+
+
+def _changes(outputs: Iterable[Output]) -> int:
+    return sum(output.rows for output in outputs if output.table in {CHANGES, PROGRESS})
 
 
 class TableMerger:
@@ -48,11 +61,16 @@ class TableMerger:
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._waiting: list[Waiting] | None = None  # None: not read from the ledger yet
         self.error: BaseException | None = None
 
-    def announce(self, batch: int) -> None:
+    def announce(self, entry: LedgerEntry) -> None:
         """Says that the stream has committed a batch."""
-        del batch
+        batch = entry.txn.version
+        with self._lock:
+            if self._waiting is not None and all(item.batch != batch for item in self._waiting):
+                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, _changes(entry.outputs)))
         self._news.set()
 
     def start(self) -> TableMerger:
@@ -89,12 +107,18 @@ class TableMerger:
             self.error = error
 
     def _merge_next(self) -> bool:
-        pending = self._pending()
-        if pending is None:
+        taken = self._next()
+        if not taken:
             return False
-        app_id, first, last, messages = pending
-        started, txn = datetime.now(UTC), Txn(f"{app_id}:{LAYER}", last)
-        outputs = (self._merge_sessions(first, last, txn), self._merge_rows(first, last, txn))
+        first, last = taken[0].batch, taken[-1].batch
+        started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{LAYER}", last)
+        small = sum(item.changes for item in taken) <= SMALL_CHANGES
+        self._suit(small=small)
+        source = (DriverSource if small else ClusterSource)(self._spark, self._lake, self._settings)
+        outputs = (
+            self._merge_sessions(source.sessions(first, last), txn),
+            self._merge_rows(source.rows(first, last), txn),
+        )
         entry = LedgerEntry(
             layer=LAYER,
             txn=txn,
@@ -103,87 +127,59 @@ class TableMerger:
             source_to=last,
             started_at=started,
             outputs=outputs,
-            messages=messages,
+            messages=sum(item.messages for item in taken),
             config_hash=config_hash(self._settings),
         )
         write(self._spark, self._lake, entry)
+        with self._lock:
+            self._waiting = [item for item in self._waiting or () if item.batch > last]
         return True
 
-    def _pending(self) -> tuple[str, int, int, int] | None:
-        """The stream's application id, the next batches to merge (first, last), and their messages."""
+    def _suit(self, *, small: bool) -> None:
+        """Small merges are over before generated code is compiled: they run interpreted."""
+        if self._lake.local:
+            self._spark.conf.set("spark.sql.codegen.wholeStage", str(not small).lower())
+            self._spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
+
+    def _next(self) -> list[Waiting]:
+        """The next batches to merge at once."""
+        with self._lock:
+            if self._waiting is None:
+                self._waiting = self._not_merged()
+            taken, messages = 0, 0
+            for item in self._waiting:
+                messages += item.messages
+                if taken and messages > _MERGE_MESSAGES:
+                    break
+                taken += 1
+            return self._waiting[:taken]
+
+    def _not_merged(self) -> list[Waiting]:
+        """From the ledger: the stream's batches that no merge has taken in yet."""
         from pyspark.sql import functions as F
 
-        ledger = self._lake.read(self._spark, LEDGER)
-        merged = ledger.where(F.col("layer") == LAYER).agg(F.coalesce(F.max("source_to"), F.lit(-1)).alias("last"))
-        waiting = ledger.where(F.col("layer") == STREAM).crossJoin(merged).where("batch_id > last")
-        rows = waiting.select("app_id", "batch_id", "messages").orderBy("batch_id").collect()
-        if not rows:
-            return None
-        taken, messages = 1, rows[0]["messages"]
-        while taken < len(rows) and messages + rows[taken]["messages"] <= _MERGE_MESSAGES:
-            messages += rows[taken]["messages"]
-            taken += 1
-        return rows[0]["app_id"], rows[0]["batch_id"], rows[taken - 1]["batch_id"], messages
+        ledger = self._lake.read(self._spark, LEDGER).where(F.col("layer").isin(STREAM, LAYER))
+        rows = ledger.select("layer", "app_id", "batch_id", "source_to", "messages", "outputs").collect()
+        merged = max((row["source_to"] for row in rows if row["layer"] == LAYER), default=-1)
+        stream = sorted((row for row in rows if row["layer"] == STREAM), key=lambda row: row["batch_id"])
+        return [
+            Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(row["outputs"]))
+            for row in stream
+            if row["batch_id"] > merged
+        ]
 
-    def _merge_sessions(self, first: int, last: int, txn: Txn) -> Output:
-        latest = latest_progress(self._between(PROGRESS, first, last))
+    def _merge_sessions(self, latest: DataFrame, txn: Txn) -> Output:
         same = "t.topic = s.topic AND t.session_id = s.session_id"
         merge(self._lake, SESSIONS, latest, same, lambda m: m.whenMatchedUpdateAll().whenNotMatchedInsertAll(), txn)
         commit = self._lake.last_commit(self._spark, SESSIONS)
         return Output(SESSIONS, commit.version, commit.rows)
 
-    def _merge_rows(self, first: int, last: int, txn: Txn) -> Output:
-        from pyspark.sql import functions as F
-
+    def _merge_rows(self, net: DataFrame, txn: Txn) -> Output:
         columns = self._settings.capture.declared
-        # MERGE reads its source twice: it is computed once, here, and leaves its plan behind.
-        net = self._net_changes(first, last).localCheckpoint()
-        rows = net.where(F.col("row_id").isNotNull())
-        gone = self._absent_rows(net)
-        source = rows if gone is None else rows.unionByName(gone, allowMissingColumns=True)
-        same = " AND ".join(f"t.{name} = s.{name}" for name in _KEY)
-        merge(self._lake, ROWS, source, same, lambda builder: _row_clauses(builder, columns), txn)
+        same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+        merge(self._lake, ROWS, net, same, lambda builder: _row_clauses(builder, columns), txn)
         commit = self._lake.last_commit(self._spark, ROWS)
         return Output(ROWS, commit.version, commit.rows)
-
-    def _net_changes(self, first: int, last: int) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        columns = self._settings.capture.declared
-        read = (*_KEY, *(column.name for column in columns), RESCUED, *MARKS, "change", "_set", "_position", "ordinal")
-        changes = self._between(CHANGES, first, last).select(*(quote(name) for name in read))
-        tasks = self._spark.sparkContext.defaultParallelism
-        by_session = changes.repartition(tasks, F.col("topic"), F.col("session_id"))
-        return by_session.mapInArrow(NetChanges(columns), net_ddl(columns))
-
-    def _between(self, table: str, first: int, last: int) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        return self._lake.read(self._spark, table).where(F.col("_batch").between(first, last))
-
-    def _absent_rows(self, net: DataFrame) -> DataFrame | None:
-        """Deletes for rows that a cleared session still has in the table and its new snapshot does not."""
-        from pyspark.sql import functions as F
-
-        session = ["topic", "session_id"]
-        clears = net.where(F.col("row_id").isNull()).select(*session)
-        named = clears.limit(_NAMED_SESSIONS + 1).collect()
-        if not named:
-            return None
-        held = self._lake.read(self._spark, ROWS).select(*_KEY)
-        if len(named) <= _NAMED_SESSIONS:
-            held = held.where(F.col("session_id").isin([row["session_id"] for row in named]))
-        gone = held.join(F.broadcast(clears), session, "left_semi").join(net.select(*_KEY), [*_KEY], "left_anti")
-        return gone.withColumn("_delete", F.lit(True))  # noqa: FBT003 - a literal column
-
-
-def latest_progress(progress: DataFrame) -> DataFrame:
-    """The last row of each session out of several batches of `session_progress`."""
-    from pyspark.sql import functions as F
-
-    fields = [name for name in progress.columns if name not in {"topic", "session_id", "_batch"}]
-    last = progress.groupBy("topic", "session_id").agg(F.max_by(F.struct(*fields), "_batch").alias("last"))
-    return last.select("topic", "session_id", "last.*")
 
 
 def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]) -> DeltaMergeBuilder:
@@ -193,7 +189,7 @@ def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]
         for i, c in enumerate(columns)
     }
     new: dict[str, str | Column] = {quote(c.name): f"s.{quote(c.name)}" for c in columns}
-    keys: dict[str, str | Column] = {name: f"s.{name}" for name in _KEY}
+    keys: dict[str, str | Column] = {name: f"s.{name}" for name in KEY}
     return (
         builder.whenMatchedDelete("s._delete")
         .whenMatchedUpdate(set=kept | fixed)
