@@ -1,0 +1,118 @@
+"""What a million messages cost, layer by layer, and beside them the floor: one process with no guarantees at all.
+
+    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--json FILE]
+
+Each shape gets a home, an embedded broker and a process of its own; Spark's start is a stage like the others.
+CPU seconds are those of the measured process and all its children (the JVM, Python workers), the broker's not.
+With `--rounds 3` the same process goes on with further millions of new sessions: the last is the warm one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sessionlake.config import KafkaSettings, Settings
+from sessionlake.local.broker import down, up
+from sessionlake.local.simulate import run_simulation
+
+SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
+STAGES = ("start", "bronze", "silver", "tables", "gold")
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures bronze, silver and gold, and the floor.")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="per shape and round")
+    parser.add_argument("--rounds", type=int, default=1, help="millions in a row in one process")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this shape")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for shape in arguments.shape or SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            results += measure(shape, Path(folder), arguments.messages, arguments.rounds)
+    show(results, arguments.messages)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(shape: str, folder: Path, messages: int, rounds: int) -> list[dict[str, Any]]:
+    """Floor first, then the pipeline, over the same topics."""
+    sessions, rows = SHAPES[shape]
+    settings = Settings(home=folder, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
+    up(settings)
+    try:
+        produce(settings, 0, sessions, rows, messages)
+        found = [{"shape": shape, "round": 1, **line} for line in run("floor.py", settings)]
+        pipeline = subprocess.Popen(
+            [sys.executable, str(HERE / "stages.py"), str(settings.home), settings.kafka.bootstrap_servers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert pipeline.stdin is not None
+        assert pipeline.stdout is not None
+        for number in range(rounds):
+            if number:
+                produce(settings, number, sessions, rows, messages)
+            pipeline.stdin.write("go\n")
+            pipeline.stdin.flush()
+            for line in iter(pipeline.stdout.readline, ""):
+                if line.strip() == "done":
+                    break
+                found.append({"shape": shape, "round": number + 1, **json.loads(line)})
+        pipeline.stdin.close()
+        pipeline.wait()
+        return found
+    finally:
+        down(settings)
+
+
+def produce(settings: Settings, number: int, sessions: int, rows: int, messages: int) -> None:
+    run_simulation(
+        settings,
+        mode="bench",
+        prefix=f"capture.r{number}-",
+        seed=number,
+        sessions=sessions,
+        rows=rows,
+        messages=messages,
+    )
+
+
+def run(script: str, settings: Settings) -> list[dict[str, Any]]:
+    command = [sys.executable, str(HERE / script), str(settings.home), settings.kafka.bootstrap_servers]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def show(results: list[dict[str, Any]], messages: int) -> None:
+    table = Table(title=f"{messages:,} messages: CPU seconds / wall seconds", title_justify="left")
+    table.add_column("stage")
+    keys = sorted({(r["shape"], r["round"]) for r in results})
+    for shape, number in keys:
+        table.add_column(f"{shape}" + (f" #{number}" if number > 1 else ""), justify="right")
+    cells = {(r["stage"], r["shape"], r["round"]): f"{r['cpu']:.1f} / {r['wall']:.1f}" for r in results}
+    for stage in ("floor", *STAGES, "all"):
+        table.add_row(stage, *(cells.get((stage, *key), "") for key in keys))
+    Console(width=100).print(table)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""One process that takes what Kafka holds through bronze, silver and gold each time it is told to go.
+
+    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS
+
+Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+START = time.perf_counter()
+
+import psutil  # noqa: E402 - imports are part of what starting costs
+
+from sessionlake.bronze.job import start as start_bronze  # noqa: E402
+from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings  # noqa: E402
+from sessionlake.gold.job import start as start_gold  # noqa: E402
+from sessionlake.runtime.spark import spark_session  # noqa: E402
+from sessionlake.silver.job import start as start_silver  # noqa: E402
+from sessionlake.silver.tables import TableMerger  # noqa: E402
+
+
+def main(home: Path, servers: str) -> None:
+    capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
+    settings = Settings(home=home, kafka=KafkaSettings(bootstrap_servers=servers), capture=capture)
+    sys.stdin.readline()
+    begun = 0.0, START
+    spark = spark_session(settings)
+    report("start", 0.0, START)
+    merger = TableMerger(spark, settings)
+    while True:
+        stage("bronze", lambda: start_bronze(spark, settings, once=True).wait())
+        stage("silver", lambda: start_silver(spark, settings, once=True, on_batch=merger.announce).wait())
+        stage("tables", merger.catch_up)
+        stage("gold", lambda: start_gold(spark, settings, once=True).wait())
+        report("all", *begun)
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+        if not sys.stdin.readline():
+            return
+        begun = cpu_seconds(), time.perf_counter()
+
+
+def stage(name: str, work: Callable[[], object]) -> None:
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    work()
+    report(name, cpu, wall)
+
+
+def report(name: str, cpu: float, wall: float) -> None:
+    figures = {"stage": name, "cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - wall}
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+def cpu_seconds() -> float:
+    me = psutil.Process()
+    total = 0.0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
