@@ -1,0 +1,92 @@
+"""What the core costs a million messages, without Spark: CPU seconds of this process.
+
+    python tests/perf/bench_core.py [--messages 300000]
+
+`decode` is what Python does per message: the C calls of a typed JSON decode and attribute reads by `map`.
+Everything after it is columnar. `slow` sends every message through the one-by-one path, for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from sessionlake.config import CaptureSettings, OnViolation, milliseconds
+from sessionlake.local.simulate import Scenario, generate
+from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.net import net_changes
+from sessionlake.silver.pack import Packer
+
+SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
+SHARDS = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures decoding, judging and folding.")
+    parser.add_argument("--messages", type=int, default=300_000, help="per shape")
+    count = parser.parse_args().messages
+    figures = {shape: measure(*size, count) for shape, size in SHAPES.items()}
+    table = Table(title="CPU seconds per million messages", title_justify="left")
+    table.add_column("step")
+    for shape in figures:
+        table.add_column(shape, justify="right")
+    for step in next(iter(figures.values())):
+        table.add_row(step, *(f"{figures[shape][step]:.2f}" for shape in figures))
+    Console(width=80).print(table)
+
+
+def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
+    capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
+    rules = DecodeRules(capture.declared, capture.max_message_bytes, milliseconds(capture.max_future_skew))
+    raw = messages(sessions, rows, count, capture)
+    kafka = raw.append_column("kafka_ts", raw["timestamp"].cast(pa.timestamp("ms")).cast(pa.int64()))
+    figures: dict[str, float] = {}
+
+    def timed(step: str, work: Callable[[], Any]) -> Any:
+        work()  # the first time imports and compiles
+        begun = time.process_time()
+        result = work()
+        figures[step] = (time.process_time() - begun) / count * 1e6
+        return result
+
+    timed("decode", lambda: decode(kafka, rules))
+    timed("decode, slow path", lambda: decode(kafka, rules, fast=False))
+    packed = timed("pack (decode, sort, cut, IPC)", lambda: Packer(rules).pack(raw)).to_pylist()
+    fold = SilverFold(capture.declared, capture)
+    outs = timed("fold", lambda: [fold(row["shard"], None, [row["chunk"]])[1] for row in packed])
+    slow = SilverFold(capture.declared, capture, bulk=False)
+    timed("fold, slow path", lambda: [slow(row["shard"], None, [row["chunk"]]) for row in packed])
+    changes = pa.concat_tables(
+        [pa.ipc.open_stream(out).read_all() for shard in outs for kind, out in shard if kind == "changes"]
+    )
+    timed("net changes", lambda: net_changes(changes, capture.declared))
+    return figures
+
+
+def messages(sessions: int, rows: int, count: int, capture: CaptureSettings) -> pa.Table:
+    made = list(generate(Scenario.bench(sessions=sessions, rows=rows, messages=count), capture.declared))
+    keys = pa.array([m.key for m in made], pa.binary())
+    shards = pa.array(np.array([hash(m.key) % SHARDS for m in made], np.int32))
+    return pa.table(
+        {
+            "shard": shards,
+            "topic": pa.array([m.topic for m in made], pa.string()),
+            "partition": pa.array(np.zeros(len(made), np.int32)),
+            "offset": pa.array(np.arange(len(made))),
+            "timestamp": pa.array([m.timestamp * 1000 for m in made], pa.timestamp("us", tz="UTC")),
+            "key": keys,
+            "value": pa.array([m.value for m in made], pa.binary()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
