@@ -31,7 +31,8 @@ def change_rows(messages: pa.Table, applied: Int64s, epoch: Int64s, columns: tup
     changes = _gather(nested.values, _ranges(bounds[applied], lengths))
     message = np.repeat(applied, lengths)
     of_message = pa.array(message)
-    whole = len(message) == messages.num_rows and len(applied) == messages.num_rows
+    # One change a message, and every message applied: the columns serve as they are.
+    whole = len(applied) == messages.num_rows and bool((lengths == 1).all())
 
     def head(name: str) -> pa.Array:
         column = _one(messages[name])
