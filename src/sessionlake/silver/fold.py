@@ -37,6 +37,7 @@ from sessionlake.silver.outputs import (
 Int64s = npt.NDArray[np.int64]
 _STATUS = pa.array(["open", "ended", "expired", "broken"])
 _REASONS = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
+_PLACE = ["topic", "partition", "offset", "session_id", "seq"]
 _NEVER = np.iinfo(np.int64).min
 
 
@@ -214,24 +215,23 @@ def _events(judged: _JudgedBatch) -> pa.Table:
 
 
 def _violations(judged: _JudgedBatch) -> list[Violation]:
-    found = []
-    for index, remark in judged.judged.remarks:
-        if remark.violation:
-            row = judged.messages.slice(index, 1).to_pylist()[0]
-            found.append(
-                Violation(
-                    topic=row["topic"],
-                    partition=row["partition"],
-                    offset=row["offset"],
-                    session_id=row["session_id"],
-                    integrity=str(judged.rules.of(row["topic"]).integrity),
-                    event=str(remark.event),
-                    expected_seq=remark.expected,
-                    actual_seq=row["seq"],
-                )
-            )
-            break
-    return found
+    """The shard's first violation, by topic, partition and offset: the same one however sessions are sharded."""
+    violating = [(index, remark) for index, remark in judged.judged.remarks if remark.violation]
+    rows = judged.messages.select(_PLACE).take(pa.array([index for index, _ in violating], pa.int64())).to_pylist()
+    found = [
+        Violation(
+            topic=row["topic"],
+            partition=row["partition"],
+            offset=row["offset"],
+            session_id=row["session_id"],
+            integrity=str(judged.rules.of(row["topic"]).integrity),
+            event=str(remark.event),
+            expected_seq=remark.expected,
+            actual_seq=row["seq"],
+        )
+        for (_, remark), row in zip(violating, rows, strict=True)
+    ]
+    return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
 def _partitions(judged: _JudgedBatch, malformed: pa.Table | None) -> list[PartitionAccount]:
