@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.config import Integrity
-from sessionlake.integrity.cursor import NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Cursors, Status
+from sessionlake.integrity.cursor import NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Cursors, Status, end_time
 from sessionlake.integrity.judge import FINE, Header, Judgement, Verdict, judge
 from sessionlake.integrity.rules import Rules
 from sessionlake.protocol.message import MessageType
@@ -136,7 +136,7 @@ def _advance(stream: Stream, cursors: Cursors, fine: Bools, judged: Judged) -> N
     moved["last_kafka_ts"] = stream.kafka_ts[last]
     ended = stream.type[last] == MessageType.END
     moved["status"] = np.where(ended, Status.ENDED, moved["status"])
-    moved["ended_at"] = np.where(ended, stream.kafka_ts[last], moved["ended_at"])
+    moved["ended_at"] = np.where(ended, np.maximum(stream.ts[last], end_time(NO_TIME)), moved["ended_at"])
     cursors[fine] = moved
 
 
@@ -190,7 +190,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, judged: Ju
     cursor.partition = int(part.partition[-1])
     if part.type[-1] == MessageType.END:
         cursor.status = Status.ENDED
-        cursor.ended_at = cursor.last_kafka_ts
+        cursor.ended_at = end_time(int(part.ts[-1]))
 
 
 _COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition")

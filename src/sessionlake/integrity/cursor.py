@@ -18,6 +18,8 @@ _FORMAT_KEY = b"format"
 NO_SEQ = -1
 NO_EPOCH = -1
 NO_TIME = np.iinfo(np.int64).min
+# 0001-01-01: an event time may lie before it, a SQL timestamp may not.
+_EARLIEST = -62_135_596_800_000
 
 
 class Status(IntEnum):
@@ -44,11 +46,16 @@ CURSOR = np.dtype(
         ("first_offset", np.int64),  # of well-formed messages
         ("last_offset", np.int64),
         ("last_kafka_ts", np.int64),  # Kafka timestamp of the last well-formed message, ms
-        ("ended_at", np.int64),  # Kafka timestamp of the end, ms
+        ("ended_at", np.int64),  # event time of the end, ms; see `end_time`
     ]
 )
 _FIELDS = CURSOR.names or ()
 Cursors = npt.NDArray[np.void]
+
+
+def end_time(ts: int) -> int:
+    """What `ended_at` says of an end at event time `ts`, ms: the same, or the first moment a timestamp can tell."""
+    return max(ts, _EARLIEST)
 
 
 def new_cursors(count: int) -> Cursors:

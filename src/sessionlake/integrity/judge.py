@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 from sessionlake.config import Integrity, OnViolation
-from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Cursor, Status
+from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Cursor, Status, end_time
 from sessionlake.integrity.rules import Rules
-from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.message import INT64_MAX, MessageType
 from sessionlake.protocol.reasons import Reason
 
 
@@ -163,12 +163,13 @@ def _apply(
         cursor.epoch = message.offset
     elif message.type == MessageType.END and cursor.status != Status.ENDED:
         cursor.status = Status.ENDED
-        cursor.ended_at = message.kafka_ts
+        cursor.ended_at = end_time(message.ts)
     return FINE if event is None else Judgement(Verdict.APPLIED, event, action, expected)
 
 
 def _expected(cursor: Cursor) -> int | None:
-    return None if cursor.last_seq == NO_SEQ else cursor.last_seq + 1
+    """The seq after the last one applied; the last possible seq is its own successor, as tables hold no more."""
+    return None if cursor.last_seq == NO_SEQ else min(cursor.last_seq + 1, INT64_MAX)
 
 
 def _touch(cursor: Cursor, message: Header) -> None:
