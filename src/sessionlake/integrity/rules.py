@@ -24,7 +24,7 @@ class Rules:
 
 @dataclass
 class RuleBook:
-    """Finds the rules of a topic: the first `by_topic` entry whose pattern matches its whole name, over the defaults."""
+    """Finds a topic's rules: the first `by_topic` entry that matches its whole name, over the defaults."""
 
     capture: CaptureSettings
     _known: dict[str, Rules] = field(default_factory=dict)
