@@ -6,8 +6,6 @@ The columnar decoder (`decode.py`) handles what is plainly well-formed and comes
 from __future__ import annotations
 
 import json
-import math
-import re
 import struct
 import unicodedata
 from dataclasses import dataclass
@@ -16,10 +14,10 @@ from typing import Any
 from msgspec import UNSET
 
 from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.jsontext import NoJsonError, load
 from sessionlake.protocol.message import (
     INT64_MAX,
     INT64_MIN,
-    MAX_DEPTH,
     MAX_ID_BYTES,
     MAX_KEY_BYTES,
     End,
@@ -28,10 +26,6 @@ from sessionlake.protocol.message import (
     MessageTypes,
 )
 from sessionlake.protocol.reasons import Reason
-
-# A lone surrogate can only come from an escape: without this, no string needs a look.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_DIGITS = 4300  # Python's own bound on converting an integer's text, kept explicit
 
 
 class _Refused(Exception):  # noqa: N818 - control flow of this module, never seen outside
@@ -84,57 +78,9 @@ def _load(value: bytes | None, max_bytes: int) -> Any:
     except UnicodeDecodeError:
         raise _Refused(Reason.NOT_UTF8) from None
     try:
-        loaded = json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
-    except RecursionError:
-        raise _Refused(Reason.TOO_DEEP) from None
-    except ValueError:
-        raise _Refused(Reason.NOT_JSON) from None
-    if _SURROGATE.search(text):
-        _check_surrogates(loaded)
-    _check_depth(loaded)
-    return loaded
-
-
-def _no_constant(_: str) -> Any:
-    raise ValueError
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _integer(text: str) -> int:
-    if len(text.lstrip("-")) > _DIGITS:
-        raise ValueError
-    return int(text)
-
-
-def _check_surrogates(loaded: Any) -> None:
-    try:
-        json.dumps(loaded, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _Refused(Reason.NOT_JSON) from None
-    except RecursionError:
-        raise _Refused(Reason.TOO_DEEP) from None
-
-
-def _check_depth(loaded: Any) -> None:
-    level: list[Any] = [loaded]
-    for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return
-    if any(isinstance(item, dict | list) for item in level):
-        raise _Refused(Reason.TOO_DEEP)
-
-
-def _children(item: Any) -> Any:
-    if isinstance(item, dict):
-        return item.values()
-    return item if isinstance(item, list) else ()
+        return load(text)
+    except NoJsonError as error:
+        raise _Refused(error.reason) from None
 
 
 def _message(loaded: Any, types: MessageTypes, latest_ts: int) -> Parsed:
@@ -215,9 +161,10 @@ def _fit(value: Any, column: Column) -> Any:
 
 
 def _number(value: float, column: Column) -> float:
+    """A finite double, rounded for `float`; only packing in a named byte order refuses what a float cannot hold."""
     try:
         number = float(value)
-        return struct.unpack("f", struct.pack("f", number))[0] if column.sql == "float" else number
+        return struct.unpack("<f", struct.pack("<f", number))[0] if column.sql == "float" else number
     except OverflowError:
         raise _Refused(Reason.BAD_COLUMN) from None
 
