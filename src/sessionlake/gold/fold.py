@@ -55,7 +55,7 @@ class GoldFold:
         if before.window != self.window:
             raise LakeError(
                 f"gold.rolling_points is {self.window}, but gold's tables were built with {before.window}: "
-                "set it back, or start a new home"
+                "set it back, or start over with an empty home (make clean-home)"
             )
         known, row = admit(before.for_metrics(self.metrics), changes)
         new = self._points(changes, row)

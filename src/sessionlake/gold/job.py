@@ -15,6 +15,7 @@ from sessionlake.gold.outputs import Kind, Span
 from sessionlake.gold.pack import PointPacker, value_field
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.targets import AVERAGES, MINUTES, TARGETS, Target
+from sessionlake.gold.window import hold_window
 from sessionlake.lake.commit import Txn, append, merge
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
 from sessionlake.lake.progress import refuse_fresh_checkpoint
@@ -40,11 +41,12 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
         once: take in what silver holds now, then end.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not.
+        LakeError: the checkpoint is new and the tables are not, or they were built with another number of points.
     """
     lake = Lake(settings)
     lake.ensure(spark, [CHANGES, AVERAGES, MINUTES, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    hold_window(spark, lake, settings.gold.rolling_points)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     return query.start(
         folded(spark, lake, settings), _GoldBatch(lake, settings), trigger=settings.gold.trigger, once=once

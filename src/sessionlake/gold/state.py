@@ -123,7 +123,7 @@ class ShardState:
         if missing:
             raise LakeError(
                 f"gold holds points of {', '.join(missing)}, which capture.columns no longer declares as numbers; "
-                "declare them again, or start a new home"
+                "declare them again, or start over with an empty home (make clean-home)"
             )
         place = np.array([metrics.index(name) for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
@@ -188,7 +188,7 @@ class ShardState:
         if found.get("format") != FORMAT:
             raise LakeError(
                 f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
-                "run the version that wrote it, or start a new home"
+                "run the version that wrote it, or start over with an empty home (make clean-home)"
             )
         older = _read(found["older"])
         summary = Summary(*(older[f.name] for f in fields(Summary)))

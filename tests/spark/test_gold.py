@@ -1,0 +1,191 @@
+"""Gold through real Spark and Delta: whatever the batches, the tables equal a recomputation from silver."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sessionlake.config import GoldSettings, Settings
+from sessionlake.errors import LakeError, MachineError
+from sessionlake.gold import job
+from sessionlake.gold.targets import AVERAGES, MINUTES
+from sessionlake.lake.tables import Lake
+
+CHANGES = "silver.session_changes"
+SECOND = 1_000
+Change = tuple[Any, ...]
+
+
+def change(session: str, row: str, position: int, ts: int, kafka: int = 0, **values: float) -> Change:
+    at = datetime.fromtimestamp(kafka / 1000, UTC)
+    table = (values.get("price"), values.get("qty"), None)
+    marks = (None, 0, position, ts, position, "upsert", sorted(values), 0, 0, at, position)
+    return ("capture.a", session, row, *table, *marks)
+
+
+class Feed:
+    """Silver's table, and gold over it."""
+
+    def __init__(self, spark: Any, settings: Settings) -> None:
+        self.spark, self.settings, self.lake = spark, settings, Lake(settings)
+        self.lake.ensure(spark, [CHANGES])
+        self.batch = 0
+
+    def write(self, changes: Iterable[Change]) -> Feed:
+        schema = self.lake.read(self.spark, CHANGES).schema
+        rows = [(*c, self.batch) for c in changes]
+        frame = self.spark.createDataFrame(rows, schema).coalesce(1)
+        frame.write.format("delta").mode("append").save(str(self.lake.path(CHANGES)))
+        self.batch += 1
+        return self
+
+    def run(self) -> Feed:
+        job.start(self.spark, self.settings, once=True).wait()
+        return self
+
+    def averages(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        rows = self.lake.read(self.spark, AVERAGES).collect()
+        found = {(r.session_id, r.row_id, r.metric, r.ts, r.position): (r.value, r.average, r["points"]) for r in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        rows = self.lake.read(self.spark, MINUTES).collect()
+        found = {
+            (r.session_id, r.row_id, r.metric, int(r.window_start.replace(tzinfo=UTC).timestamp()) // 60): (
+                *(r["points"], r["min"], r["max"], r["sum"], r["average"], r["first"], r["last"]),
+            )
+            for r in rows
+        }
+        assert len(found) == len(rows)
+        return found
+
+
+def by_hand(changes: Iterable[Change], window: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    lines: dict[tuple[str, str, str], list[tuple[int, int, float]]] = {}
+    for c in changes:
+        for metric, value in (("price", c[3]), ("qty", c[4])):
+            if value is not None:
+                lines.setdefault((c[1], c[2], metric), []).append((c[9], c[8], float(value)))
+    averages, minutes = {}, {}
+    for key, line in lines.items():
+        line.sort()
+        for i, (ts, position, value) in enumerate(line):
+            last = [v for _, _, v in line[max(0, i - window + 1) : i + 1]]
+            averages[(*key, ts, position)] = (value, left_sum(last) / len(last), len(last))
+        for minute in {ts // 60_000 for ts, _, _ in line}:
+            v = [value for ts, _, value in line if ts // 60_000 == minute]
+            minutes[(*key, minute)] = (len(v), min(v), max(v), left_sum(v), left_sum(v) / len(v), v[0], v[-1])
+    return averages, minutes
+
+
+def left_sum(values: list[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+@pytest.fixture
+def feed(spark, tmp_path) -> Feed:
+    return Feed(spark, Settings(home=tmp_path / "home", gold=GoldSettings(rolling_points=3, shards=4)))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed: int):
+    """Late within the tail and far beneath it, ties, several metrics and sessions, forgotten sessions."""
+    rng = random.Random(seed)
+    changes = []
+    for i in range(150):
+        late = rng.choice([0, 0, 0, 0, 2, 10, 200])
+        chosen = rng.sample(["price", "qty"], rng.randint(1, 2))
+        values = {name: rng.uniform(-1e3, 1e3) if name == "price" else rng.randint(0, 9) for name in chosen}
+        session, row = rng.choice(["s", "t"]), rng.choice(["r", "q"])
+        changes.append(change(session, row, i, (i - late) * 5 * SECOND, i * 3 * 60 * SECOND, **values))
+    start = 0
+    for cut in [*sorted(rng.sample(range(150), 3)), 150]:
+        feed.write(changes[start:cut]).run()
+        start = cut
+    assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
+
+
+def test_a_point_far_beneath_the_tail_refines_old_rows_alone(feed: Feed):
+    changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(40)]
+    feed.write(changes).run()
+    late = change("s", "r", 100, 15 * SECOND, price=50.0)
+    before = feed.averages()
+    feed.write([late]).run()
+    after = feed.averages()
+    assert {key[3] // SECOND for key in after if after[key] != before.get(key)} == {15, 20, 30}
+    assert (after, feed.minutes()) == by_hand([*changes, late], 3)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("failing", [(AVERAGES, 1), (AVERAGES, 2), (MINUTES, 1), (MINUTES, 2), ("ops.ledger", 1)])
+def test_a_batch_that_dies_between_any_two_commits_and_is_replayed_counts_once(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, int], place: str
+):
+    """The second batch has new rows and changed rows of both tables, and points beneath the tail."""
+    first = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(30)]
+    second = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285, 310, 400])]
+    feed.write(first).run()
+    feed.write([*second, change("t", "r", 50, 0, price=1.0)])
+    name, nth = failing
+    passed = 0
+
+    def die(point: str) -> None:
+        nonlocal passed
+        passed += point == f"{place}:{name}"
+        if point == f"{place}:{name}" and passed == nth:
+            raise MachineError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.lake.commit.fault_point", die)
+        with pytest.raises(MachineError, match="power cut"):
+            feed.run()
+    feed.run()
+    assert (feed.averages(), feed.minutes()) == by_hand([*first, *second, change("t", "r", 50, 0, price=1.0)], 3)
+    ledger = feed.lake.read(feed.spark, "ops.ledger").where("layer = 'gold'").collect()
+    assert sorted(row["batch_id"] for row in ledger) == [0, 1]
+
+
+def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):
+    points = [change("s", "r", i, i * SECOND, price=1.0) for i in range(3)]
+    feed.write(points[:1]).write(points[1:]).run()
+    row = feed.lake.read(feed.spark, "ops.ledger").where("layer = 'gold'").first()
+    assert (row["source"], row["source_from"], row["source_to"], row["messages"]) == (CHANGES, 0, 1, 3)
+    assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3, MINUTES: 1}
+
+
+def test_changes_without_points_write_nothing_but_their_ledger_row(feed: Feed):
+    deleted = list(change("s", "r", 0, 0, price=1.0))
+    deleted[11] = "delete"
+    feed.write([tuple(deleted)]).run()
+    assert feed.averages() == feed.minutes() == {}
+    row = feed.lake.read(feed.spark, "ops.ledger").where("layer = 'gold'").first()
+    assert (row["source_to"], row["messages"], row["outputs"]) == (0, 1, [])
+
+
+def test_the_lowest_possible_time_is_refined_too(feed: Feed):
+    first, second = change("s", "r", 5, -(2**63), price=1.0), change("s", "r", 3, -(2**63), price=3.0)
+    feed.write([first]).run().write([second]).run()
+    assert (feed.averages(), feed.minutes()) == (by_hand([first, second], 3)[0], {})
+
+
+def test_another_number_of_points_than_the_tables_have_is_refused_before_anything_starts(feed: Feed):
+    feed.write([change("s", "r", 0, 0, price=1.0)]).run()
+    other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=4, shards=4)})
+    with pytest.raises(LakeError, match=r"rolling_points is 4.*built with 3"):
+        job.start(feed.spark, other, once=True)
+
+
+def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sessionlake.gold.folded._INLINE_BYTES", 10)
+    first = [change("s", "r", i, i * 10 * SECOND, price=float(i), qty=i) for i in range(30)]
+    late = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285])]
+    feed.write(first).run().write(late).run()
+    assert (feed.averages(), feed.minutes()) == by_hand([*first, *late], 3)
