@@ -1,0 +1,291 @@
+"""Silver without Spark: packed and folded by the code that Spark calls, and compared with the truth."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sessionlake.config import CaptureSettings, milliseconds
+from sessionlake.local.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake.protocol.decode import DecodeRules
+from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.net import net_changes
+from sessionlake.silver.outputs import Account, Output, Violation, read_account
+from sessionlake.silver.pack import Packer
+
+INT64_MAX = 2**63 - 1
+Row = dict[str, Any]
+_RAW = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+
+
+class StoppedError(Exception):
+    """The batch must not be committed."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.event)
+        self.violation = violation
+
+
+@dataclass
+class Silver:
+    """What silver's tables hold, as plain rows; `rows` by net changes, batch after batch."""
+
+    changes: list[Row] = field(default_factory=list)
+    sessions: dict[tuple[str, str], Row] = field(default_factory=dict)
+    quarantine: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    counts: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
+    rows: dict[tuple[str, str], dict[str, Row]] = field(default_factory=dict)
+
+
+def raw_table(messages: Iterable[KafkaMessage], shards: int) -> pa.Table:
+    """Messages as `Packer` takes them."""
+    rows = [(_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value) for m in messages]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(_RAW)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)
+
+
+def _shard(message: KafkaMessage, shards: int) -> int:
+    return zlib.crc32(message.topic.encode() + (message.key or b"")) % shards
+
+
+class Folder:
+    """Runs micro-batches through pack, fold and net, keeping every shard's state as the bytes that Spark would keep."""
+
+    def __init__(self, capture: CaptureSettings, shards: int, rnd: random.Random, *, bulk: bool = True) -> None:
+        columns = capture.declared
+        rules = DecodeRules(columns, capture.max_message_bytes, milliseconds(capture.max_future_skew))
+        self._columns, self._shards, self._rnd = columns, shards, rnd
+        self._packer = Packer(rules)
+        self._fold = SilverFold(columns, capture, bulk=bulk)
+        self._states: dict[int, bytes | None] = {}
+        self.silver = Silver()
+
+    def batch(self, messages: list[KafkaMessage]) -> None:
+        """One micro-batch, split over tasks at random.
+
+        Raises:
+            StoppedError: with the first violation; nothing of the batch is kept.
+        """
+        states, payloads = dict(self._states), []
+        for shard, chunks in self._chunks(messages).items():
+            self._rnd.shuffle(chunks)
+            states[shard], out = self._fold(shard, states.get(shard), chunks)
+            payloads += out
+        accounts = [read_account(payload) for kind, payload in payloads if kind == Output.ACCOUNT]
+        violations = [violation for account in accounts for violation in account.violations]
+        if violations:
+            raise StoppedError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
+        self._states = states
+        self._keep(payloads, accounts)
+
+    def _chunks(self, messages: list[KafkaMessage]) -> dict[int, list[bytes]]:
+        tasks: list[list[KafkaMessage]] = [[] for _ in range(self._rnd.randint(1, 3))]
+        for message in messages:
+            self._rnd.choice(tasks).append(message)
+        chunks: dict[int, list[bytes]] = {}
+        for task in filter(None, tasks):
+            packed = self._packer.pack(raw_table(task, self._shards)).to_pydict()
+            for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
+                chunks.setdefault(shard, []).append(chunk)
+        return chunks
+
+    def _keep(self, payloads: list[tuple[str, bytes]], accounts: list[Account]) -> None:
+        tables = {kind: pa.concat_tables(found) for kind, found in _by_kind(payloads).items()}
+        told = {
+            kind: sum(account.rows.get(kind, 0) for account in accounts) for kind in Output if kind != Output.ACCOUNT
+        }
+        assert {kind: tables[kind].num_rows if kind in tables else 0 for kind in told} == told
+        silver = self.silver
+        if Output.CHANGES in tables:
+            silver.changes += plain(tables[Output.CHANGES])
+            apply_net(silver.rows, net_changes(tables[Output.CHANGES], self._columns), self._columns)
+        for row in plain(tables[Output.PROGRESS]) if Output.PROGRESS in tables else ():
+            silver.sessions[row["topic"], row["session_id"]] = row
+        silver.quarantine += plain(tables[Output.QUARANTINE]) if Output.QUARANTINE in tables else []
+        silver.events += plain(tables[Output.EVENTS]) if Output.EVENTS in tables else []
+        for part in (part for account in accounts for part in account.partitions):
+            counts = silver.counts.setdefault((part.topic, part.partition), dict.fromkeys(_COUNTS, 0))
+            for name in _COUNTS:
+                counts[name] += getattr(part, name)
+
+
+_YEAR_ONE = -62_135_596_800_000
+"""The first moment that a SQL timestamp can tell."""
+_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+
+
+def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
+    found: dict[str, list[pa.Table]] = {}
+    for kind, payload in payloads:
+        if kind != Output.ACCOUNT:
+            found.setdefault(kind, []).append(pa.ipc.open_stream(payload).read_all())
+    return found
+
+
+def plain(table: pa.Table) -> list[Row]:
+    """Rows as dictionaries, timestamps as milliseconds."""
+    for i, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type):
+            table = table.set_column(i, column.name, _milliseconds(table[column.name]))
+    return table.to_pylist()
+
+
+def _milliseconds(column: pa.ChunkedArray) -> pa.Array:
+    micros = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    assert all(value is None or value % 1000 == 0 for value in micros)
+    return pa.array([None if value is None else value // 1000 for value in micros], pa.int64())
+
+
+def apply_net(rows: dict[tuple[str, str], dict[str, Row]], net: pa.Table, columns: tuple[Any, ...]) -> None:
+    """What the MERGE does with net changes, on dictionaries."""
+    found = net.to_pylist()
+    concerned = {(change["topic"], change["session_id"], change["row_id"]) for change in found}
+    assert len(concerned) == len(found), "a MERGE refuses a source with a row twice"
+    for change in found:
+        topic, session, row_id = change["topic"], change["session_id"], change["row_id"]
+        table = rows.setdefault((topic, session), {})
+        if row_id is None:
+            for known in [known for known in table if (topic, session, known) not in concerned]:
+                del table[known]
+        elif change["_delete"]:
+            table.pop(row_id, None)
+        else:
+            before = table.get(row_id, {})
+            kept = {
+                c.name: change[c.name] if written or row_id not in table else before[c.name]
+                for c, written in zip(columns, change["_written"], strict=True)
+            }
+            marks = {name: change[name] for name in ("_rescued", "_epoch", "_seq", "_ts", "_offset")}
+            table[row_id] = kept | marks
+
+
+def fold(
+    messages: Iterable[list[KafkaMessage]],
+    capture: CaptureSettings,
+    *,
+    shards: int,
+    rnd: random.Random,
+    bulk: bool = True,
+) -> Silver:
+    """What silver holds after these micro-batches."""
+    folder = Folder(capture, shards, rnd, bulk=bulk)
+    for batch in messages:
+        folder.batch(batch)
+    return folder.silver
+
+
+# -- against the truth
+
+
+def truth_rules(capture: CaptureSettings) -> Rules:
+    """The same rules, as the truth takes them."""
+    return Rules(
+        columns=capture.columns,
+        integrity=str(capture.integrity),
+        on_violation=str(capture.on_violation),
+        session_timeout_ms=milliseconds(capture.session_timeout),
+        max_future_skew_ms=milliseconds(capture.max_future_skew),
+        max_message_bytes=capture.max_message_bytes,
+        by_topic=tuple(
+            (rule.pattern, rule.model_dump(include={"integrity", "on_violation"}, exclude_none=True, mode="json"))
+            for rule in capture.by_topic
+        ),
+    )
+
+
+def truth_of(messages: Iterable[KafkaMessage], capture: CaptureSettings) -> Tables:
+    """What silver must hold."""
+    truth = Truth(truth_rules(capture))
+    for message in messages:
+        truth.feed(message)
+    return truth.finish()
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Silver's tables in one comparable form: sorted lines of text, in which -0.0 is not 0.0."""
+
+    session_changes: list[str]
+    session_rows: list[str]
+    sessions: list[str]
+    quarantine: list[str]
+    integrity_events: list[str]
+    counts: list[str]
+
+
+def of_silver(silver: Silver) -> Holdings:
+    """What the folded batches left."""
+    return Holdings(
+        _lines(silver.changes),
+        _row_lines(silver.rows),
+        _lines({k: v for k, v in row.items() if k != "last_kafka_timestamp"} for row in silver.sessions.values()),
+        _lines(silver.quarantine),
+        _lines({k: v for k, v in row.items() if k != "integrity"} for row in silver.events),
+        _lines({"place": place, **counts} for place, counts in silver.counts.items()),
+    )
+
+
+def of_truth(tables: Tables, silver: Silver) -> Holdings:
+    """What they should have left.
+
+    A session that expires by silence alone is marked by a timer. The fold knows none: it must have left the session as
+    its last message did, open or broken, and silver's word is taken for which.
+    """
+    quarantine = [
+        {
+            **{k: v for k, v in row.items() if k not in {"key", "value", "timestamp"}},
+            "kafka_timestamp": row["timestamp"],
+        }
+        for row in tables.quarantine
+    ]
+    return Holdings(
+        _lines(tables.session_changes),
+        _row_lines(tables.session_rows),
+        _lines(_before_expiry(row, silver) for row in tables.sessions.values()),
+        _lines(quarantine),
+        _lines({**row, "expected_seq": _capped(row["expected_seq"])} for row in tables.integrity_events),
+        _lines({"place": place, **counts} for place, counts in tables.counts.items()),
+    )
+
+
+def _before_expiry(row: Row, silver: Silver) -> Row:
+    row = {**row, "next_seq": _capped(row["next_seq"])}
+    if row["ended_at"] is not None:
+        row["ended_at"] = max(row["ended_at"], _YEAR_ONE)
+    found = silver.sessions.get((row["topic"], row["session_id"]), {}).get("status")
+    if row["status"] == "expired" and found in {"open", "broken"}:
+        row |= {"status": found, "ended_at": None}
+    return row
+
+
+def _capped(seq: int | None) -> int | None:
+    """A table's bigint ends where seqs do; what is expected after the last one is the last one."""
+    return None if seq is None else min(seq, INT64_MAX)
+
+
+def _lines(rows: Iterable[Row]) -> list[str]:
+    return sorted(repr(sorted(row.items())) for row in rows)
+
+
+def _row_lines(tables: dict[tuple[str, str], dict[str, Row]]) -> list[str]:
+    return _lines(
+        {"topic": topic, "session_id": session, "row_id": row_id, **row}
+        for (topic, session), table in tables.items()
+        for row_id, row in table.items()
+    )

@@ -1,0 +1,230 @@
+"""Random captures with every fault of the protocol, from a seed: what the law tests feed to silver and to the truth."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionlake.local.truth import KafkaMessage
+from support.malformed import MALFORMED, Broken
+
+COLUMNS = {
+    "price": "double",
+    "qty": "bigint",
+    "status": "string",
+    "flag": "boolean",
+    "ratio": "float",
+    "tiny": "tinyint",
+    "small": "smallint",
+    "whole": "int",
+}
+SESSION_TIMEOUT = 3_600_000
+SKEW = 86_400_000
+MAX_BYTES = 4_096
+START = 1_700_000_000_000
+INT64_MAX = 2**63 - 1
+
+_IDS = ["r0", "r1", "r2", "r3", "ä", "日本", "😀", " ", "\x00", "é" * 512, '"\\', "null"]
+_VALUES: dict[str, list[Any]] = {
+    "double": [0, 1, -1, 0.1, -0.0, 5e-324, 1.7976931348623157e308, 2**53 + 1, 10**30, 1e22, 123456789.123456789],
+    "float": [0, 0.1, -0.0, 3.4028234e38, 16777217, 1e-46, 7],
+    "bigint": [0, -1, INT64_MAX, -INT64_MAX - 1, 42],
+    "int": [0, 2**31 - 1, -(2**31)],
+    "smallint": [0, 2**15 - 1, -(2**15)],
+    "tinyint": [0, 127, -128],
+    "string": ["", "OPEN", "ü", "\n", "\u2028", "a" * 30, "\x7f", "7"],
+    "boolean": [True, False],
+}
+_UNDECLARED: dict[str, list[Any]] = {
+    "extra": [1, None, "x", 10**40, 0.1, -0.0],
+    "Price": [1.5],
+    "_rescued": ["own"],
+    "nested": [{"b": [1, {"z": None, "a": "ö"}], "a": {}}, [], [[[]]]],
+    "topic": ["t"],
+}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How often things go wrong, as chances per message."""
+
+    fault: float
+    malformed: float
+    silence: float
+
+
+CALM = Noise(0.0, 0.0, 0.0)
+LIGHT = Noise(0.05, 0.03, 0.01)
+WILD = Noise(0.4, 0.15, 0.08)
+
+
+@dataclass
+class _Sensor:
+    """One session as its producer sees it."""
+
+    topic: str
+    partition: int
+    key: str
+    seq: int
+    begun: bool = False
+    ended: bool = False
+    last_time: int | None = None
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    queue: list[dict[str, Any]] = field(default_factory=list)
+
+
+class StreamMaker:
+    """Makes one stream: topics, partitions and sessions interleaved, offsets rising by one in each partition."""
+
+    def __init__(self, rnd: random.Random, noise: Noise) -> None:
+        self._rnd, self._noise = rnd, noise
+        self._lanes: dict[tuple[str, int], list[int]] = {}  # next offset, Kafka time
+        self._topics = rnd.sample(["capture.a", "capture.b", "capture.ö", "capture.a.b"], rnd.randint(1, 3))
+        self._twinned: set[str] = set()
+        self._sensors = [self._sensor(rnd.choice(self._topics), number) for number in range(rnd.randint(1, 8))]
+
+    def _sensor(self, topic: str, number: int) -> _Sensor:
+        rnd = self._rnd
+        spellings = [f"sé😀{number}", f" {number}", f"{number}".rjust(256, "x") if number == 3 else f"-{number}"]
+        # The same key in two topics is two sessions; in one topic it would be one, in one partition.
+        twin = "twin" if topic not in self._twinned else spellings[0]
+        self._twinned.add(topic)
+        start = rnd.choice([0, 0, 0, 1, 17, INT64_MAX - 4]) if self._noise.fault else 0
+        return _Sensor(topic, number % rnd.randint(1, 3), rnd.choice([twin, *spellings]), start)
+
+    def make(self, count: int) -> list[KafkaMessage]:
+        """The stream's first messages."""
+        return [self._message() for _ in range(count)]
+
+    def _message(self) -> KafkaMessage:
+        rnd, noise = self._rnd, self._noise
+        sensor = rnd.choice(self._sensors)
+        timestamp = self._timestamp(sensor)
+        body = self._next_body(sensor, timestamp)
+        key: bytes | None = sensor.key.encode()
+        value: bytes | None = spelled(rnd, body)
+        if rnd.random() < noise.malformed:
+            broken: Broken = rnd.choice(MALFORMED)(rnd, dict(body), timestamp)
+            key, value = (key, broken.value) if broken.key is Ellipsis else (broken.key, broken.value)
+        else:
+            sensor.last_time = timestamp
+        lane = self._lanes[sensor.topic, sensor.partition]
+        lane[0] += 1
+        return KafkaMessage(sensor.topic, sensor.partition, lane[0] - 1, timestamp, key, value)
+
+    def _timestamp(self, sensor: _Sensor) -> int:
+        rnd = self._rnd
+        lane = self._lanes.setdefault((sensor.topic, sensor.partition), [rnd.choice([0, 0, 1000]), START])
+        lane[1] += rnd.randint(0, 2_000)
+        if rnd.random() < self._noise.silence:
+            quiet = SESSION_TIMEOUT + rnd.choice([-1, 0, 1, SESSION_TIMEOUT])
+            lane[1] = max(lane[1], (sensor.last_time or lane[1]) + quiet)
+        return lane[1] - (rnd.randint(0, 5_000) if rnd.random() < self._noise.fault else 0)
+
+    # -- what the session says next
+
+    def _next_body(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
+        if sensor.queue:
+            return sensor.queue.pop()
+        if self._rnd.random() < self._noise.fault:
+            return self._faulty(sensor, timestamp)
+        if sensor.ended:
+            return dict(self._rnd.choice(sensor.sent[-3:])) if self._noise.fault else self._reborn(sensor, timestamp)
+        return self._regular(sensor, timestamp)
+
+    def _reborn(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
+        """In a calm stream a sensor whose session has ended takes a new session id."""
+        sensor.key, sensor.ended, sensor.begun, sensor.seq = f"{sensor.key[:200]}'", False, False, 0
+        return self._regular(sensor, timestamp)
+
+    def _faulty(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
+        rnd = self._rnd
+        fault = rnd.choice(
+            ["duplicate", "altered", "gap", "swap", "orphan", "snapshot", "after_end", "restart", "back"]
+        )
+        if fault in {"duplicate", "altered"} and sensor.sent:
+            again = dict(rnd.choice(sensor.sent[-6:]))
+            return again if fault == "duplicate" else {**again, "ts": timestamp, "type": "heartbeat"}
+        if fault == "gap":
+            sensor.seq = min(sensor.seq + rnd.choice([1, 2, 1000]), INT64_MAX)
+        elif fault == "swap":
+            sensor.queue.append(self._regular(sensor, timestamp))
+        elif fault == "orphan":
+            sensor.begun = True
+        elif fault == "snapshot":
+            sensor.begun = False
+        elif fault == "after_end":
+            sensor.ended = False
+        elif fault == "restart":
+            sensor.seq, sensor.begun, sensor.ended = rnd.choice([0, 5]), rnd.random() < 0.3, False
+        elif fault == "back":
+            sensor.seq = max(0, sensor.seq - rnd.randint(1, 3))
+        return self._regular(sensor, timestamp)
+
+    def _regular(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
+        rnd = self._rnd
+        kind = rnd.choices(["update", "snapshot", "heartbeat", "end"], [20, 3, 3, 1])[0] if sensor.begun else "snapshot"
+        body: dict[str, Any] = {"type": kind, "seq": sensor.seq, "ts": self._event_time(timestamp)}
+        if kind in {"update", "snapshot"}:
+            body |= self._rows(kind)
+        sensor.seq = min(sensor.seq + 1, INT64_MAX)
+        sensor.begun, sensor.ended = True, kind == "end"
+        sensor.sent.append(body)
+        return body
+
+    def _event_time(self, timestamp: int) -> int:
+        rnd = self._rnd
+        if rnd.random() < self._noise.fault:
+            return rnd.choice([timestamp + SKEW, -INT64_MAX - 1, 0, timestamp - 10**9])
+        return timestamp - rnd.randint(0, 3_000)
+
+    def _rows(self, kind: str) -> dict[str, Any]:
+        rnd = self._rnd
+        ids = rnd.sample(_IDS, rnd.choice([0, 1, 1, 1, 2, 5]))
+        found: dict[str, Any] = {"rows": [self._row(row_id) for row_id in ids]}
+        if kind == "update":
+            if rnd.random() < 0.3:
+                found["deleted"] = [rnd.choice([*_IDS, "never"]) for _ in range(rnd.randint(0, 3))]
+            if not ids and rnd.random() < 0.5:
+                del found["rows"]
+        return found
+
+    def _row(self, row_id: str) -> dict[str, Any]:
+        rnd = self._rnd
+        row: dict[str, Any] = {"id": row_id}
+        for name, kind in COLUMNS.items():
+            choice = rnd.random()
+            if choice < 0.5:
+                row[name] = rnd.choice(_VALUES[kind])
+            elif choice < 0.6:
+                row[name] = None
+        if rnd.random() < 0.15:
+            name = rnd.choice(list(_UNDECLARED))
+            row[name] = rnd.choice(_UNDECLARED[name])
+        return row
+
+
+def spelled(rnd: random.Random, body: dict[str, Any]) -> bytes:
+    """A message as JSON, spelled as some producer might: any order, spaces, escapes, unknown and repeated fields."""
+    items = list(body.items())
+    if rnd.random() < 0.2:
+        rnd.shuffle(items)
+    if rnd.random() < 0.05:
+        items.append(("unknown", rnd.choice([None, 1, [{"rows": 1}], "x"])))
+    text = json.dumps(dict(items), ensure_ascii=rnd.random() < 0.5, separators=rnd.choice([(",", ":"), (" , ", " : ")]))
+    if rnd.random() < 0.05:
+        text = '{"seq":' + rnd.choice(["1", "-1", '"x"', "[[]]"]) + "," + text[1:]
+    if rnd.random() < 0.05:
+        text = rnd.choice([" ", "\r\n\t"]) + text + rnd.choice([" ", "\n"])
+    return text.encode()
+
+
+def cut(rnd: random.Random, messages: list[KafkaMessage], batches: int) -> Iterator[list[KafkaMessage]]:
+    """The stream in at most so many consecutive micro-batches, none empty."""
+    inside = range(1, len(messages))
+    cuts = sorted(rnd.sample(inside, min(batches - 1, len(inside))))
+    for start, end in zip([0, *cuts], [*cuts, len(messages)], strict=True):
+        yield messages[start:end]

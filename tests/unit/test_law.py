@@ -1,0 +1,137 @@
+"""The law: what silver holds is a function of the messages, whatever the micro-batches, shards and tasks."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake.local.truth import KafkaMessage, Truth, Violation
+from sessionlake.protocol.reasons import Reason
+from support.folding import Folder, StoppedError, fold, of_silver, of_truth, truth_of, truth_rules
+from support.streams import CALM, COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
+
+STREAMS = 75
+"""Streams a class and policy."""
+CASES = [(integrity, policy) for integrity in ("strict", "order") for policy in ("isolate", "record")]
+
+
+def capture(integrity: str, policy: str, *by_topic: TopicRule) -> CaptureSettings:
+    return CaptureSettings(
+        columns=COLUMNS,
+        integrity=Integrity(integrity),
+        on_violation=OnViolation(policy),
+        max_message_bytes=MAX_BYTES,
+        by_topic=by_topic,
+    )
+
+
+def stream(seed: int) -> tuple[random.Random, list[KafkaMessage]]:
+    rnd = random.Random(seed)
+    return rnd, StreamMaker(rnd, rnd.choice([CALM, LIGHT, LIGHT, WILD])).make(rnd.choice([1, 5, 30, 60, 120]))
+
+
+def assert_same(found: object, expected: object) -> None:
+    """Table by table, so that a failure shows the lines in question alone."""
+    for (name, ours), theirs in zip(asdict(found).items(), asdict(expected).values(), strict=True):
+        assert (name, sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))) == (name, [], [])
+        assert (name, ours) == (name, theirs)
+
+
+@pytest.mark.parametrize(("integrity", "policy"), CASES)
+@pytest.mark.parametrize("seed", range(STREAMS))
+def test_any_batches_and_shards_equal_one_batch_equals_the_truth(seed: int, integrity: str, policy: str) -> None:
+    rnd, messages = stream(seed)
+    rules = capture(integrity, policy)
+    truth = truth_of(messages, rules)
+    one = fold([messages], rules, shards=1, rnd=rnd)
+    many = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd)
+    assert_same(of_silver(one), of_truth(truth, one))
+    assert_same(of_silver(many), of_truth(truth, many))
+
+
+def test_these_streams_have_every_fault_of_the_protocol() -> None:
+    streams = [stream(seed)[1] for seed in range(STREAMS)]
+    tables = [truth_of(messages, capture(*case)) for messages in streams for case in CASES]
+    reasons = {row["reason"] for table in tables for row in table.quarantine}
+    events = {(row["event"], row["action"]) for table in tables for row in table.integrity_events}
+    assert {str(reason) for reason in Reason} - reasons == {"late"}  # a matter of class `window`
+    assert events == {
+        ("duplicate", "dropped"),
+        ("healed", "applied"),
+        *((event, action) for event in ("gap", "orphan", "after_end") for action in ("isolated", "recorded")),
+        ("gap", "applied"),
+    }
+    assert {row["status"] for table in tables for row in table.sessions.values()} == {
+        "open",
+        "ended",
+        "expired",
+        "broken",
+    }
+
+
+@pytest.mark.parametrize("seed", range(1_000, 1_000 + STREAMS // 2))
+def test_message_by_message_equals_bulk(seed: int) -> None:
+    rnd, messages = stream(seed)
+    rules = capture(*rnd.choice(CASES))
+    batches = list(cut(rnd, messages, 4))
+    bulk = fold(batches, rules, shards=2, rnd=rnd)
+    single = fold(batches, rules, shards=2, rnd=rnd, bulk=False)
+    assert_same(of_silver(bulk), of_silver(single))
+
+
+@pytest.mark.parametrize("seed", range(2_000, 2_000 + STREAMS // 2))
+def test_every_topic_is_judged_by_its_own_rules(seed: int) -> None:
+    rnd, messages = stream(seed)
+    own = [
+        TopicRule(pattern=r"capture\.a", integrity=Integrity.ORDER, on_violation=OnViolation.RECORD),
+        TopicRule(pattern=r"capture\.(a|ö).*", on_violation=OnViolation.RECORD),
+    ]
+    rules = capture("strict", "isolate", *own)
+    found = fold(cut(rnd, messages, 5), rules, shards=3, rnd=rnd)
+    assert_same(of_silver(found), of_truth(truth_of(messages, rules), found))
+
+
+@pytest.mark.parametrize("integrity", ["strict", "order"])
+@pytest.mark.parametrize("seed", range(3_000, 3_000 + STREAMS // 2))
+def test_fail_stops_at_the_truth_s_violation_and_commits_nothing_of_that_batch(seed: int, integrity: str) -> None:
+    rnd, messages = stream(seed)
+    rules = capture(integrity, "fail")
+    folder = Folder(rules, rnd.randint(1, 4), rnd)
+    done: list[KafkaMessage] = []
+    for batch in cut(rnd, messages, rnd.randint(1, 8)):
+        due = first_violation([*done, *batch], rules)
+        if due is None:
+            folder.batch(batch)
+            done += batch
+            continue
+        for _ in range(2):  # it stops again at the same place
+            with pytest.raises(StoppedError) as stopped:
+                folder.batch(batch)
+            assert told(stopped.value.violation) == told(due)
+        break
+    assert_same(of_silver(folder.silver), of_truth(truth_of(done, rules), folder.silver))
+
+
+def told(violation: object) -> tuple[object, ...]:
+    names = ("topic", "partition", "offset", "session_id", "integrity", "event")
+    return tuple(getattr(violation, name) for name in names)
+
+
+def first_violation(messages: list[KafkaMessage], rules: CaptureSettings) -> Violation | None:
+    """The lowest place, by topic, partition and offset, at which the truth stops."""
+    found = []
+    for lane in sorted({(message.topic, message.partition) for message in messages}):
+        truth = Truth(truth_rules(rules))
+        try:
+            for message in messages:
+                if (message.topic, message.partition) == lane:
+                    truth.feed(message)
+        except Violation as violation:
+            found.append(violation)
+    return found[0] if found else None

@@ -1,0 +1,82 @@
+"""The ledger's offset check: nothing skipped, nothing twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from sessionlake.config import CaptureSettings, Settings
+from sessionlake.errors import OffsetHoleError
+from sessionlake.lake.ledger import OffsetLog, OffsetRange, config_hash
+
+
+def span(first: int, last: int, messages: int | None = None, partition: int = 0) -> OffsetRange:
+    return OffsetRange("t", partition, first, last, last - first + 1 if messages is None else messages)
+
+
+def check(log: OffsetLog, *ranges: OffsetRange, allow_gaps: bool = False) -> None:
+    log.check(ranges, allow_gaps=allow_gaps, layer="silver")
+
+
+def test_a_range_counts_the_offsets_without_a_message() -> None:
+    assert span(5, 9, 3).missing == 2
+
+
+def test_a_first_range_may_start_anywhere() -> None:
+    check(OffsetLog(), span(17, 20))
+
+
+def test_a_range_that_goes_on_where_the_last_ended_is_fine() -> None:
+    check(OffsetLog({("t", 0): 16}), span(17, 20))
+
+
+def test_a_range_one_offset_too_late_is_a_hole() -> None:
+    with pytest.raises(OffsetHoleError, match=r"topic t, partition 0: offsets 17 to 17 are missing"):
+        check(OffsetLog({("t", 0): 16}), span(18, 20))
+
+
+def test_a_range_that_begins_at_the_last_offset_is_a_repetition() -> None:
+    with pytest.raises(OffsetHoleError, match=r"starts at offset 16, but offsets up to 16 are already in"):
+        check(OffsetLog({("t", 0): 16}), span(16, 20))
+
+
+def test_a_message_missing_inside_a_range_is_a_hole() -> None:
+    with pytest.raises(OffsetHoleError, match=r"1 of the offsets 17 to 20 are missing"):
+        check(OffsetLog({("t", 0): 16}), span(17, 20, 3))
+
+
+def test_more_messages_than_offsets_is_an_error() -> None:
+    with pytest.raises(OffsetHoleError, match="5 messages for the offsets 17 to 20"):
+        check(OffsetLog(), span(17, 20, 5))
+
+
+def test_more_messages_than_offsets_is_an_error_even_where_gaps_are_allowed() -> None:
+    with pytest.raises(OffsetHoleError):
+        check(OffsetLog(), span(17, 20, 5), allow_gaps=True)
+
+
+def test_allowed_gaps_may_lie_before_and_inside_a_range() -> None:
+    check(OffsetLog({("t", 0): 16}), span(18, 20, 1), allow_gaps=True)
+
+
+def test_a_repetition_is_an_error_even_where_gaps_are_allowed() -> None:
+    with pytest.raises(OffsetHoleError, match="already in"):
+        check(OffsetLog({("t", 0): 16}), span(10, 20), allow_gaps=True)
+
+
+def test_partitions_are_checked_each_for_itself() -> None:
+    log = OffsetLog({("t", 0): 16})
+    check(log, span(0, 3, partition=1), span(17, 18))
+
+
+def test_an_advanced_log_expects_what_comes_after() -> None:
+    log = OffsetLog()
+    log.advance([span(0, 3)])
+    check(log, span(4, 4))
+    with pytest.raises(OffsetHoleError):
+        check(log, span(3, 4))
+
+
+def test_the_fingerprint_changes_with_what_decides_results_and_only_then() -> None:
+    plain = Settings()
+    assert config_hash(plain) == config_hash(Settings(silver={"shards": 8}))
+    assert config_hash(plain) != config_hash(Settings(capture=CaptureSettings(integrity="order")))
