@@ -143,6 +143,11 @@ class OffsetLog:
                     f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} are already in; "
                     "the topic was deleted and made anew, or the checkpoint is older than the tables"
                 )
+            if item.missing < 0:
+                raise OffsetHoleError(
+                    f"{place}: {item.messages} messages for the offsets {item.first} to {item.last}: some are in the "
+                    "source table more than once; restore it to a version without them"
+                )
             if allow_gaps:
                 continue
             if previous is not None and item.first != previous + 1:
