@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,18 @@ LAYER = "bronze"
 MESSAGES = "bronze.messages"
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> LayerQuery:
+def start(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool = False,
+    on_batch: Callable[[LedgerEntry], None] | None = None,
+) -> LayerQuery:
     """Starts the bronze job.
 
     Args:
         once: read what Kafka holds now, then end.
+        on_batch: told of every batch that is committed.
 
     Raises:
         BrokerError: Kafka does not answer.
@@ -36,7 +44,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
     lake.ensure(spark, [MESSAGES, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    job = _BronzeBatch(lake, settings)
+    job = _BronzeBatch(lake, settings, on_batch)
     return query.start(_source(spark, settings), job, trigger=settings.bronze.trigger, once=once)
 
 
@@ -69,9 +77,10 @@ def _source(spark: SparkSession, settings: Settings) -> DataFrame:
 class _BronzeBatch:
     """Commits one micro-batch: the messages, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings) -> None:
+    def __init__(self, lake: Lake, settings: Settings, on_batch: Callable[[LedgerEntry], None] | None) -> None:
         self._lake = lake
         self._settings = settings
+        self._on_batch = on_batch
         self._log: OffsetLog | None = None
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
@@ -101,6 +110,8 @@ class _BronzeBatch:
         )
         write(spark, lake, entry)
         self._log.advance(ranges)
+        if self._on_batch:
+            self._on_batch(entry)
 
     def _counted(self, spark: SparkSession, planned: dict[tuple[str, int], tuple[int, int]]) -> tuple[OffsetRange, ...]:
         """Ranges by what the table holds: after a replay, or where offsets have holes."""

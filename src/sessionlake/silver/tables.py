@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -52,7 +52,10 @@ def _changes(outputs: Iterable[Output]) -> int:
 class TableMerger:
     """Keeps `session_rows` and `sessions` up with the silver stream."""
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    def __init__(
+        self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
+    ) -> None:
+        self._on_merge = on_merge
         self._spark = spark.newSession()  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
         self._settings = settings
@@ -85,6 +88,15 @@ class TableMerger:
         self._news.set()
         if self._thread is not None:
             self._thread.join()
+
+    def drain(self) -> None:
+        """Waits until the background merging has taken in everything committed so far, or has failed."""
+        while self.error is None and self._thread is not None and self._thread.is_alive():
+            with self._lock:
+                if not self._waiting and self._waiting is not None:
+                    return
+            self._news.set()
+            self._stop.wait(0.1)
 
     def catch_up(self) -> int:
         """Merges everything committed so far; returns the number of merges."""
@@ -133,6 +145,8 @@ class TableMerger:
         write(self._spark, self._lake, entry)
         with self._lock:
             self._waiting = [item for item in self._waiting or () if item.batch > last]
+        if self._on_merge:
+            self._on_merge(entry)
         return True
 
     def _suit(self, *, small: bool) -> None:

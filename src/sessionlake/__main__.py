@@ -1,0 +1,6 @@
+"""`python -m sessionlake` is the command `sessionlake`."""
+
+from sessionlake.cli import main
+
+if __name__ == "__main__":
+    main()
