@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 DATABRICKS_VARIABLE = "DATABRICKS_RUNTIME_VERSION"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
 
 def spark_session(settings: Settings, *, app: str = "sessionlake") -> SparkSession:
@@ -133,5 +134,9 @@ _LAPTOP = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # The three layers together have more generated classes than the default of 100, and evicting one recompiles it.
+    "spark.sql.codegen.cache.maxEntries": "2000",
+    # The default manager starts a process (readlink) for each look at a file.
+    "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
     "spark.sql.streaming.numRecentProgressUpdates": "200",
 }
