@@ -22,13 +22,18 @@ class Folded:
     """What a fold sent on.
 
     Attributes:
-        frame: `kind string, payload binary`, persisted.
+        frame: `kind string, payload binary`, persisted or checkpointed.
         inline: the payloads of each kind, None in the place of one that was too big to bring along.
     """
 
     frame: DataFrame
     account: Account
     inline: Mapping[str, Sequence[bytes | None]]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all payloads were brought along."""
+        return all(content is not None for contents in self.inline.values() for content in contents)
 
     @staticmethod
     def collect(frame: DataFrame) -> Folded:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ LAYER = "gold"
 CHANGES = "silver.session_changes"
 # Below this many rows one file is better than one a core.
 _ONE_FILE_ROWS = 200_000
+_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # Sessions are forgotten after twice the time in which silver forgets them, so that one that lives is not.
 _IDLE_TIMEOUTS = 2
 
@@ -100,16 +102,16 @@ class _GoldBatch:
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
-        persisted = [folded.persist()]
+        folded.persist()
         try:
             parts = [Folded.collect(folded)]
             if Kind.BEYOND in parts[0].account.spans:
-                persisted.append(self._recomputed(parts[0]).persist())
-                parts.append(Folded.collect(persisted[1]))
-            outputs = [self._write(target, parts, txn) for target in TARGETS]
+                parts.append(Folded.collect(self._recomputed(parts[0])))
+            small = all(part.whole for part in parts) and self._lake.local
+            with _interpreted(spark) if small else nullcontext():
+                outputs = [self._write(target, parts, txn) for target in TARGETS]
         finally:
-            for frame in persisted:
-                frame.unpersist()
+            folded.unpersist()
         account = parts[0].account
         entry = LedgerEntry(
             layer=LAYER,
@@ -129,7 +131,9 @@ class _GoldBatch:
         gold = self._settings.gold
         beyond = rows_of([fast], Kind.BEYOND, BEYOND_DDL)
         averages = self._lake.read(fast.frame.sparkSession, AVERAGES)
-        return recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
+        found = recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
+        # Not persisted: Spark would compute it again after each write to the table that it was read from.
+        return found.localCheckpoint()
 
     def _write(self, target: Target, parts: Sequence[Folded], txn: Txn) -> Output | None:
         """Appends the new rows and merges the changed ones.
@@ -149,6 +153,20 @@ class _GoldBatch:
             return None
         commit = self._lake.last_commit(parts[0].frame.sparkSession, target.table)
         return Output(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
+
+
+@contextmanager
+def _interpreted(spark: SparkSession) -> Iterator[None]:
+    """Small writes are over before generated code is compiled."""
+    before = {key: spark.conf.get(key) for key in _INTERPRETED}
+    for key, value in _INTERPRETED.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, known in before.items():
+            if known is not None:
+                spark.conf.set(key, known)
 
 
 def _span(parts: Sequence[Folded], kind: Kind) -> Span | None:
