@@ -25,7 +25,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
 from sessionlake.protocol.columns import Column, parse_columns
@@ -258,7 +258,7 @@ def load_settings(file: str | Path | None = None) -> Settings:
         return Settings(**content)
     except ValidationError as error:
         raise ConfigError(_describe(error, path if content else None)) from None
-    except Exception as error:  # pydantic-settings wraps what it cannot read from the environment
+    except SettingsError as error:
         raise ConfigError(f"the environment's settings cannot be read: {error}") from None
 
 

@@ -60,7 +60,8 @@ class TableMerger:
         self._lake = Lake(settings)
         self._settings = settings
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, ROWS, SESSIONS, LEDGER])
-        self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+        if self._lake.local:  # the sources below are computed once already
+            self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
