@@ -257,15 +257,16 @@ def of_truth(tables: Tables, silver: Silver) -> Holdings:
     return Holdings(
         _lines(tables.session_changes),
         _row_lines(tables.session_rows),
-        _lines(_before_expiry(row, silver) for row in tables.sessions.values()),
+        _lines(closed(row, silver) for row in tables.sessions.values()),
         _lines(quarantine),
-        _lines({**row, "expected_seq": _capped(row["expected_seq"])} for row in tables.integrity_events),
+        _lines({**row, "expected_seq": capped(row["expected_seq"])} for row in tables.integrity_events),
         _lines({"place": place, **counts} for place, counts in tables.counts.items()),
     )
 
 
-def _before_expiry(row: Row, silver: Silver) -> Row:
-    row = {**row, "next_seq": _capped(row["next_seq"])}
+def closed(row: Row, silver: Silver) -> Row:
+    """The truth's row of a session as tables without a timer can hold it; see `of_truth`."""
+    row = {**row, "next_seq": capped(row["next_seq"])}
     if row["ended_at"] is not None:
         row["ended_at"] = max(row["ended_at"], _YEAR_ONE)
     found = silver.sessions.get((row["topic"], row["session_id"]), {}).get("status")
@@ -274,7 +275,7 @@ def _before_expiry(row: Row, silver: Silver) -> Row:
     return row
 
 
-def _capped(seq: int | None) -> int | None:
+def capped(seq: int | None) -> int | None:
     """A table's bigint ends where seqs do; what is expected after the last one is the last one."""
     return None if seq is None else min(seq, INT64_MAX)
 

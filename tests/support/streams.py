@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ SKEW = 86_400_000
 MAX_BYTES = 4_096
 START = 1_700_000_000_000
 INT64_MAX = 2**63 - 1
+TOPICS = ("capture.a", "capture.b", "capture.ö", "capture.a.b")
 
 _IDS = ["r0", "r1", "r2", "r3", "ä", "日本", "😀", " ", "\x00", "é" * 512, '"\\', "null"]
 _VALUES: dict[str, list[Any]] = {
@@ -79,10 +80,10 @@ class _Sensor:
 class StreamMaker:
     """Makes one stream: topics, partitions and sessions interleaved, offsets rising by one in each partition."""
 
-    def __init__(self, rnd: random.Random, noise: Noise) -> None:
+    def __init__(self, rnd: random.Random, noise: Noise, topics: Sequence[str] = TOPICS) -> None:
         self._rnd, self._noise = rnd, noise
         self._lanes: dict[tuple[str, int], list[int]] = {}  # next offset, Kafka time
-        self._topics = rnd.sample(["capture.a", "capture.b", "capture.ö", "capture.a.b"], rnd.randint(1, 3))
+        self._topics = rnd.sample(topics, rnd.randint(1, 3))
         self._twinned: set[str] = set()
         self._sensors = [self._sensor(rnd.choice(self._topics), number) for number in range(rnd.randint(1, 8))]
 

@@ -1,0 +1,84 @@
+"""Silver's tables in a real lake, compared with the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from chispa import assert_df_equality
+
+from sessionlake.config import Settings
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.local.truth import KafkaMessage, Tables
+from support.folding import Silver, capped, closed, truth_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Row = dict[str, Any]
+# Columns that name a batch, or tell what the truth does not.
+_OWN = {"_batch", "last_kafka_timestamp", "integrity"}
+
+
+def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) -> None:
+    """Appends messages to `bronze.messages` as one commit of one file."""
+    rows = [
+        (m.topic, m.partition, m.offset, datetime.fromtimestamp(m.timestamp / 1000, UTC), 0, m.key, m.value, None, None)
+        for m in messages
+    ]
+    schema = lake.read(spark, "bronze.messages").schema
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    frame.write.format("delta").mode("append").save(str(lake.path("bronze.messages")))
+
+
+def assert_silver_is_the_truth(spark: SparkSession, settings: Settings, messages: Iterable[KafkaMessage]) -> None:
+    """Every table of silver, row for row, and the ledger's account of every message."""
+    truth, lake = truth_of(messages, settings.capture), Lake(settings)
+    sessions = comparable(lake.read(spark, "silver.sessions"))
+    for table, rows in _expected(truth, _found(sessions)).items():
+        found = comparable(lake.read(spark, table))
+        expected = spark.createDataFrame([tuple(row[name] for name in found.columns) for row in rows], found.schema)
+        assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
+    assert_ledger_accounts_for(spark, lake, truth)
+
+
+def comparable(frame: DataFrame) -> DataFrame:
+    """Without bookkeeping, and timestamps as milliseconds."""
+    from pyspark.sql import functions as F
+
+    types = dict(frame.dtypes)
+    kept = [name for name in frame.columns if name not in _OWN]
+    return frame.select(*(F.unix_millis(n).alias(n) if types[n] == "timestamp" else F.col(f"`{n}`") for n in kept))
+
+
+def assert_ledger_accounts_for(spark: SparkSession, lake: Lake, truth: Tables) -> None:
+    """Each batch once, nothing vanished in any, and together as the truth counts."""
+    rows = lake.read(spark, LEDGER).where("layer = 'silver'").collect()
+    assert len({(row["app_id"], row["batch_id"]) for row in rows}) == len(rows)
+    names = ("messages", "applied", "duplicates", "quarantined", "held")
+    assert all(row["messages"] == sum(row[name] for name in names[1:]) for row in rows)
+    counts = truth.counts.values()
+    assert {n: sum(row[n] for row in rows) for n in names} == {n: sum(count[n] for count in counts) for n in names}
+
+
+def _found(sessions: DataFrame) -> Silver:
+    rows = [row.asDict() for row in sessions.collect()]
+    return Silver(sessions={(row["topic"], row["session_id"]): row for row in rows})
+
+
+def _expected(truth: Tables, found: Silver) -> dict[str, list[Row]]:
+    return {
+        "silver.session_changes": truth.session_changes,
+        "silver.session_rows": [
+            {"topic": topic, "session_id": session, "row_id": row_id, **row}
+            for (topic, session), table in truth.session_rows.items()
+            for row_id, row in table.items()
+        ],
+        "silver.sessions": [closed(row, found) for row in truth.sessions.values()],
+        "silver.quarantine": [{**row, "kafka_timestamp": row["timestamp"]} for row in truth.quarantine],
+        "silver.integrity_events": [
+            {**row, "expected_seq": capped(row["expected_seq"])} for row in truth.integrity_events
+        ],
+    }
