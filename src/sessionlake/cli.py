@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -20,11 +21,14 @@ from sessionlake.commands.simulate import every_fault, with_scenario_options
 from sessionlake.errors import SessionlakeError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sessionlake.config import Settings
     from sessionlake.local.broker import BrokerStatus
 
 DEBUG = "SESSIONLAKE_DEBUG"
 INTERRUPTED = 130
+T = TypeVar("T")
 
 
 class Layers(StrEnum):
@@ -68,8 +72,14 @@ class _Group(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.info.help = "Kafka captures in, exact session tables and live analytics out, as Delta tables."
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
+)
 broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 app.add_typer(broker_app, name="broker")
@@ -95,9 +105,13 @@ def say(text: str) -> None:
 
 
 @app.callback()
-def options(config: Config = None, version: Annotated[bool, typer.Option("--version", help="Say it and end.")] = False) -> None:
+def options(
+    config: Config = None, version: Annotated[bool, typer.Option("--version", help="Say it and end.")] = False
+) -> None:
     """What stands before the command."""
-    del config
+    _GIVEN.clear()
+    if config is not None:
+        _GIVEN["config"] = config
     if version:
         from sessionlake import __version__
 
@@ -140,3 +154,165 @@ def status(form: Form = Format.TABLE, config: Config = None) -> None:
 
     found = _with_spark(settings, lambda spark: layer_statuses(spark, settings))
     show(COLUMNS, [layer.row() for layer in found], form)
+
+
+@app.command()
+def doctor(form: Form = Format.TABLE, config: Config = None) -> None:
+    """Check this machine, Kafka, and that the tables account for every message."""
+    from sessionlake.commands.doctor import Verdict, examine
+    from sessionlake.commands.show import show
+
+    checks = examine(config or _config_before_command())
+    show(("check", "verdict", "found", "next step"), [check.row() for check in checks], form)
+    if any(check.verdict is Verdict.FAIL for check in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM silver.sessions".')],
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """Ask the tables in SQL; json gives one object a line."""
+    settings = _settings(config)
+    from sessionlake.commands.query import answer, check
+
+    check(settings, sql)
+    _with_spark(settings, lambda spark: answer(spark, settings, sql, form))
+
+
+@session_app.command("show")
+def session_show(
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """The rows of one session's table, now."""
+    settings = _settings(config)
+    from sessionlake.commands.session import show_session
+
+    _with_spark(settings, lambda spark: show_session(spark, settings, session, topic, form))
+
+
+@app.command()
+@with_scenario_options
+def simulate(
+    mode: Annotated[Mode, typer.Option("--mode", help="live keeps to the clock; burst and bench do not.")] = Mode.LIVE,
+    messages: Annotated[int | None, typer.Option("--messages", help="How many in all, instead of a duration.")] = None,
+    every: Annotated[float | None, typer.Option("--faults", help="Share of every fault not given by itself.")] = None,
+    truth: Annotated[Path | None, typer.Option("--truth", help="Folder for what silver must then hold.")] = None,
+    form: Form = Format.JSON,
+    config: Config = None,
+    **scenario: Any,
+) -> None:
+    """Send plausible captures to Kafka, the same from the same seed, with faults on request."""
+    settings = _settings(config)
+    from sessionlake.commands.show import show
+    from sessionlake.commands.simulate import ProgressLine
+    from sessionlake.local.simulate import run_simulation
+    from sessionlake.runtime.signals import StopFlag
+
+    told = every_fault(every, scenario | {"messages": messages})
+    line = ProgressLine()
+    with StopFlag() as stop:
+        report = run_simulation(settings, mode=mode.value, truth=truth, stop=stop, on_progress=line, **told)
+    line.end()
+    found = report.to_dict()
+    show(list(found), [list(found.values())], form)
+
+
+@broker_app.command("up")
+def broker_up(config: Config = None) -> None:
+    """Start it, unless it runs, and wait until it answers."""
+    from sessionlake.local import broker
+
+    _show_broker(broker.up(_settings(config)))
+
+
+@broker_app.command("down")
+def broker_down(config: Config = None) -> None:
+    """Stop it; its data stays."""
+    from sessionlake.local import broker
+
+    say("the broker has stopped" if broker.down(_settings(config)) else "no broker of this home was running")
+
+
+@broker_app.command("status")
+def broker_status(config: Config = None) -> None:
+    """Say how it stands; exit code 1 unless it runs."""
+    from sessionlake.local import broker
+
+    found = broker.status(_settings(config))
+    _show_broker(found)
+    if found.state != "running":
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long the sensors send.")] = 45,
+    rate: Annotated[float, typer.Option("--rate", min=10, max=20_000, help="Messages a second.")] = 1000,
+    config: Config = None,
+) -> None:
+    """The whole pipeline on live Kafka input for a minute, in a home of its own, then verified."""
+    settings = _settings(config)
+    from sessionlake.local.demo import run_demo
+
+    code = run_demo(settings, seconds=seconds, rate=rate)
+    if code:
+        raise typer.Exit(code)
+
+
+def _settings(config: Path | None) -> Settings:
+    from sessionlake.config import load_settings
+
+    return load_settings(config or _config_before_command())
+
+
+def _config_before_command() -> Path | None:
+    """The file named before the command, as in `sessionlake --config FILE status`."""
+    return _GIVEN.get("config")
+
+
+_GIVEN: dict[str, Path] = {}
+
+
+def _with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+    from sessionlake.runtime.spark import spark_session, stop_spark
+
+    try:
+        return work(spark_session(settings))
+    finally:
+        stop_spark()
+
+
+def _show_broker(found: BrokerStatus) -> None:
+    meaning = {
+        "stopped": "not running; `sessionlake broker up` starts it",
+        "foreign": "another process holds the port",
+        "outside": "an outside broker is configured: nothing to start here",
+    }
+    pid = f" (process {found.pid})" if found.pid else ""
+    typer.echo(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")
+
+
+def _explain(error: BaseException, text: str) -> None:
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exception(error)
+    say(f"error: {text}")
+
+
+def _is_usage(error: Exception) -> bool:
+    return hasattr(error, "format_message")  # Typer's own, which show themselves and exit with 2
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:400]
+
+
+if __name__ == "__main__":
+    main()

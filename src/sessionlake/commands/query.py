@@ -1,0 +1,82 @@
+"""SQL over the lake's tables by their two-level names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sessionlake.commands.show import Format, show_frame
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
+_LISTS = ("show", "describe", "desc")
+
+
+def check(settings: Settings, sql: str) -> None:
+    """Refuses, before Spark is started, what cannot be answered.
+
+    Raises:
+        UsageError: it is no statement that reads.
+        LakeError: a local table that it names has not been created yet.
+    """
+    first = first_word(sql)
+    if first not in _READS:
+        raise UsageError(
+            f"query: the statement begins with {first.upper() or 'nothing'!r}; "
+            f"query reads only: {', '.join(word.upper() for word in _READS)}"
+        )
+    lake = Lake(settings)
+    missing = [table for table in mentioned(sql) if lake.local and not (lake.path(table) / "_delta_log").is_dir()]
+    if missing:
+        raise LakeError(
+            f"query: {', '.join(missing)} is not there yet in {settings.home}: "
+            "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
+        )
+
+
+def answer(spark: SparkSession, settings: Settings, sql: str, form: Format) -> None:
+    """Writes the answer to one statement.
+
+    Only the tables that it names are opened: opening all would take longer than most answers.
+
+    Raises:
+        UsageError: Spark does not accept it, or it fails while it is computed.
+    """
+    from pyspark.errors import PySparkException
+
+    named = mentioned(sql)
+    Lake(settings).register(spark, None if first_word(sql) in _LISTS and not named else named)
+    try:
+        show_frame(spark.sql(sql), form)
+    except PySparkException as error:
+        raise UsageError(f"query: {one_line(str(error))}{_hint(sql)}") from error
+
+
+def mentioned(sql: str) -> list[str]:
+    """Names of the lake's tables in the statement, each once."""
+    bare = _COMMENT.sub(" ", sql).replace("`", "").lower()
+    return [table for table in TABLES if re.search(rf"(?<![\w.]){re.escape(table)}(?!\w)", bare)]
+
+
+def first_word(sql: str) -> str:
+    """The statement's first keyword, in lower case."""
+    found = re.match(r"[\s(]*([a-z]+)", _COMMENT.sub(" ", sql).lower())
+    return found[1] if found else ""
+
+
+def one_line(text: str) -> str:
+    """What Spark says, without the picture of the statement and the plan below it."""
+    said = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
+    at = re.search(r"line (\d+),? pos (\d+)", text)
+    return " ".join(said.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in said else "")
+
+
+def _hint(sql: str) -> str:
+    return "" if mentioned(sql) else f" Tables: {', '.join(TABLES)}"

@@ -1,0 +1,106 @@
+"""Rows for people (a table) and for programs (JSON lines, CSV): the only thing that goes to standard output."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Rows = Sequence[Sequence[Any]]
+_UNBOUNDED = 10_000
+
+
+class Format(StrEnum):
+    """How rows are written."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def show_frame(frame: DataFrame, form: Format) -> None:
+    """Writes a frame's rows to standard output."""
+    arrow = frame.toArrow()
+    columns = [arrow.column(i).to_pylist() for i in range(arrow.num_columns)]
+    rows = list(zip(*columns, strict=True)) if columns else []
+    show(arrow.column_names, rows, form)
+
+
+def show(names: Sequence[str], rows: Rows, form: Format, out: TextIO | None = None) -> None:
+    """Writes rows.
+
+    JSON is one object a line. There a time is an ISO 8601 string, bytes are their text if they are UTF-8 and Base64 if
+    not, and NaN and infinities, which JSON lacks, are strings.
+    """
+    out = out or sys.stdout
+    if form is Format.JSON:
+        for row in rows:
+            out.write(json.dumps(dict(zip(names, map(plain, row), strict=True)), ensure_ascii=False) + "\n")
+    elif form is Format.CSV:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_cell(value, "") for value in row] for row in rows)
+    else:
+        _table(names, rows, out)
+
+
+def plain(value: Any) -> Any:
+    """The value in the types that JSON has."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Decimal | timedelta):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _cell(value: Any, missing: str) -> str:
+    simple = plain(value)
+    if simple is None:
+        return missing
+    if isinstance(simple, bool | dict | list):
+        return json.dumps(simple, ensure_ascii=False)
+    return str(simple)
+
+
+def _table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(names))]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, right in zip(names, numeric, strict=True):
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value, "null")) for value in row))
+    # A file or a pipe has no width to fit into: nothing is cut or folded there.
+    console = Console(file=out, width=None if out.isatty() else _UNBOUNDED)
+    console.print(table, soft_wrap=False)
+    if not rows:
+        console.print("no rows")

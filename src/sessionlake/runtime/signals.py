@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM as a flag that work looks at between its steps, rather than an exception in the middle of one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopFlag(threading.Event):
+    """Set by SIGINT or SIGTERM while inside `with`; outside the main thread, where signals cannot be taken, by hand only.
+
+    Attributes:
+        signal: the number of the first signal that came, 0 before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signal = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.take()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take(self) -> None:
+        """Takes the signals over (again): starting Spark puts a handler of its own in place."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                before = signal.signal(number, self._note)
+                self._before.setdefault(number, before)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self.set()
