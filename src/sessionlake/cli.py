@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Layers(StrEnum):
-    """What `run` takes."""
+    """What `run` takes: the words of `pipeline.Layer`, without importing it."""
 
     BRONZE = "bronze"
     SILVER = "silver"
@@ -127,20 +127,22 @@ def run(
 ) -> None:
     """Run layers until stopped: bronze (Kafka in), silver (session tables), gold (analytics)."""
     settings = _settings(config)
-    from sessionlake.runtime import pipeline
+    from sessionlake import pipeline
     from sessionlake.runtime.signals import StopFlag
     from sessionlake.runtime.spark import spark_session, stop_spark
 
-    wanted = list(pipeline.LAYERS) if layers is Layers.ALL else [layers.value]
-    pipeline.preflight(settings, wanted)
+    layer = pipeline.Layer(layers)
+    pipeline.preflight(settings, layer)
     with StopFlag() as stop:
         try:
             spark = spark_session(settings)
             stop.take()
-            if not once:
-                say(f"running {', '.join(wanted)} into {settings.catalog or settings.home}; Ctrl-C stops")
-            done = pipeline.run(spark, settings, wanted, once=once, stop=stop)
-            say("stopped" if stop.is_set() else f"done: {', '.join(done)}")
+            if once:
+                say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")
+                return
+            say(f"running {', '.join(layer.parts)} into {settings.catalog or settings.home}; Ctrl-C stops")
+            pipeline.run_live(spark, settings, layer, stop)
+            say("stopped")
         finally:
             stop_spark()
 
@@ -159,12 +161,16 @@ def status(form: Form = Format.TABLE, config: Config = None) -> None:
 @app.command()
 def doctor(form: Form = Format.TABLE, config: Config = None) -> None:
     """Check this machine, Kafka, and that the tables account for every message."""
-    from sessionlake.commands.doctor import Verdict, examine
     from sessionlake.commands.show import show
+    from sessionlake.doctor import Level, examine
+    from sessionlake.runtime.spark import stop_spark
 
-    checks = examine(config or _config_before_command())
-    show(("check", "verdict", "found", "next step"), [check.row() for check in checks], form)
-    if any(check.verdict is Verdict.FAIL for check in checks):
+    try:
+        findings = examine(config or _config_before_command())
+    finally:
+        stop_spark()
+    show(("level", "check", "found"), [(item.level, item.what, item.detail) for item in findings], form)
+    if any(item.level is Level.FAIL for item in findings):
         raise typer.Exit(1)
 
 

@@ -4,51 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
-from sessionlake.errors import SessionlakeError
+from sessionlake.config import Settings, load_settings
+from sessionlake.errors import BrokerError, ConfigError, LakeError, SessionlakeError
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHECKPOINTED = ("bronze", "silver", "gold")
+# Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
+_GROWING = ("bronze.messages", "silver.session_changes", "silver.quarantine", "silver.integrity_events")
+
+
+class Level(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check: `level` is ok, warn or fail."""
+    """The outcome of one check; `detail` holds the remedy where there is something to do."""
 
-    level: str
+    level: Level
     what: str
     detail: str
 
 
-def examine(settings: Settings) -> list[Finding]:
-    """Runs every check; a check that fails does not keep the others from running."""
-    checks: list[tuple[str, Callable[[Settings], str]]] = [
-        ("java", _java),
-        ("jars", _jars),
-        ("home", _home),
-        ("broker", _broker),
-        ("ledger", _ledger),
-        ("checkpoints", _checkpoints),
-    ]
-    findings = [Finding("ok", "config", f"topics {settings.kafka.topic_pattern}, class {settings.capture.integrity}")]
-    for what, check in checks:
-        try:
-            findings.append(Finding("ok", what, check(settings)))
-        except SessionlakeError as error:
-            # A broker that is down stops nothing but bronze: worth a warning.
-            findings.append(Finding("warn" if what == "broker" else "fail", what, str(error)))
-    return findings
+def examine(file: Path | None = None) -> list[Finding]:
+    """Runs every check that the ones before it leave possible.
+
+    Args:
+        file: the configuration, as `load_settings` takes it.
+    """
+    try:
+        settings = load_settings(file)
+    except ConfigError as error:
+        return [Finding(Level.FAIL, "config", str(error))]
+    capture = settings.capture
+    said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
+    machine = [_finding("java", _java), _finding("jars", _jars), _finding("home", lambda: _home(settings))]
+    findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
+    findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
+    if any(item.level is Level.FAIL for item in machine):
+        return findings
+    return [*findings, *_books(settings)]
 
 
-def _java(_: Settings) -> str:
+def _finding(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(Level.OK, what, check())
+    except BrokerError as error:  # nothing but bronze needs it
+        return Finding(Level.WARN, what, str(error))
+    except SessionlakeError as error:
+        return Finding(Level.FAIL, what, str(error))
+
+
+def _java() -> str:
     from sessionlake.runtime.java import require_java
 
     return str(require_java())
 
 
-def _jars(_: Settings) -> str:
-    from sessionlake.runtime.jars import spark_jars
+def _jars() -> str:
+    from sessionlake.runtime.jars import broker_jars, spark_jars
 
-    return f"{len(spark_jars())} jars for Spark cached"
+    return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
 
 
 def _home(settings: Settings) -> str:
@@ -64,33 +92,100 @@ def _broker(settings: Settings) -> str:
     return f"answers at {settings.kafka.bootstrap_servers}"
 
 
-def _ledger(settings: Settings) -> str:
-    from sessionlake.lake.status import read_status
-    from sessionlake.lake.tables import Lake
-    from sessionlake.runtime.spark import spark_session
-
-    spark, lake = spark_session(settings, app="doctor"), Lake(settings)
-    layers = read_status(spark, lake, None)
-    for layer in layers:
-        if not layer.balanced:
-            raise SessionlakeError(
-                f"{layer.layer}: messages in are not applied + duplicates + quarantined + held; "
-                "compare ops.ledger's rows and report this as a fault of sessionlake"
-            )
-        if layer.behind is not None and layer.behind < 0:
-            raise SessionlakeError(f"{layer.layer}: holds {-layer.behind} messages more than its source")
-    return "every layer's books balance: messages = applied + duplicates + quarantined + held"
-
-
 def _checkpoints(settings: Settings) -> str:
-    from sessionlake.errors import LakeError
-
     found = []
-    for layer in ("bronze", "silver", "gold"):
+    for layer in _CHECKPOINTED:
         folder = Path(settings.checkpoint(layer))
         if not folder.is_dir():
             continue
         if not (folder / "metadata").is_file():
             raise LakeError(f"{folder} has no metadata file: restore the checkpoint, or start over with an empty home")
         found.append(layer)
-    return f"present: {', '.join(found) or 'none yet'}"
+    return ", ".join(found) or "none yet"
+
+
+def _books(settings: Settings) -> list[Finding]:
+    from sessionlake.runtime.spark import spark_session
+
+    lake = Lake(settings)
+    if lake.local and not (lake.path(LEDGER) / "_delta_log").is_dir():
+        return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
+    spark = spark_session(settings, app="doctor")
+    return [
+        _finding("ledger", lambda: _balanced(spark, settings)),
+        _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
+        _finding("tables", lambda: _as_booked(spark, lake)),
+        _finding("layers", lambda: _have_checkpoints(spark, settings)),
+    ]
+
+
+def _balanced(spark: SparkSession, settings: Settings) -> str:
+    from sessionlake.lake.status import layer_statuses
+
+    layers = layer_statuses(spark, settings)
+    for layer in layers:
+        if layer.unaccounted:
+            raise LakeError(
+                f"{layer.layer}: {layer.unaccounted} messages are neither applied nor duplicates nor quarantined nor "
+                "held; look for the batches in ops.ledger (sessionlake query) and report this as a fault of sessionlake"
+            )
+    return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
+
+
+def _contiguous(spark: SparkSession, lake: Lake, *, allow_gaps: bool) -> str:
+    from pyspark.sql import functions as F
+
+    ranges = (
+        lake.read(spark, LEDGER)
+        .select("layer", F.explode("offsets").alias("o"))
+        .groupBy("layer", "o.topic", "o.partition")
+    )
+    spans = ranges.agg(
+        F.min("o.first").alias("first"), F.max("o.last").alias("last"), F.sum("o.messages").alias("messages")
+    )
+    found = spans.collect()
+    for row in found:
+        missing = row["last"] - row["first"] + 1 - row["messages"]
+        if missing < 0 or (missing and not allow_gaps):
+            what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
+            raise LakeError(
+                f"{row['layer']}: topic {row['topic']}, partition {row['partition']}, offsets {row['first']} to "
+                f"{row['last']}: {what}; restore the tables to an earlier version, or start over with an empty home"
+            )
+    return f"contiguous in {len({(row['topic'], row['partition']) for row in found})} topic-partitions"
+
+
+def _as_booked(spark: SparkSession, lake: Lake) -> str:
+    from pyspark.sql import functions as F
+
+    outputs = (
+        lake.read(spark, LEDGER)
+        .select(F.explode("outputs").alias("o"))
+        .groupBy("o.table")
+        .agg(F.sum("o.rows").alias("n"))
+    )
+    booked = {row["table"]: row["n"] for row in outputs.collect()}
+    for table in _GROWING:
+        held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
+        # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
+        if held < booked.get(table, 0):
+            raise LakeError(
+                f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand; "
+                "restore the table (Delta's time travel: RESTORE TABLE), or start over with an empty home"
+            )
+    return "hold what the ledger says was written"
+
+
+def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
+    ran = {row["layer"] for row in Lake(settings).read(spark, LEDGER).select("layer").distinct().collect()}
+    lost = [
+        settings.checkpoint(layer)
+        for layer in _CHECKPOINTED
+        if layer in ran and settings.catalog is None and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    ]
+    if lost:
+        raise LakeError(
+            f"{', '.join(lost)}: the tables hold data and the checkpoint is gone; put it back, or start over with an "
+            "empty home (make clean-home)"
+        )
+    return "every layer that has run has its checkpoint"

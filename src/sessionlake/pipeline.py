@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from sessionlake.bronze import job as bronze
 from sessionlake.config import Settings
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import MachineError, SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.runtime.streams import LayerQuery
+from sessionlake.runtime.home import require_home
+from sessionlake.runtime.kafka import require_broker
+from sessionlake.runtime.streams import LayerQuery, explain
 from sessionlake.silver import job as silver
 from sessionlake.silver.tables import TableMerger
 
@@ -30,28 +34,50 @@ class Layer(StrEnum):
     GOLD = "gold"
     ALL = "all"
 
-    def includes(self, layer: Layer) -> bool:
-        """Whether running this one runs that one."""
-        return self in (layer, Layer.ALL)
+    @property
+    def parts(self) -> tuple[Layer, ...]:
+        """The single layers that it means, in the order in which data passes them."""
+        return (Layer.BRONZE, Layer.SILVER, Layer.GOLD) if self is Layer.ALL else (self,)
 
 
-def run_once(spark: SparkSession, settings: Settings, layer: Layer) -> None:
+def preflight(settings: Settings, layer: Layer) -> None:
+    """Refuses what cannot work, before Spark is started for it.
+
+    Raises:
+        BrokerError: bronze is to run and Kafka does not answer.
+        MachineError: the home cannot be written.
+    """
+    if settings.catalog is None:
+        require_home(settings)
+    if Layer.BRONZE in layer.parts:
+        require_broker(settings)
+
+
+def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: threading.Event) -> bool:
     """Takes in what is there, layer after layer, each to its end.
+
+    Returns:
+        Whether the end was reached: False if `stop` was set before.
 
     Raises:
         SessionlakeError: what stopped a layer; later layers are not begun.
     """
-    if layer.includes(Layer.BRONZE):
-        bronze.start(spark, settings, once=True).wait()
-    if layer.includes(Layer.SILVER):
-        silver.start(spark, settings, once=True).wait()
-        TableMerger(spark, settings).catch_up()
-    if layer.includes(Layer.GOLD):
-        gold.start(spark, settings, once=True).wait()
+    with _claimed(settings, layer):
+        return all(_to_the_end(spark, settings, part, stop) for part in layer.parts)
+
+
+def run_live(spark: SparkSession, settings: Settings, layer: Layer, stop: threading.Event) -> None:
+    """Runs layers until `stop` is set.
+
+    Raises:
+        SessionlakeError: the first error of any of them; the others have been stopped.
+    """
+    with _claimed(settings, layer), Pipeline(spark, settings, layer) as pipeline:
+        pipeline.watch(stop)
 
 
 class Pipeline:
-    """Layers running live until they are stopped or one of them fails.
+    """Layers running live, from entering the context until leaving it.
 
     Args:
         on_commit: told of every batch of bronze, silver and the table merger that is committed.
@@ -68,33 +94,22 @@ class Pipeline:
         self._settings = settings
         self._layer = layer
         self._on_commit = on_commit or (lambda _: None)
-        self._queries: list[LayerQuery] = []
         self._merger: TableMerger | None = None
+        self.queries: dict[Layer, LayerQuery] = {}
 
-    def start(self) -> Pipeline:
+    def __enter__(self) -> Self:
         """Starts every layer; if one cannot start, none is left running."""
         try:
-            self._start()
+            for part in self._layer.parts:
+                self.queries[part] = self._start(part)
         except BaseException:
-            self.stop()
+            self._stop()
             raise
         return self
 
-    def _start(self) -> None:
-        spark, settings = self._spark, self._settings
-        if self._layer.includes(Layer.BRONZE):
-            self._queries.append(bronze.start(spark, settings, on_batch=self._on_commit))
-        if self._layer.includes(Layer.SILVER):
-            merger = self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
-            self._queries.append(silver.start(spark, settings, on_batch=self._on_silver))
-            merger.start()
-        if self._layer.includes(Layer.GOLD):
-            self._queries.append(gold.start(spark, settings))
-
-    def _on_silver(self, entry: LedgerEntry) -> None:
-        if self._merger is not None:
-            self._merger.announce(entry)
-        self._on_commit(entry)
+    def __exit__(self, *_error: object) -> None:
+        """Stops them. A batch under way is given up: the next start repeats it."""
+        self._stop()
 
     def watch(self, stop: threading.Event) -> None:
         """Returns when `stop` is set.
@@ -107,31 +122,84 @@ class Pipeline:
 
     def check(self) -> None:
         """Raises the error of a layer that has stopped."""
-        for query in self._queries:
+        if self._merger is not None and self._merger.error is not None:
+            error = self._merger.error
+            if isinstance(error, SessionlakeError):
+                raise error
+            raise explain(error, "silver's tables", self._settings.checkpoint("silver")) from error
+        for query in self.queries.values():
             if not query.active:
                 query.wait()
-                raise SessionlakeError(f"{query.layer} ended by itself: see the log in {self._settings.home / 'logs'}")
-        if self._merger is not None and self._merger.error is not None:
-            raise SessionlakeError(f"merging silver's tables stopped: {self._merger.error}") from self._merger.error
+                raise SessionlakeError(f"{query.layer} was ended from outside: run it again")
 
     def drain(self) -> None:
-        """Waits until everything that Kafka holds now has reached every table."""
-        for query in self._queries:
-            self._all_available(query)
-            if query.layer == silver.LAYER and self._merger is not None:
+        """Waits until everything that Kafka holds now has reached every table.
+
+        Raises:
+            SessionlakeError: what stopped a layer before.
+        """
+        for part, query in self.queries.items():
+            try:
+                query.query.processAllAvailable()
+            except Exception:
+                query.wait()  # says it better
+                raise
+            if part is Layer.SILVER and self._merger is not None:
                 self._merger.drain()
                 self.check()
 
-    def _all_available(self, query: LayerQuery) -> None:
-        try:
-            query.query.processAllAvailable()
-        except Exception:
-            query.wait()
-            raise
+    def _start(self, part: Layer) -> LayerQuery:
+        spark, settings = self._spark, self._settings
+        if part is Layer.BRONZE:
+            return bronze.start(spark, settings, on_batch=self._on_commit)
+        if part is Layer.GOLD:
+            return gold.start(spark, settings)
+        self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
+        query = silver.start(spark, settings, on_batch=self._on_silver)
+        self._merger.start()
+        return query
 
-    def stop(self) -> None:
-        """Ends every layer. A batch under way is given up: the next start repeats it."""
-        for query in self._queries:
+    def _on_silver(self, entry: LedgerEntry) -> None:
+        if self._merger is not None:
+            self._merger.announce(entry)
+        self._on_commit(entry)
+
+    def _stop(self) -> None:
+        for query in self.queries.values():
             query.stop()
         if self._merger is not None:
             self._merger.stop()
+
+
+def _to_the_end(spark: SparkSession, settings: Settings, part: Layer, stop: threading.Event) -> bool:
+    start = {Layer.BRONZE: bronze.start, Layer.SILVER: silver.start, Layer.GOLD: gold.start}[part]
+    query = start(spark, settings, once=True)
+    while not query.wait(_LOOK_SECONDS):
+        if stop.is_set():
+            query.stop()
+            return False
+    if part is Layer.SILVER:
+        TableMerger(spark, settings).catch_up()
+    return True
+
+
+@contextmanager
+def _claimed(settings: Settings, layer: Layer) -> Iterator[None]:
+    """Keeps a second process of this machine from running the same layers over the same home.
+
+    Raises:
+        MachineError: one does already.
+    """
+    with ExitStack() as held:
+        if settings.catalog is None:
+            folder = require_home(settings, "locks") / "locks"
+            for part in layer.parts:
+                lock = held.enter_context((folder / part).open("w"))
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise MachineError(
+                        f"another process runs {part} over {settings.home}: stop it first, "
+                        "or name another home with SESSIONLAKE_HOME"
+                    ) from None
+        yield

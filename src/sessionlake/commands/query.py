@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, show_frame
+from sessionlake.commands.show import Format, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.schemas import TABLES
@@ -42,19 +42,28 @@ def check(settings: Settings, sql: str) -> None:
 
 
 def answer(spark: SparkSession, settings: Settings, sql: str, form: Format) -> None:
-    """Writes the answer to one statement.
+    """Writes the answer to one statement to standard output.
+
+    Raises:
+        UsageError: Spark does not accept it, or it fails while it is computed.
+    """
+    show(*fetch(spark, settings, sql), form)
+
+
+def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
+    """Column names and rows of the answer to one statement.
 
     Only the tables that it names are opened: opening all would take longer than most answers.
 
     Raises:
-        UsageError: Spark does not accept it, or it fails while it is computed.
+        UsageError: as `answer`.
     """
     from pyspark.errors import PySparkException
 
     named = mentioned(sql)
     Lake(settings).register(spark, None if first_word(sql) in _LISTS and not named else named)
     try:
-        show_frame(spark.sql(sql), form)
+        return collected(spark.sql(sql))
     except PySparkException as error:
         raise UsageError(f"query: {one_line(str(error))}{_hint(sql)}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, show_frame
+from sessionlake.commands.show import Format, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.tables import Lake
@@ -36,7 +36,7 @@ def show_session(spark: SparkSession, settings: Settings, session: str, topic: s
     if len(topics) > 1:
         raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
     rows = lake.read(spark, _ROWS).where((F.col("topic") == topics[0]) & (F.col("session_id") == session))
-    show_frame(rows.drop("topic", "session_id").orderBy("row_id"), form)
+    show(*collected(rows.drop("topic", "session_id").orderBy("row_id")), form)
 
 
 def _some(spark: SparkSession, lake: Lake) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from rich.table import Table
 
 Rows = Sequence[Sequence[Any]]
 _UNBOUNDED = 10_000
@@ -26,14 +27,6 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
-
-
-def show_frame(frame: DataFrame, form: Format) -> None:
-    """Writes a frame's rows to standard output."""
-    arrow = frame.toArrow()
-    columns = [arrow.column(i).to_pylist() for i in range(arrow.num_columns)]
-    rows = list(zip(*columns, strict=True)) if columns else []
-    show(arrow.column_names, rows, form)
 
 
 def show(names: Sequence[str], rows: Rows, form: Format, out: TextIO | None = None) -> None:
@@ -51,23 +44,28 @@ def show(names: Sequence[str], rows: Rows, form: Format, out: TextIO | None = No
         writer.writerow(names)
         writer.writerows([_cell(value, "") for value in row] for row in rows)
     else:
-        _table(names, rows, out)
+        _print_table(names, rows, out)
+
+
+def collected(frame: DataFrame) -> tuple[list[str], Rows]:
+    """A frame's column names, which may repeat, and its rows."""
+    arrow = frame.toArrow()
+    columns = [arrow.column(i).to_pylist() for i in range(arrow.num_columns)]
+    return arrow.column_names, list(zip(*columns, strict=True))
 
 
 def plain(value: Any) -> Any:
     """The value in the types that JSON has."""
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return _text(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Decimal | timedelta):
-        return str(value)
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
     return value
 
 
@@ -87,20 +85,26 @@ def _cell(value: Any, missing: str) -> str:
     return str(simple)
 
 
-def _table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
-    from rich.box import SIMPLE_HEAD
+def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
     from rich.console import Console
+
+    # A file or a pipe has no width to fit into: nothing is cut or folded there.
+    console = Console(file=out, width=None if out.isatty() else _UNBOUNDED)
+    console.print(table_of(names, rows))
+    if not rows:
+        console.print("no rows")
+
+
+def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
+    """Rows as a table for a terminal: numbers to the right, nothing cut."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(names))]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, right in zip(names, numeric, strict=True):
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for i, name in enumerate(names):
+        numeric = any(isinstance(row[i], int | float) for row in rows)
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value, "null")) for value in row))
-    # A file or a pipe has no width to fit into: nothing is cut or folded there.
-    console = Console(file=out, width=None if out.isatty() else _UNBOUNDED)
-    console.print(table, soft_wrap=False)
-    if not rows:
-        console.print("no rows")
+    return table

@@ -72,7 +72,8 @@ def _parameters() -> Iterator[inspect.Parameter]:
             name = _SHORT.get(item.name, item.name)
             help_text = f"{described[item.name]} [{_default(item)}]"
             option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, rich_help_panel=panel)
-            annotation = Annotated[_TYPES[str(item.type)] | None, option]  # type: ignore[misc]
+            kind: Any = _TYPES[str(item.type)] | None
+            annotation: Any = Annotated[kind, option]
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
@@ -14,13 +16,12 @@ from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config, require_broker
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 LAYERS = ("bronze", "silver", "silver_tables", "gold")
 Place = tuple[str, int]
 KafkaEnds = dict[Place, int]
 _TIMEOUT_SECONDS = 5.0
-_EVENTS = "silver.integrity_events"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class LayerStatus:
         rows: written to its tables, merged ones included.
         behind: what its source holds and it has not taken in yet, in the unit of `messages`; None where Kafka
             cannot be asked.
-        violations: gaps, orphans and other judgements that silver recorded beside duplicates.
+        events: judgements that silver recorded in `silver.integrity_events`.
+        unaccounted: messages that the ledger shows as taken in but not as applied, dropped, quarantined or held; 0.
         committed_at: of its last batch, UTC.
         age_seconds: since then.
     """
@@ -48,7 +50,8 @@ class LayerStatus:
     duplicates: int = 0
     quarantined: int = 0
     held: int = 0
-    violations: int = 0
+    events: int = 0
+    unaccounted: int = 0
     committed_at: datetime | None = None
     age_seconds: float | None = None
 
@@ -62,15 +65,21 @@ COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 def layer_statuses(spark: SparkSession, settings: Settings) -> list[LayerStatus]:
     """Every layer's status, in the order in which data passes them."""
-    lake, now = Lake(settings), datetime.now(UTC)
+    lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
         return [LayerStatus(layer) for layer in LAYERS]
-    totals = _totals(spark, lake)
-    behind = _behind(spark, lake, settings)
-    events = _violations(spark, lake)
-    return [
-        _status(layer, totals.get(layer), behind[layer], events if layer == "silver" else 0, now) for layer in LAYERS
-    ]
+    with _interpreted(spark):
+        batches = _batches(spark, lake)
+        bronze, silver = (offset_ends(spark, lake, layer) for layer in ("bronze", "silver"))
+    kafka = kafka_ends(settings)
+    behind = {
+        "bronze": None if kafka is None else _lag(kafka, bronze),
+        "silver": _lag(bronze, silver),
+        "silver_tables": _after(batches, "silver_tables", "messages"),
+        "gold": _after(batches, "gold", "changes"),
+    }
+    now = datetime.now(UTC)
+    return [_status(layer, [b for b in batches if b.layer == layer], behind[layer], now) for layer in LAYERS]
 
 
 def kafka_ends(settings: Settings) -> KafkaEnds | None:
@@ -102,76 +111,79 @@ def offset_ends(spark: SparkSession, lake: Lake, layer: str) -> KafkaEnds:
     return {(row["topic"], row["partition"]): row["end"] for row in ends.collect()}
 
 
-def _totals(spark: SparkSession, lake: Lake) -> dict[str, Any]:
+class _Batch(NamedTuple):
+    """A ledger row, less its lists: `rows` written in all, and of those to `session_changes` and `integrity_events`."""
+
+    layer: str
+    batch_id: int
+    source_to: int | None
+    messages: int
+    applied: int
+    duplicates: int
+    quarantined: int
+    held: int
+    committed_ms: int
+    rows: int
+    changes: int
+    events: int
+
+
+def _batches(spark: SparkSession, lake: Lake) -> list[_Batch]:
+    """All of them: a narrow row each, summed up here, since cold queries cost more than rows do."""
     from pyspark.sql import functions as F
 
-    rows = F.expr("aggregate(outputs, 0L, (total, o) -> total + o.rows)")
-    sums = [F.sum(name).alias(name) for name in ("messages", "duplicates", "quarantined", "held")]
-    totals = (
-        lake.read(spark, LEDGER)
-        .groupBy("layer")
-        .agg(
-            F.count("*").alias("batches"),
-            F.max("batch_id").alias("last_batch"),
-            F.sum(rows).alias("rows"),
-            F.unix_millis(F.max("committed_at")).alias("committed_ms"),
-            *sums,
-        )
-    )
-    return {row["layer"]: row for row in totals.collect()}
+    def written(condition: str) -> Column:
+        return F.expr(f"aggregate(outputs, 0L, (n, o) -> n + if({condition}, o.rows, 0L))")
 
-
-def _behind(spark: SparkSession, lake: Lake, settings: Settings) -> dict[str, int | None]:
-    from pyspark.sql import functions as F
-
-    kafka, bronze = kafka_ends(settings), offset_ends(spark, lake, "bronze")
-    silver = offset_ends(spark, lake, "silver")
-    ledger = lake.read(spark, LEDGER)
-    done = {row["layer"]: row["to"] for row in ledger.groupBy("layer").agg(F.max("source_to").alias("to")).collect()}
-    stream = ledger.where("layer = 'silver'")
-    changes = F.expr("aggregate(outputs, 0L, (n, o) -> n + if(o.table = 'silver.session_changes', o.rows, 0L))")
-
-    def after(layer: str, what: Any) -> int:
-        row = stream.where(F.col("batch_id") > _or(done.get(layer), -1)).agg(F.sum(what).alias("n")).first()
-        return _or(row["n"] if row else None, 0)
-
-    return {
-        "bronze": None if kafka is None else _lag(kafka, bronze),
-        "silver": _lag(bronze, silver),
-        "silver_tables": after("silver_tables", F.col("messages")),
-        "gold": after("gold", changes),
+    computed = {
+        "committed_ms": F.unix_millis("committed_at"),
+        "rows": written("true"),
+        "changes": written("o.table = 'silver.session_changes'"),
+        "events": written("o.table = 'silver.integrity_events'"),
     }
+    columns = [computed[name].alias(name) if name in computed else F.col(name) for name in _Batch._fields]
+    return [_Batch(*row) for row in lake.read(spark, LEDGER).select(*columns).collect()]
 
 
 def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:
     return sum(max(0, end - reader.get(place, 0)) for place, end in source.items())
 
 
-def _or(value: int | None, other: int) -> int:
-    return other if value is None else value
+def _after(batches: list[_Batch], layer: str, what: str) -> int:
+    """What silver's batches hold beyond the last one that the layer has taken in."""
+    done = max((b.source_to for b in batches if b.layer == layer and b.source_to is not None), default=-1)
+    return sum(getattr(b, what) for b in batches if b.layer == "silver" and b.batch_id > done)
 
 
-def _violations(spark: SparkSession, lake: Lake) -> int:
-    if not lake.exists(spark, _EVENTS):
-        return 0
-    return int(lake.read(spark, _EVENTS).where("event NOT IN ('duplicate', 'healed')").count())
-
-
-def _status(layer: str, total: Any, behind: int | None, violations: int, now: datetime) -> LayerStatus:
-    if total is None:
+def _status(layer: str, batches: list[_Batch], behind: int | None, now: datetime) -> LayerStatus:
+    if not batches:
         return LayerStatus(layer, behind=behind)
-    committed = datetime.fromtimestamp(total["committed_ms"] / 1000, UTC)
+    committed = datetime.fromtimestamp(max(b.committed_ms for b in batches) / 1000, UTC)
+    summed = ("messages", "rows", "duplicates", "quarantined", "held", "events")
     return LayerStatus(
         layer,
-        batches=total["batches"],
-        last_batch=total["last_batch"],
-        messages=total["messages"],
-        rows=total["rows"],
+        batches=len(batches),
+        last_batch=max(b.batch_id for b in batches),
         behind=behind,
-        duplicates=total["duplicates"],
-        quarantined=total["quarantined"],
-        held=total["held"],
-        violations=violations,
+        unaccounted=0 if layer == "silver_tables" else sum(_unaccounted(b) for b in batches),
         committed_at=committed,
         age_seconds=round((now - committed).total_seconds(), 1),
+        **{name: sum(getattr(b, name) for b in batches) for name in summed},
     )
+
+
+def _unaccounted(batch: _Batch) -> int:
+    return abs(batch.messages - batch.applied - batch.duplicates - batch.quarantined - batch.held)
+
+
+@contextmanager
+def _interpreted(spark: SparkSession) -> Iterator[None]:
+    """A short query in a fresh JVM is over before its generated code would be compiled."""
+    keys = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for key, value in keys.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in keys:
+            spark.conf.unset(key)

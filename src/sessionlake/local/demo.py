@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
+from sessionlake.commands.query import fetch
+from sessionlake.commands.show import table_of
 from sessionlake.config import Integrity, OnViolation, Settings
-from sessionlake.errors import SessionlakeError
-from sessionlake.lake.ledger import LedgerEntry
+from sessionlake.errors import MachineError
 from sessionlake.lake.tables import Lake
 from sessionlake.local import broker
-from sessionlake.local.query import select, table_of
+from sessionlake.local.demo_view import Progress
 from sessionlake.local.simulate import SimulationReport, run_simulation
+from sessionlake.local.simulate.readback import truth_from_broker
 from sessionlake.local.verify import verify
-from sessionlake.pipeline import Pipeline
-from sessionlake.runtime.spark import spark_session
+from sessionlake.pipeline import Layer, Pipeline
+from sessionlake.runtime.home import require_home
+from sessionlake.runtime.signals import StopFlag
+from sessionlake.runtime.spark import spark_session, stop_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,39 +39,166 @@ if TYPE_CHECKING:
 # Enough of each to be seen among some 40,000 messages.
 FAULTS = {"duplicates": 0.0005, "gaps": 0.0001, "reorder": 0.002, "late": 0.0005, "malformed": 0.0005}
 ANSWERS = {
-    "Where prices swung most within a minute (gold.metrics_1m)": (
-        "SELECT topic, session_id, row_id, window_start, round(max - min, 2) AS swing, points FROM gold.metrics_1m "
-        "WHERE metric = 'price' ORDER BY swing DESC, row_id LIMIT 5"
+    "How the sessions fare (silver.sessions)": (
+        "SELECT topic, count(*) AS sessions, count_if(status = 'ended') AS ended, count_if(status = 'broken') AS "
+        "broken, sum(messages) AS messages FROM silver.sessions GROUP BY topic ORDER BY topic"
     ),
-    "The latest rolling averages (gold.rolling_average)": (
-        "SELECT topic, row_id, timestamp_millis(ts) AS at, value, round(average, 3) AS average, points "
-        "FROM gold.rolling_average WHERE metric = 'price' ORDER BY ts DESC, row_id LIMIT 5"
+    "Where prices swung most within a minute (gold.metrics_1m)": (
+        "SELECT topic, session_id, row_id, date_format(window_start, 'HH:mm') AS minute, round(max - min, 2) AS swing, "
+        "points FROM gold.metrics_1m WHERE metric = 'price' ORDER BY swing DESC, row_id LIMIT 5"
+    ),
+    "Farthest from their rolling average (gold.rolling_average)": (
+        "SELECT topic, row_id, timestamp_millis(ts) AS at, round(value, 3) AS value, round(average, 3) AS average, "
+        "points FROM gold.rolling_average WHERE metric = 'price' ORDER BY abs(value - average) DESC, row_id LIMIT 5"
     ),
 }
-out = Console(highlight=False)
+NEXT = (
+    "status",
+    'query "SELECT reason, count(*) AS messages FROM silver.quarantine GROUP BY reason ORDER BY messages DESC"',
+    "session show {session}",
+)
+_LOOK_SECONDS = 0.25
+# As shells give the exit code of a process that a signal ended.
+_SIGNALLED = 128
+_NAMED = 3
+_SHOWN_DIFFERENCES = 5
 
 
-def run_demo(settings: Settings, *, seconds: int, rate: int, seed: int) -> int:
-    """Runs it and returns the exit code: 0 if every session table is exact.
+class _InterruptedError(Exception):
+    """Ctrl-C or SIGTERM came; everything is wound up on the way out."""
+
+
+def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, seed: int = 0) -> int:
+    """Runs it and returns the exit code: 0 if every session table is exact, 128 and the signal if one came.
 
     Everything of it lives in `<home>/demo`, which each run makes anew, with a broker of its own on a free port.
+
+    Raises:
+        MachineError: another demo runs in this home.
+        SessionlakeError: what stopped the broker, the sensors or a layer.
     """
-    begun = time.monotonic()
+    begun, out = time.monotonic(), Console(highlight=False)
     own = _own_settings(settings)
-    _clear(own)
-    progress = _Progress(rate * seconds)
-    with _running_broker(own):
-        with progress.shown():
-            report, spark = _live(own, progress, seconds=seconds, rate=rate, seed=seed)
-        out.print(
-            f"{report.produced.messages:,} messages went in; comparing every session table with the ground truth ..."
-        )
-        code = _verify(spark, own)
-    if not code:
-        _answers(own)
-        _next_steps(own)
+    scenario = {"duration": seconds, "rate": rate, "seed": seed, **FAULTS}
+    with _alone(settings), StopFlag() as stop:
+        try:
+            code = _Demo(own, out, stop, scenario).play()
+        except _InterruptedError:
+            out.print(f"interrupted; nothing is left running, and what was committed stays in {_short(own.home)}")
+            return _SIGNALLED + stop.signal
+        finally:
+            stop_spark()
     out.print(f"[dim]{time.monotonic() - begun:.0f} s in all[/]")
     return code
+
+
+class _Demo:
+    """One run: everything that it starts it also stops, however it ends."""
+
+    def __init__(self, own: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
+        self._own, self._out, self._stop, self._scenario = own, out, stop, scenario
+        self._progress = Progress()
+        self._connected = threading.Event()
+
+    def play(self) -> int:
+        """Live phase, verification, answers; returns the exit code."""
+        own, out = self._own, self._out
+        sensors: _Background | None = None
+        try:
+            with self._progress.shown(out):
+                sensors = _Background(self._sense)  # beside Spark's own start
+                spark = spark_session(own, app="demo")
+                self._stop.take()
+                report = self._live(spark, sensors)
+            out.print(f"{report.produced.messages:,} messages went in; comparing every session table with the truth …")
+            truth = _Background(lambda: truth_from_broker(own))
+            self._wait_for(truth)
+        finally:
+            self._stop.set()
+            if sensors is not None:
+                sensors.join()
+            broker.down(own)
+        if not _exact(spark, own, truth.value, out):
+            return 1
+        for title, sql in ANSWERS.items():
+            self._heed()
+            out.print(table_of(*fetch(spark, own, sql), title=title))
+        _next_steps(own, truth.value, out)
+        return 0
+
+    def _sense(self) -> SimulationReport:
+        broker.up(self._own)
+        self._connected.set()
+        return run_simulation(self._own, stop=self._stop, on_progress=self._progress.sent, **self._scenario)
+
+    def _live(self, spark: SparkSession, sensors: _Background) -> SimulationReport:
+        """Runs the layers until the sensors are done and every table has everything."""
+        while not self._connected.is_set() and sensors.is_alive():
+            self._heed()
+            time.sleep(_LOOK_SECONDS)
+        sensors.check()
+        with Pipeline(spark, self._own, on_commit=self._progress.committed) as pipeline:
+            self._progress.phase = "live"
+            self._wait_for(sensors, pipeline)
+            self._progress.phase = "the sensors are done, the layers catch up"
+            self._wait_for(_Background(pipeline.drain), pipeline)
+        report: SimulationReport = sensors.value
+        return report
+
+    def _wait_for(self, work: _Background, pipeline: Pipeline | None = None) -> None:
+        while work.is_alive():
+            self._heed()
+            if pipeline is not None:
+                pipeline.check()
+                latest = pipeline.queries[Layer.GOLD].query.lastProgress
+                if latest is not None:
+                    self._progress.gold(latest["batchId"], latest["numInputRows"])
+            work.join(_LOOK_SECONDS)
+        self._heed()
+        work.check()
+
+    def _heed(self) -> None:
+        if self._stop.signal:
+            raise _InterruptedError
+
+
+class _Background(threading.Thread):
+    """Work in a thread; what it raises is raised again where it is asked for."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(name="demo", daemon=True)
+        self._work = work
+        self._error: BaseException | None = None
+        self.value: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.value = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asks
+            self._error = error
+
+    def check(self) -> None:
+        """Raises what the work raised."""
+        if self._error is not None:
+            raise self._error
+
+
+@contextmanager
+def _alone(settings: Settings) -> Iterator[None]:
+    """Keeps two demos of one home apart; clears what an earlier one left, its broker included if it was killed."""
+    home = require_home(settings)
+    with (home / "demo.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MachineError(
+                f"a demo is running in {home}: wait for its end, or name another home with SESSIONLAKE_HOME"
+            ) from None
+        own = _own_settings(settings)
+        broker.down(own)
+        shutil.rmtree(own.home, ignore_errors=True)
+        yield
 
 
 def _own_settings(settings: Settings) -> Settings:
@@ -78,6 +210,7 @@ def _own_settings(settings: Settings) -> Settings:
     return settings.model_copy(
         update={
             "home": settings.home / "demo",
+            "catalog": None,
             "checkpoints": None,
             "kafka": settings.kafka.model_copy(update=kafka),
             "capture": settings.capture.model_copy(update=capture),
@@ -85,155 +218,46 @@ def _own_settings(settings: Settings) -> Settings:
     )
 
 
-def _clear(own: Settings) -> None:
-    # A broker of a demo that was killed may still hold the folder.
-    broker.down(own)
-    shutil.rmtree(own.home, ignore_errors=True)
-
-
-@contextmanager
-def _running_broker(own: Settings) -> Iterator[None]:
-    out.print("starting Kafka and Spark ...")
-    broker.up(own)
-    try:
-        yield
-    finally:
-        broker.down(own)
-
-
-class _Progress:
-    """What has gone in and come out, told by the simulator and by each commit."""
-
-    def __init__(self, expected: int) -> None:
-        self._expected = expected
-        self._sent = 0
-        self._taken: Counter[str] = Counter()
-        self._rows = 0
-        self._begun = time.monotonic()
-        self.phase = "starting"
-
-    def sent(self, messages: int) -> None:
-        self._sent = messages
-
-    def committed(self, entry: LedgerEntry) -> None:
-        self._taken[entry.layer] += entry.messages
-        self._rows += sum(output.rows for output in entry.outputs if output.table == "silver.session_rows")
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        if not out.is_terminal:
-            yield
-            return
-        with Live(self, console=out, refresh_per_second=4, transient=True):
-            yield
-
-    def __rich__(self) -> Table:
-        elapsed = max(time.monotonic() - self._begun, 0.001)
-        table = Table(title=f"{self.phase}, {elapsed:.0f} s", title_justify="left", title_style="bold")
-        for name in ("", "messages", "lag", "per second"):
-            table.add_column(name, justify="right" if name else "left")
-        table.add_row("sensors -> Kafka", f"{self._sent:,}", "", f"{self._sent / elapsed:,.0f}")
-        previous = self._sent
-        for layer, label in (
-            ("bronze", "bronze.messages"),
-            ("silver", "silver.session_changes"),
-            ("silver_tables", "silver.session_rows"),
-        ):
-            taken = self._taken[layer]
-            table.add_row(label, f"{taken:,}", f"{max(previous - taken, 0):,}", f"{taken / elapsed:,.0f}")
-            previous = taken
-        table.add_row("rows merged", f"{self._rows:,}", "", f"{self._rows / elapsed:,.0f}")
-        return table
-
-
-def _live(
-    own: Settings, progress: _Progress, *, seconds: int, rate: int, seed: int
-) -> tuple[SimulationReport, SparkSession]:
-    """Runs sensors and layers together until the sensors are done and every table has everything."""
-    stop = threading.Event()
-    sensors = _Sensors(own, progress, stop, {"duration": seconds, "rate": rate, "seed": seed, **FAULTS})
-    sensors.start()
-    pipeline: Pipeline | None = None
-    try:
-        spark = spark_session(own, app="demo")
-        pipeline = Pipeline(spark, own, on_commit=progress.committed)
-        pipeline.start()
-        progress.phase = "live"
-        while sensors.is_alive():
-            sensors.join(0.25)
-            pipeline.check()
-        progress.phase = "the sensors are done, the layers catch up"
-        pipeline.drain()
-        return sensors.result(), spark
-    finally:
-        stop.set()
-        sensors.join()
-        if pipeline is not None:
-            pipeline.stop()
-
-
-class _Sensors(threading.Thread):
-    """The simulator in a thread; what it raised is raised where its result is asked for."""
-
-    def __init__(self, own: Settings, progress: _Progress, stop: threading.Event, options: dict[str, Any]) -> None:
-        super().__init__(name="sensors", daemon=True)
-        self._own, self._progress, self._stop_event, self._options = own, progress, stop, options
-        self._report: SimulationReport | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._report = run_simulation(
-                self._own, stop=self._stop_event, on_progress=self._progress.sent, **self._options
-            )
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asks
-            self._error = error
-
-    def result(self) -> SimulationReport:
-        if self._error is not None:
-            raise self._error
-        if self._report is None:
-            raise SessionlakeError("the sensors ended without a report")
-        return self._report
-
-
-def _verify(spark: SparkSession, own: Settings) -> int:
-    from sessionlake.local.simulate.readback import truth_from_broker
-
-    truth = truth_from_broker(own)
+def _exact(spark: SparkSession, own: Settings, truth: Tables, out: Console) -> bool:
     outcome = verify(spark, Lake(own), truth)
-    if outcome.differences:
-        out.print(f"[bold red]{outcome.exact} of {outcome.sessions} session tables exact[/]")
-        for (topic, session), difference in list(outcome.differences.items())[:5]:
-            out.print(f"  {topic} {session}: {difference}")
-        return 1
-    out.print(f"[bold green]{outcome.exact} of {outcome.sessions} session tables exact[/]; {_summary(truth)}")
-    return 0
+    said = f"{outcome.exact} of {outcome.sessions} session tables exact"
+    if not outcome.differences:
+        out.print(f"[bold green]{said}[/]; {_summary(truth)}")
+        return True
+    out.print(f"[bold red]{said}[/]; the first differences:")
+    for (topic, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
+        out.print(f"  {topic} {session}: {difference}", markup=False)
+    return False
 
 
 def _summary(truth: Tables) -> str:
     events = Counter((event["event"], event["action"]) for event in truth.integrity_events)
     isolated = sorted({event["session_id"] for event in truth.integrity_events if event["action"] == "isolated"})
-    reasons = Counter(str(row["reason"]) for row in truth.quarantine)
-    parts = [f"{events['duplicate', 'dropped']} duplicates dropped", f"{len(isolated)} sessions isolated"]
-    if isolated:
-        parts[-1] += f": {', '.join(isolated[:3])}{' ...' if len(isolated) > 3 else ''}"  # noqa: PLR2004 - a line's worth
-    kept = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
-    return "; ".join([*parts, f"{sum(reasons.values())} messages in quarantine ({kept}, ...)"])
+    reasons = Counter(str(row["reason"]) for row in truth.quarantine).most_common()
+    names = f": {', '.join(isolated[:_NAMED])}{', …' if len(isolated) > _NAMED else ''}" if isolated else ""
+    kept = ", ".join(f"{count} {reason}" for reason, count in reasons[:_NAMED])
+    return (
+        f"{events['duplicate', 'dropped']} duplicates dropped; {len(isolated)} sessions isolated{names}; "
+        f"{len(truth.quarantine)} messages in quarantine ({kept}{', …' if len(reasons) > _NAMED else ''})"
+    )
 
 
-def _answers(own: Settings) -> None:
-    for title, sql in ANSWERS.items():
-        frame = select(own, sql)
-        out.print(table_of(frame.columns, [row.asDict() for row in frame.collect()], title))
-
-
-def _next_steps(own: Settings) -> None:
-    home = f"SESSIONLAKE_HOME={own.home}"
+def _next_steps(own: Settings, truth: Tables, out: Console) -> None:
+    command = f"SESSIONLAKE_HOME={_short(own.home)} {_program()}"
+    session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
     out.print("The tables stay. Next:")
-    for command in (
-        "status",
-        'query "SELECT status, count(*) FROM silver.sessions GROUP BY status"',
-        'query "SELECT reason, count(*) FROM silver.quarantine GROUP BY reason"',
-    ):
-        out.print(f"  {home} .venv/bin/sessionlake {command}", soft_wrap=True)
+    for words in NEXT:
+        out.print(f"  {command} {words.format(session=session)}", soft_wrap=True, markup=False)
+
+
+def _short(path: Path) -> str:
+    """The path as one would type it here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _program() -> str:
+    """How this command line was called: its name if the shell finds it, else its path."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{_short(Path(sys.executable))} -m sessionlake"
+    return called.name if shutil.which(called.name) == str(called.absolute()) else _short(called.absolute())

@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopFlag(threading.Event):
-    """Set by SIGINT or SIGTERM while inside `with`; outside the main thread, where signals cannot be taken, by hand only.
+    """Set by SIGINT or SIGTERM while inside `with`. Only the main thread can take signals; in others it is set by hand.
 
     Attributes:
         signal: the number of the first signal that came, 0 before.
