@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -47,17 +47,19 @@ class Folded:
         return Folded(frame, total(c for c in inline.pop(Kind.ACCOUNT, []) if c is not None), inline)
 
 
-def rows_of(parts: Sequence[Folded], kind: Kind, ddl: str) -> DataFrame:
-    """The rows of one kind, from the driver if all are there, else unpacked where they are.
+def rows_of(parts: Sequence[Folded], kinds: Collection[Kind], ddl: str) -> DataFrame:
+    """The rows of these kinds, from the driver if all are there, else unpacked where they are.
 
     Args:
-        ddl: their columns.
+        kinds: such as share their columns.
+        ddl: those.
     """
     from pyspark.sql import functions as F
 
-    contents = [content for part in parts for content in part.inline.get(kind, [])]
+    contents = [content for part in parts for kind in kinds for content in part.inline.get(kind, [])]
     at_hand = [content for content in contents if content is not None]
     if contents and len(at_hand) == len(contents):
         return parts[0].frame.sparkSession.createDataFrame(read_rows(at_hand))
-    payloads = [part.frame.where(F.col("kind") == str(kind)).select("payload") for part in parts]
+    wanted = F.col("kind").isin([str(kind) for kind in kinds])
+    payloads = [part.frame.where(wanted).select("payload") for part in parts]
     return reduce(lambda a, b: a.union(b), payloads).mapInArrow(unpack, ddl)

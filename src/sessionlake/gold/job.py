@@ -129,26 +129,29 @@ class _GoldBatch:
 
     def _recomputed(self, fast: Folded) -> DataFrame:
         gold = self._settings.gold
-        beyond = rows_of([fast], Kind.BEYOND, BEYOND_DDL)
+        beyond = rows_of([fast], [Kind.BEYOND], BEYOND_DDL)
         averages = self._lake.read(fast.frame.sparkSession, AVERAGES)
         found = recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
         # Not persisted: Spark would compute it again after each write to the table that it was read from.
         return found.localCheckpoint()
 
     def _write(self, target: Target, parts: Sequence[Folded], txn: Txn) -> Output | None:
-        """Appends the new rows and merges the changed ones.
+        """Appends the new rows and merges the changed ones; few rows are merged in one commit.
 
-        New rows are known to be new, so nothing is looked up for them; they are most of what a batch brings.
+        New rows are known to be new, so nothing is looked up for them; they are most of what a batch brings. Which way
+        is taken depends on the batch alone: a replay takes the same.
         """
         new, changed = (_span(parts, kind) for kind in (target.new, target.changed))
-        if new:
-            frame = rows_of(parts, target.new, target.ddl)
+        together = changed is not None and all(part.whole for part in parts)
+        if new and not together:
+            frame = rows_of(parts, [target.new], target.ddl)
             append(self._lake, target.table, frame.coalesce(1) if new.rows < _ONE_FILE_ROWS else frame, txn)
         if changed:
-            frame = rows_of(parts, target.changed, target.ddl)
+            kinds = [target.new, target.changed] if together else [target.changed]
             # A second write to the table in one batch needs a name of its own.
             renamed = Txn(f"{txn.app_id}:changed", txn.version)
-            merge(self._lake, target.table, frame, target.same(changed), target.update, renamed)
+            source = rows_of(parts, kinds, target.ddl)
+            merge(self._lake, target.table, source, target.same(changed), target.clauses, renamed)
         if not new and not changed:
             return None
         commit = self._lake.last_commit(parts[0].frame.sparkSession, target.table)

@@ -37,15 +37,20 @@ class Target:
         """The table's columns."""
         return ", ".join(f"{name} {sql}" for name, sql in TABLES[self.table].columns)
 
-    def same(self, span: Span) -> str:
-        """Condition under which a row of the table is the source's; literals let Delta skip files."""
-        low, high = (self._literal(value) for value in (span.low, span.high))
+    def same(self, changed: Span) -> str:
+        """Condition under which a row of the table is the source's.
+
+        Args:
+            changed: of the rows that are in the table; as literals its bounds let Delta skip files.
+        """
+        low, high = (self._literal(value) for value in (changed.low, changed.high))
         equal = (f"t.{name} = s.{name}" for name in (*KEY, *self.order))
         return " AND ".join([f"t.{self.time} >= {low} AND t.{self.time} <= {high}", *equal])
 
-    def update(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
-        """Sets what may change."""
-        return builder.whenMatchedUpdate(set={name: f"s.{name}" for name in self.updated})
+    def clauses(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
+        """Sets what may change, inserts what is new."""
+        updated = builder.whenMatchedUpdate(set={name: f"s.{name}" for name in self.updated})
+        return updated.whenNotMatchedInsertAll()
 
     def _literal(self, value: int) -> str:
         if self.time == "ts":
