@@ -75,6 +75,7 @@ def test_the_wheel_does_not_bring_spark_to_a_cluster_that_has_it(metadata):
 def leaf_command(parameters):
     """Parses parameters as the command line does, down to the last subcommand, and runs nothing."""
     import typer
+
     from sessionlake.cli import app
 
     command = typer.main.get_command(app)
