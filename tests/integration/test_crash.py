@@ -1,0 +1,107 @@
+"""Killed for real between any two commits, the pipeline leaves what one that was never killed leaves.
+
+The places are visited in one home, one after the other: a process is killed at the first, the next one resumes what
+it left, takes in new messages as well, and is killed at the second, and so on; the last runs to its end. So every
+place costs one process, and what is compared at the end has been through all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake.config import Settings, load_settings
+from sessionlake.lake.faults import VARIABLE
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.local.truth import KafkaMessage
+from sessionlake.runtime.kafka import client_config
+from support.lakes import assert_silver_is_the_truth
+from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
+
+WORKER = Path(__file__).parents[1] / "support" / "crash_worker.py"
+TOPICS = ("crash.a", "crash.b")
+LANES = [(topic, partition) for topic in TOPICS for partition in range(3)]
+# In the order of a run's commits. After one commit is before the next: nothing is written in between.
+PLACES = [
+    "before:bronze.messages",
+    "after:bronze.messages",
+    "after:ops.ledger",  # bronze's; Spark has not noted the batch as done
+    "before:silver.session_changes",
+    "after:silver.session_changes",
+    "after:silver.session_progress",
+    "after:silver.integrity_events",
+    "after:silver.quarantine",
+    "after:ops.ledger#2",  # silver's
+    "after:silver.sessions",
+    "after:silver.session_rows",
+    "after:ops.ledger#3",  # the merge's
+]
+SECONDS = 240
+
+
+def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
+    """Produces messages to their partitions; the broker gives them the offsets they expect."""
+    producer = Producer(client_config(settings) | {"enable.idempotence": True})
+    for message in messages:
+        producer.produce(
+            message.topic,
+            partition=message.partition,
+            timestamp=message.timestamp,
+            key=message.key,
+            value=message.value,
+        )
+    assert producer.flush(60) == 0
+
+
+def make(count: int) -> list[KafkaMessage]:
+    """A stream whose partitions all begin at offset 0, as new topics do."""
+    made = StreamMaker(random.Random(7), LIGHT, TOPICS).make(count)
+    first = {lane: min((m.offset for m in made if (m.topic, m.partition) == lane), default=0) for lane in LANES}
+    return [m._replace(offset=m.offset - first[m.topic, m.partition]) for m in made]
+
+
+def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment |= {VARIABLE: place} if place else {}
+    command = [sys.executable, str(WORKER), str(file)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+@pytest.mark.timeout(len(PLACES) * SECONDS)
+def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
+    spark: Any, broker_settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "sessionlake.yml"
+    kafka = {"bootstrap_servers": broker_settings.kafka.bootstrap_servers, "topic_pattern": r"crash\..+"}
+    capture = {"columns": COLUMNS, "on_violation": "isolate", "max_message_bytes": MAX_BYTES}
+    content = {"home": str(tmp_path / "home"), "kafka": kafka, "capture": capture, "silver": {"shards": 3}}
+    file.write_text(yaml.safe_dump(content))
+    settings = load_settings(file)
+    admin = AdminClient(client_config(settings))
+    for created in admin.create_topics([NewTopic(topic, num_partitions=3) for topic in TOPICS]).values():
+        created.result(30)
+    messages = make(650)
+    batches = list(cut(random.Random(7), messages, len(PLACES) + 1))
+    for place, batch in zip([*PLACES, None], batches, strict=True):
+        fill(settings, batch)
+        ended = run(file, place)
+        assert ended.returncode == (-signal.SIGKILL if place else 0), (place, ended.stderr[-3000:])
+
+    assert_silver_is_the_truth(spark, settings, messages)
+    lake = Lake(settings)
+    bronze = lake.read(spark, "bronze.messages").select("topic", "partition", "offset").collect()
+    assert sorted(map(tuple, bronze)) == sorted((m.topic, m.partition, m.offset) for m in messages)
+    ledger = lake.read(spark, LEDGER).select("layer", "app_id", "batch_id").collect()
+    assert len(set(map(tuple, ledger))) == len(ledger)
