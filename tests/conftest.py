@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 # Tests are short: compiling quickly beats compiling well, and halves what a JVM costs them.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
