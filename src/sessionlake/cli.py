@@ -104,19 +104,26 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-@app.callback()
-def options(
-    config: Config = None, version: Annotated[bool, typer.Option("--version", help="Say it and end.")] = False
-) -> None:
-    """What stands before the command."""
-    _GIVEN.clear()
-    if config is not None:
-        _GIVEN["config"] = config
-    if version:
+def _say_version(wanted: bool) -> None:
+    if wanted:
         from sessionlake import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    config: Config = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it and end.")
+    ] = False,
+) -> None:
+    """What stands before the command."""
+    del version
+    _GIVEN.clear()
+    if config is not None:
+        _GIVEN["config"] = config
 
 
 @app.command()
@@ -152,9 +159,10 @@ def status(form: Form = Format.TABLE, config: Config = None) -> None:
     """What each layer has done, and how far it is behind."""
     settings = _settings(config)
     from sessionlake.commands.show import show
-    from sessionlake.lake.status import COLUMNS, layer_statuses
+    from sessionlake.lake.status import COLUMNS, LAYERS, LayerStatus, begun, layer_statuses
 
-    found = _with_spark(settings, lambda spark: layer_statuses(spark, settings))
+    untouched = [LayerStatus(layer) for layer in LAYERS]
+    found = _with_spark(settings, lambda spark: layer_statuses(spark, settings)) if begun(settings) else untouched
     show(COLUMNS, [layer.row() for layer in found], form)
 
 

@@ -105,10 +105,11 @@ def _checkpoints(settings: Settings) -> str:
 
 
 def _books(settings: Settings) -> list[Finding]:
+    from sessionlake.lake.status import begun
     from sessionlake.runtime.spark import spark_session
 
     lake = Lake(settings)
-    if lake.local and not (lake.path(LEDGER) / "_delta_log").is_dir():
+    if not begun(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor")
     return [

@@ -63,6 +63,12 @@ class LayerStatus:
 COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
+def begun(settings: Settings) -> bool:
+    """Whether there may be a ledger to read: on a laptop its folder tells, without Spark."""
+    lake = Lake(settings)
+    return not lake.local or (lake.path(LEDGER) / "_delta_log").is_dir()
+
+
 def layer_statuses(spark: SparkSession, settings: Settings) -> list[LayerStatus]:
     """Every layer's status, in the order in which data passes them."""
     lake = Lake(settings)
