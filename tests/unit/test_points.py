@@ -267,3 +267,13 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
         {"session": "capture.a\0s", "row": "capture.a\0s\0r", "partition": 0, "kafka_ms": 0, "ts": 5, "position": 0}
         | {"ordinal": 0, "value:0": None, "value:1": 2.0}
     ]
+
+
+def test_without_numeric_columns_there_are_no_points():
+    names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {"shard": 0}], _SCHEMA).select(names)
+    packed = next(PointPacker(0)([batch]))
+    state, out = GoldFold((), WINDOW, HOUR)(0, None, packed["chunk"].to_pylist())
+    assert state is not None
+    assert [kind for kind, _ in out] == [Kind.ACCOUNT]
+    assert total([out[0][1]]) == Account(Read(1, 0, 0), 0, {})
