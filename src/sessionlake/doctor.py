@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import BrokerError, ConfigError, LakeError, SessionlakeError
+from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.tables import Lake
 
@@ -98,6 +99,7 @@ def _checkpoints(settings: Settings) -> str:
         folder = Path(settings.checkpoint(layer))
         if not folder.is_dir():
             continue
+        require_readable(str(folder), layer)
         if not (folder / "metadata").is_file():
             raise LakeError(f"{folder} has no metadata file: restore the checkpoint, or start over with an empty home")
         found.append(layer)

@@ -13,6 +13,7 @@ from sessionlake.bronze import job as bronze
 from sessionlake.config import Settings
 from sessionlake.errors import MachineError, SessionlakeError
 from sessionlake.gold import job as gold
+from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.runtime.home import require_home
 from sessionlake.runtime.kafka import require_broker
@@ -150,6 +151,7 @@ class Pipeline:
 
     def _start(self, part: Layer) -> LayerQuery:
         spark, settings = self._spark, self._settings
+        require_readable(settings.checkpoint(part), part)
         if part is Layer.BRONZE:
             return bronze.start(spark, settings, on_batch=self._on_commit)
         if part is Layer.GOLD:
@@ -172,6 +174,7 @@ class Pipeline:
 
 
 def _to_the_end(spark: SparkSession, settings: Settings, part: Layer, stop: threading.Event) -> bool:
+    require_readable(settings.checkpoint(part), part)
     start = {Layer.BRONZE: bronze.start, Layer.SILVER: silver.start, Layer.GOLD: gold.start}[part]
     query = start(spark, settings, once=True)
     while not query.wait(_LOOK_SECONDS):

@@ -1,0 +1,58 @@
+"""A checkpoint's own log, looked at before Spark reads it: what Spark says of a damaged one names no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from sessionlake.errors import LakeError
+
+# Spark goes back no further than the batch before the last one.
+_LATEST = 2
+_NO_OFFSET = "-"
+
+
+def require_readable(checkpoint: str, layer: str) -> None:
+    """Returns if the checkpoint is new, or its metadata and latest log entries are whole.
+
+    Raises:
+        LakeError: naming the file that is not, and what to do.
+    """
+    folder = Path(checkpoint)
+    for file in _entries(folder):
+        why = _fault(file)
+        if why is not None:
+            raise LakeError(
+                f"{layer}: the checkpoint {folder} is damaged: {file.relative_to(folder)} {why}. No table was changed. "
+                "Restore the checkpoint from a backup, or start over with an empty home (make clean-home)"
+            )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    if (folder / "metadata").is_file():
+        yield folder / "metadata"
+    for log in ("offsets", "commits"):
+        batches = (file for file in folder.glob(f"{log}/*") if file.name.isdecimal())
+        yield from sorted(batches, key=lambda file: int(file.name))[-_LATEST:]
+
+
+def _fault(file: Path) -> str | None:
+    """What is wrong with a file of JSON lines, which in a log follow a line with the format's version."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        return f"cannot be read ({error})"
+    if file.name != "metadata":
+        if not lines or not lines[0].startswith("v"):
+            return "does not begin with a version"
+        lines = lines[1:]
+    if not lines:
+        return "is empty"
+    try:
+        for line in lines:
+            if line != _NO_OFFSET:
+                json.loads(line)
+    except ValueError:
+        return "is not whole JSON"
+    return None

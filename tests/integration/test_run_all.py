@@ -1,0 +1,203 @@
+"""`run`, `status`, `doctor` and `query` over a real broker, and what stops a layer told in one text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from sessionlake.config import OnViolation, Settings
+from sessionlake.errors import IntegrityViolationError, LakeError, OffsetHoleError, SessionlakeError
+from sessionlake.lake.tables import Lake
+from sessionlake.local.simulate import run_simulation
+from sessionlake.local.simulate.readback import truth_from_broker
+from sessionlake.local.verify import verify
+from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+SECONDS = 120
+
+
+@pytest.fixture
+def mine(broker_settings: Settings, tmp_path: Path) -> Settings:
+    """Settings that see this test's topics alone, and isolate."""
+    kafka = broker_settings.kafka.model_copy(update={"topic_pattern": rf"{tmp_path.name}\..+"})
+    capture = broker_settings.capture.model_copy(update={"on_violation": OnViolation.ISOLATE})
+    return broker_settings.model_copy(update={"kafka": kafka, "capture": capture})
+
+
+def prefix(settings: Settings) -> str:
+    return settings.kafka.topic_pattern.replace(r"\..+", ".")
+
+
+def simulated(settings: Settings, messages: int = 2000, seed: int = 0) -> None:
+    options = {"duplicates": 0.003, "gaps": 0.001, "malformed": 0.003}
+    run_simulation(
+        settings, mode="burst", messages=messages, rows=10, sensors=2, sessions=4, rate=500, seed=seed,
+        prefix=prefix(settings), **options,
+    )  # fmt: skip
+
+
+def send(settings: Settings, *seqs: int, topic: str = "t") -> str:
+    """A snapshot, then an update for each further seq, all of one session in partition 0."""
+    name, producer = prefix(settings) + topic, Producer({"bootstrap.servers": settings.kafka.bootstrap_servers})
+    for seq in seqs:
+        kind = "snapshot" if seq == 0 else "update"
+        value = {"type": kind, "seq": seq, "ts": 1000 + seq, "rows": [{"id": "r", "qty": seq}]}
+        producer.produce(name, json.dumps(value).encode(), b"s", 0, timestamp=1000 + seq)
+    assert producer.flush(30) == 0
+    return name
+
+
+def count(spark, settings: Settings, table: str) -> int:
+    lake = Lake(settings)
+    return lake.read(spark, table).count() if lake.exists(spark, table) else 0
+
+
+def eventually(condition, seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.2)
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "sessionlake", *words]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    own = {
+        "SESSIONLAKE_HOME": str(settings.home),
+        "SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers,
+        "SESSIONLAKE_KAFKA__TOPIC_PATTERN": settings.kafka.topic_pattern,
+        "SESSIONLAKE_CAPTURE__ON_VIOLATION": "isolate",
+    }
+    return os.environ | own
+
+
+def called(settings: Settings, *words: str) -> list[dict]:
+    """Standard output of a command as JSON lines; it must end well and say nothing like a stack trace."""
+    done = subprocess.run(
+        command(*words), env=environment(settings), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_once_takes_everything_in_and_the_commands_agree_about_it(mine, spark):
+    simulated(mine)
+    assert called(mine, "run", "all", "--once") == []
+    outcome = verify(spark, Lake(mine), truth := truth_from_broker(mine))
+    assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
+    layers = called(mine, "status", "--format", "json")
+    assert {layer["layer"]: (layer["behind"], layer["unaccounted"]) for layer in layers} == dict.fromkeys(
+        ("bronze", "silver", "silver_tables", "gold"), (0, 0)
+    )
+    assert {finding["level"] for finding in called(mine, "doctor", "--format", "json")} == {"ok"}
+    sessions = called(mine, "query", "SELECT session_id FROM silver.sessions", "--format", "json")
+    assert {row["session_id"] for row in sessions} == {session for _, session in truth.sessions}
+
+
+def test_once_again_changes_nothing_and_more_messages_are_taken_in(mine, spark):
+    stop = threading.Event()
+    simulated(mine)
+    assert run_once(spark, mine, Layer.ALL, stop)
+    before = count(spark, mine, "ops.ledger")
+    assert run_once(spark, mine, Layer.ALL, stop)
+    assert count(spark, mine, "ops.ledger") == before
+    simulated(mine, seed=1)
+    assert run_once(spark, mine, Layer.ALL, stop)
+    assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+
+
+def test_live_layers_stop_in_order_on_sigterm(mine, spark):
+    simulated(mine, messages=500)
+    process = subprocess.Popen(
+        command("run", "all"), env=environment(mine), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        eventually(lambda: count(spark, mine, "ops.ledger") >= 3)
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, said.splitlines()[-1]) == (0, "", "stopped")
+    assert "Traceback" not in said
+    assert run_once(spark, mine, Layer.ALL, threading.Event())
+    assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+
+
+def test_a_violation_under_fail_stops_all_layers_with_nothing_of_the_batch_committed(mine, spark):
+    capture = mine.capture.model_copy(update={"on_violation": OnViolation.FAIL})
+    strict = mine.model_copy(update={"capture": capture})
+    send(strict, 0, 1, 3)
+    with pytest.raises(IntegrityViolationError, match="expected seq 2, found seq 3") as raised:
+        run_live(spark, strict, Layer.ALL, threading.Event())
+    assert raised.value.exit_code == 3
+    assert spark.streams.active == []
+    assert count(spark, strict, "silver.session_changes") == 0
+
+
+def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_were(mine, spark):
+    topic = send(mine, 0, 1, 2)
+    admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})
+    with Pipeline(spark, mine, Layer.BRONZE) as pipeline:
+        eventually(lambda: count(spark, mine, "bronze.messages") == 3)
+        admin.delete_topics([topic])[topic].result(30)
+        admin.create_topics([NewTopic(prefix(mine) + "other", 1, 1)])[prefix(mine) + "other"].result(30)
+
+        def stopped() -> bool:
+            try:
+                pipeline.check()
+            except SessionlakeError as error:
+                errors.append(error)
+            return bool(errors)
+
+        errors: list[SessionlakeError] = []
+        eventually(stopped)
+    assert isinstance(errors[0], OffsetHoleError)
+    assert "topic" in str(errors[0])
+    assert "Traceback" not in str(errors[0])
+    assert count(spark, mine, "bronze.messages") == 3
+
+
+@pytest.mark.parametrize("layer", [Layer.BRONZE, Layer.SILVER])
+def test_a_corrupt_checkpoint_is_told_with_its_place_and_changes_no_table(mine, spark, layer):
+    send(mine, 0, 1)
+    run_once(spark, mine, Layer.ALL, threading.Event())
+    for file in Path(mine.checkpoint(layer), "offsets").glob("[0-9]*"):
+        file.write_text("v1\n{not json", encoding="utf-8")
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    send(mine, 2)
+    with pytest.raises(LakeError, match="checkpoint") as raised:
+        run_once(spark, mine, Layer.ALL, threading.Event())
+    assert mine.checkpoint(layer) in str(raised.value)
+    assert count(spark, mine, "silver.session_changes") == 3
+    assert spark.streams.active == []
+
+
+def test_a_lost_checkpoint_is_refused_with_the_remedy(mine, spark):
+    send(mine, 0, 1)
+    run_once(spark, mine, Layer.ALL, threading.Event())
+    shutil.rmtree(mine.checkpoint("silver"))
+    with pytest.raises(LakeError, match="make clean-home"):
+        run_once(spark, mine, Layer.SILVER, threading.Event())
+    assert count(spark, mine, "silver.session_changes") == 3
+
+
+def test_an_early_stop_of_once_is_told_and_leaves_later_layers_unbegun(mine, spark):
+    send(mine, 0, 1)
+    stop = threading.Event()
+    stop.set()
+    assert not run_once(spark, mine, Layer.ALL, stop)
+    assert count(spark, mine, "silver.session_changes") == 0

@@ -1,0 +1,62 @@
+"""A damaged checkpoint is named by its file; whatever Spark can go on from is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.checkpoint import require_readable
+
+WHOLE = {
+    "metadata": '{"id":"a"}',
+    "offsets/9": 'v1\n{"batchWatermarkMs":0}\n{"t":{"0":3}}',
+    "offsets/10": 'v1\n{"batchWatermarkMs":0}\n-',
+    "offsets/.10.crc": "\x00",
+    "commits/9": 'v1\n{"nextBatchWatermarkMs":0}',
+}
+
+
+def checkpoint(folder: Path, **changed: str) -> str:
+    for name, text in (WHOLE | changed).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+def test_a_checkpoint_that_is_not_there_yet_is_fine(tmp_path):
+    require_readable(str(tmp_path / "new"), "bronze")
+
+
+def test_a_whole_checkpoint_is_fine(tmp_path):
+    require_readable(checkpoint(tmp_path), "bronze")
+
+
+def test_damage_before_the_last_two_batches_no_longer_matters(tmp_path):
+    require_readable(checkpoint(tmp_path, **{"offsets/8": "lost"}), "bronze")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("metadata", "", "is empty"),
+        ("metadata", '{"id":', "is not whole JSON"),
+        ("offsets/10", "", "does not begin with a version"),
+        ("offsets/10", "v1\n", "is empty"),
+        ("offsets/10", 'v1\n{"batchWatermarkMs":0}\n{"t":', "is not whole JSON"),
+        ("commits/9", "v1\n{n", "is not whole JSON"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_remedy(tmp_path, name, text, why):
+    with pytest.raises(LakeError, match=f"{name} {why}") as raised:
+        require_readable(checkpoint(tmp_path, **{name: text}), "silver")
+    assert str(tmp_path) in str(raised.value)
+    assert "make clean-home" in str(raised.value)
+
+
+def test_bytes_that_are_no_text_are_damage(tmp_path):
+    path = checkpoint(tmp_path)
+    (tmp_path / "commits/9").write_bytes(b"v1\n\xff\xfe")
+    with pytest.raises(LakeError, match="commits/9 cannot be read"):
+        require_readable(path, "gold")
