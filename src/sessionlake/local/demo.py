@@ -48,8 +48,8 @@ ANSWERS = {
         "points FROM gold.metrics_1m WHERE metric = 'price' ORDER BY swing DESC, row_id LIMIT 5"
     ),
     "Farthest from their rolling average (gold.rolling_average)": (
-        "SELECT topic, row_id, timestamp_millis(ts) AS at, round(value, 3) AS value, round(average, 3) AS average, "
-        "points FROM gold.rolling_average WHERE metric = 'price' ORDER BY abs(value - average) DESC, row_id LIMIT 5"
+        "SELECT topic, row_id, date_format(timestamp_millis(ts), 'HH:mm:ss') AS at, round(value, 3) AS value, "
+        "round(average, 3) AS average, points FROM gold.rolling_average WHERE metric = 'price' ORDER BY abs(value - average) DESC, row_id LIMIT 5"
     ),
 }
 NEXT = (
