@@ -49,7 +49,8 @@ ANSWERS = {
     ),
     "Farthest from their rolling average (gold.rolling_average)": (
         "SELECT topic, row_id, date_format(timestamp_millis(ts), 'HH:mm:ss') AS at, round(value, 3) AS value, "
-        "round(average, 3) AS average, points FROM gold.rolling_average WHERE metric = 'price' ORDER BY abs(value - average) DESC, row_id LIMIT 5"
+        "round(average, 3) AS average, points FROM gold.rolling_average "
+        "WHERE metric = 'price' ORDER BY abs(value - average) DESC, row_id LIMIT 5"
     ),
 }
 NEXT = (
