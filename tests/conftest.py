@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sessionlake.local.broker import BrokerStatus
 
 # Tests are short: compiling quickly beats compiling well, and halves what a JVM costs them.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,11 +55,11 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that the package itself builds, over a home that no test writes tables into."""
-    from sessionlake.runtime.spark import spark_session
+    from sessionlake.runtime.spark import spark_session, stop_spark
 
     session = spark_session(Settings(home=tmp_path_factory.mktemp("spark-home")), app="tests")
     yield session
-    session.stop()
+    stop_spark()  # also if a command that a test ran in this process has stopped it already
 
 
 @pytest.fixture(scope="session")

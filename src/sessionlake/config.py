@@ -164,15 +164,15 @@ class SilverSettings(_Section):
     trigger: Duration = timedelta(seconds=1)
     snapshot_interval: Duration = timedelta(minutes=10)
     max_files_per_trigger: int = Field(1000, gt=0)
-    merge_interval: Duration = timedelta(seconds=3)
+    merge_interval: Duration = timedelta(seconds=5)
     """Least time between two MERGEs into `session_rows` and `sessions`; they take in all batches since."""
 
 
 class GoldSettings(_Section):
     """Session changes to analytics."""
 
-    trigger: Duration = timedelta(seconds=5)
-    """A batch costs about 3 CPU seconds whatever its size: at a second's pace, gold would leave silver none."""
+    trigger: Duration = timedelta(seconds=20)
+    """A batch costs some CPU seconds whatever its size: at a quicker pace, gold would leave silver none."""
     rolling_points: int = Field(8, ge=1, le=1024)
     shards: int = Field(64, gt=0, le=65_536)
 

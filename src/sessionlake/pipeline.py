@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
 
 from sessionlake.bronze import job as bronze
 from sessionlake.config import Settings
@@ -161,9 +163,9 @@ class Pipeline:
         self._merger.start()
         return query
 
-    def _on_silver(self, entry: LedgerEntry) -> None:
+    def _on_silver(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         if self._merger is not None:
-            self._merger.announce(entry)
+            self._merger.announce(entry, rows)
         self._on_commit(entry)
 
     def _stop(self) -> None:
@@ -175,8 +177,12 @@ class Pipeline:
 
 def _to_the_end(spark: SparkSession, settings: Settings, part: Layer, stop: threading.Event) -> bool:
     require_readable(settings.checkpoint(part), part)
-    start = {Layer.BRONZE: bronze.start, Layer.SILVER: silver.start, Layer.GOLD: gold.start}[part]
-    query = start(spark, settings, once=True)
+    start: dict[Layer, Callable[..., LayerQuery]] = {
+        Layer.BRONZE: bronze.start,
+        Layer.SILVER: silver.start,
+        Layer.GOLD: gold.start,
+    }
+    query = start[part](spark, settings, once=True)
     while not query.wait(_LOOK_SECONDS):
         if stop.is_set():
             query.stop()

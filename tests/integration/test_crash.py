@@ -44,8 +44,8 @@ PLACES = [
     "after:silver.integrity_events",
     "after:silver.quarantine",
     "after:ops.ledger#2",  # silver's
-    "after:silver.sessions",
     "after:silver.session_rows",
+    "after:silver.sessions",
     "after:ops.ledger#3",  # the merge's
 ]
 SECONDS = 240

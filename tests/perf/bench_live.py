@@ -1,42 +1,45 @@
 """How fresh the tables are while everything runs at once: producer, broker, and the three layers, on this machine.
 
-    python tests/perf/bench_live.py [--rate 1000] [--seconds 120] [--warm-up 60]
+    python tests/perf/bench_live.py [--rate 1000] [--seconds 120] [--warm-up 120]
 
 A message's latency is the time from its Kafka timestamp (set by the producer as it sends) to the commit, by
-Delta's own timestamp, that made it visible in a table. The first `--warm-up` seconds are not counted.
+Delta's own timestamp, that made it visible in a table. The first `--warm-up` seconds are not counted:
+Spark compiles itself meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.bronze.job import start as start_bronze
 from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
-from sessionlake.gold.job import start as start_gold
 from sessionlake.lake.tables import Lake
 from sessionlake.local.broker import down, up
 from sessionlake.local.simulate import run_simulation
+from sessionlake.pipeline import Pipeline
 from sessionlake.runtime.spark import spark_session
-from sessionlake.silver.job import start as start_silver
-from sessionlake.silver.tables import TableMerger
+
+_SETTLE_SECONDS = 15
+_PARTS = {"kafka.Kafka": "broker", "SparkSubmit": "Spark's JVM", "runtime.daemon": "Python workers"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures freshness.")
     parser.add_argument("--rate", type=int, default=1000, help="messages a second")
     parser.add_argument("--seconds", type=int, default=120, help="of measuring")
-    parser.add_argument("--warm-up", type=int, default=60, help="seconds before that")
-    parser.add_argument("--no-gold", action="store_true", help="leave gold out")
+    parser.add_argument("--warm-up", type=int, default=120, help="seconds before that")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -55,23 +58,41 @@ def main() -> None:
 
 
 def measure(settings: Settings, arguments: argparse.Namespace) -> None:
-    spark = spark_session(settings)
-    merger = TableMerger(spark, settings).start()
-    queries = [start_bronze(spark, settings), start_silver(spark, settings, on_batch=merger.announce)]
-    if not arguments.no_gold:
-        queries.append(start_gold(spark, settings))
     total = arguments.warm_up + arguments.seconds
-    source = threading.Thread(
-        target=run_simulation, args=(settings,), kwargs={"mode": "live", "rate": arguments.rate, "duration": total}
-    )
-    begun = time.time()
-    source.start()
-    source.join()
-    time.sleep(5)
-    for query in queries:
-        query.stop()
-    merger.stop()
+    live = {"mode": "live", "rate": arguments.rate, "duration": total}
+    with Pipeline(spark_session(settings), settings) as pipeline:
+        source = threading.Thread(target=run_simulation, args=(settings,), kwargs=live)
+        begun = time.time()
+        source.start()
+        time.sleep(arguments.warm_up)
+        before = cpu_seconds()
+        source.join()
+        spent = Counter(cpu_seconds())
+        spent.subtract(before)
+        time.sleep(_SETTLE_SECONDS)
+        pipeline.check()
     report(settings, (begun + arguments.warm_up) * 1000, (begun + total) * 1000)
+    shares = ", ".join(f"{name} {100 * seconds / arguments.seconds:.0f} %" for name, seconds in spent.items())
+    Console(width=100).print(f"of one core: {shares}")
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU seconds so far: the broker, Spark's JVM, its Python workers, and this process (driver and simulator)."""
+    me, found = psutil.Process(), Counter()
+    brokers = [p for p in psutil.process_iter() if "kafka.Kafka" in _command(p)]
+    for process in (me, *me.children(recursive=True), *brokers):
+        with contextlib.suppress(psutil.Error):
+            times, line = process.cpu_times(), _command(process)
+            name = next((name for part, name in _PARTS.items() if part in line), "driver and simulator")
+            found[name] += times.user + times.system
+    return dict(found)
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def report(settings: Settings, since: float, until: float) -> None:

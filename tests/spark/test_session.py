@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 from sessionlake.config import Settings
+from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.spark import spark_session
 
 # Starts a session, says the ids of the processes below it, and then does as the test wants.
@@ -75,6 +78,11 @@ def test_times_are_utc(spark):
     assert spark.sql("select string(timestamp_millis(0)) as t").first()["t"] == "1970-01-01 00:00:00"
 
 
+def test_an_arrow_table_with_empty_chunks_becomes_a_frame_of_all_its_rows(spark):
+    chunks = pa.concat_tables([pa.table({"id": pa.array(range(count), pa.int64())}) for count in (0, 2, 0, 0, 3)])
+    assert sorted(row["id"] for row in as_frame(spark, chunks).collect()) == [0, 0, 1, 1, 2]
+
+
 def test_the_kafka_source_is_there(spark):
     source = spark.readStream.format("kafka").option("subscribe", "t").option("kafka.bootstrap.servers", "127.0.0.1:1")
     assert "offset" in source.load().columns
@@ -82,8 +90,10 @@ def test_the_kafka_source_is_there(spark):
 
 def test_only_loopback_is_listened_on(spark):
     del spark
-    own = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    listening = [c.laddr.ip for p in own for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    listening = []
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):  # it may have ended since
+            listening += [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     assert listening
     assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
 

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sessionlake.bronze.offsets import planned_ranges
 from sessionlake.config import Settings
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
 from sessionlake.lake.progress import refuse_fresh_checkpoint
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.runtime.streams import LayerQuery
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 
 LAYER = "bronze"
 MESSAGES = "bronze.messages"
+_FEW_MESSAGES = 20_000
+# Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
+_TOO_BIG = "maxResultSize"
 
 
 def start(
@@ -88,10 +94,10 @@ class _BronzeBatch:
         planned = planned_ranges(self._settings.checkpoint(LAYER), txn.version)
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
-        # As few files as cores: one task a topic-partition would write one tiny file each.
-        append(lake, MESSAGES, rows.coalesce(spark.sparkContext.defaultParallelism), txn)
-        commit = lake.last_commit(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
+        with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES):
+            append(spark, lake, MESSAGES, self._at_hand(rows, expected), txn)
+        commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
         ranges = _ranges(planned) if whole else self._counted(spark, planned)
         gaps = self._settings.kafka.allow_offset_gaps
@@ -112,6 +118,17 @@ class _BronzeBatch:
         self._log.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)
+
+    def _at_hand(self, rows: DataFrame, expected: int) -> DataFrame | pa.Table:
+        """The rows themselves if they are few and small, else as a frame."""
+        if self._lake.local and expected <= _FEW_MESSAGES:
+            try:
+                return rows.toArrow()
+            except Exception as error:
+                if _TOO_BIG not in str(error):
+                    raise
+        # As few files as cores: one task a topic-partition would write one tiny file each.
+        return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
 
     def _counted(self, spark: SparkSession, planned: dict[tuple[str, int], tuple[int, int]]) -> tuple[OffsetRange, ...]:
         """Ranges by what the table holds: after a replay, or where offsets have holes."""

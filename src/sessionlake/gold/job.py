@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.gold.fold import GoldFold
-from sessionlake.gold.folded import Folded, rows_of
+from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.outputs import Kind, Span
 from sessionlake.gold.pack import PointPacker, value_field
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
@@ -21,6 +20,8 @@ from sessionlake.lake.commit import Txn, append, merge
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
 from sessionlake.lake.progress import refuse_fresh_checkpoint
 from sessionlake.lake.tables import Lake, quote
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
 from sessionlake.runtime.streams import LayerQuery
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 LAYER = "gold"
 CHANGES = "silver.session_changes"
-# Below this many rows one file is better than one a core.
-_ONE_FILE_ROWS = 200_000
-_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # Sessions are forgotten after twice the time in which silver forgets them, so that one that lives is not.
 _IDLE_TIMEOUTS = 2
 
@@ -104,11 +102,11 @@ class _GoldBatch:
         started, spark = datetime.now(UTC), folded.sparkSession
         folded.persist()
         try:
-            parts = [Folded.collect(folded)]
+            parts = [Part.collect(folded)]
             if Kind.BEYOND in parts[0].account.spans:
-                parts.append(Folded.collect(self._recomputed(parts[0])))
+                parts.append(Part.collect(self._recomputed(parts[0])))
             small = all(part.whole for part in parts) and self._lake.local
-            with _interpreted(spark) if small else nullcontext():
+            with interpreted(spark, when=small):
                 outputs = [self._write(target, parts, txn) for target in TARGETS]
         finally:
             folded.unpersist()
@@ -127,51 +125,33 @@ class _GoldBatch:
         )
         write(spark, self._lake, entry)
 
-    def _recomputed(self, fast: Folded) -> DataFrame:
+    def _recomputed(self, fast: Part) -> DataFrame:
         gold = self._settings.gold
-        beyond = rows_of([fast], [Kind.BEYOND], BEYOND_DDL)
-        averages = self._lake.read(fast.frame.sparkSession, AVERAGES)
+        spark = fast.folded.frame.sparkSession
+        beyond = as_frame(spark, rows_of([fast], Kind.BEYOND, BEYOND_DDL))
+        averages = self._lake.read(spark, AVERAGES)
         found = recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
         # Not persisted: Spark would compute it again after each write to the table that it was read from.
         return found.localCheckpoint()
 
-    def _write(self, target: Target, parts: Sequence[Folded], txn: Txn) -> Output | None:
-        """Appends the new rows and merges the changed ones; few rows are merged in one commit.
-
-        New rows are known to be new, so nothing is looked up for them; they are most of what a batch brings. Which way
-        is taken depends on the batch alone: a replay takes the same.
-        """
+    def _write(self, target: Target, parts: Sequence[Part], txn: Txn) -> Output | None:
+        """Appends the new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
+        spark = parts[0].folded.frame.sparkSession
         new, changed = (_span(parts, kind) for kind in (target.new, target.changed))
-        together = changed is not None and all(part.whole for part in parts)
-        if new and not together:
-            frame = rows_of(parts, [target.new], target.ddl)
-            append(self._lake, target.table, frame.coalesce(1) if new.rows < _ONE_FILE_ROWS else frame, txn)
+        if new:
+            rows = rows_of(parts, target.new, target.ddl)
+            append(spark, self._lake, target.table, rows, txn)
         if changed:
-            kinds = [target.new, target.changed] if together else [target.changed]
             # A second write to the table in one batch needs a name of its own.
             renamed = Txn(f"{txn.app_id}:changed", txn.version)
-            source = rows_of(parts, kinds, target.ddl)
+            source = as_frame(spark, rows_of(parts, target.changed, target.ddl))
             merge(self._lake, target.table, source, target.same(changed), target.clauses, renamed)
         if not new and not changed:
             return None
-        commit = self._lake.last_commit(parts[0].frame.sparkSession, target.table)
+        commit = self._lake.last_commit(spark, target.table)
         return Output(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
-@contextmanager
-def _interpreted(spark: SparkSession) -> Iterator[None]:
-    """Small writes are over before generated code is compiled."""
-    before = {key: spark.conf.get(key) for key in _INTERPRETED}
-    for key, value in _INTERPRETED.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, known in before.items():
-            if known is not None:
-                spark.conf.set(key, known)
-
-
-def _span(parts: Sequence[Folded], kind: Kind) -> Span | None:
+def _span(parts: Sequence[Part], kind: Kind) -> Span | None:
     found = [part.account.spans[kind] for part in parts if kind in part.account.spans]
     return reduce(operator.add, found) if found else None

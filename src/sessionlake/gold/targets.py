@@ -48,9 +48,8 @@ class Target:
         return " AND ".join([f"t.{self.time} >= {low} AND t.{self.time} <= {high}", *equal])
 
     def clauses(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
-        """Sets what may change, inserts what is new."""
-        updated = builder.whenMatchedUpdate(set={name: f"s.{name}" for name in self.updated})
-        return updated.whenNotMatchedInsertAll()
+        """Sets what may change: that a row is there is known, which spares Delta an outer join."""
+        return builder.whenMatchedUpdate(set={name: f"s.{name}" for name in self.updated})
 
     def _literal(self, value: int) -> str:
         if self.time == "ts":

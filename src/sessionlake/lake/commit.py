@@ -11,15 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from sessionlake.lake.direct import append_directly, live_bytes
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
+_DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+# Deletion vectors take eight Spark jobs a MERGE; up to this size, writing the touched files anew costs less.
+_REWRITTEN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -34,16 +41,27 @@ class Txn:
         return f"{self.app_id}:{table}"
 
 
-def append(lake: Lake, table: str, frame: DataFrame, txn: Txn) -> None:
-    """Appends the frame once, whatever the number of replays."""
+def append(spark: SparkSession, lake: Lake, table: str, rows: DataFrame | pa.Table, txn: Txn) -> None:
+    """Appends the rows once, whatever the number of replays.
+
+    Args:
+        rows: a frame, or few rows at hand, which a local table takes without a Spark job.
+    """
     fault_point(f"before:{table}")
+    if isinstance(rows, pa.Table) and lake.local:
+        append_directly(lake.path(table), rows, txn.on(table), txn.version)
+    else:
+        _append_frame(lake, table, as_frame(spark, rows), txn)
+    fault_point(f"after:{table}")
+
+
+def _append_frame(lake: Lake, table: str, frame: DataFrame, txn: Txn) -> None:
     writer = frame.write.format("delta").mode("append")
     writer = writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version)
     if lake.local:
         writer.save(str(lake.path(table)))
     else:
         writer.saveAsTable(lake.identifier(table))
-    fault_point(f"after:{table}")
 
 
 def merge(
@@ -67,6 +85,8 @@ def merge(
     fault_point(f"before:{table}")
     spark.conf.set(_APP, txn.on(table))
     spark.conf.set(_VERSION, str(txn.version))
+    if lake.local:
+        spark.conf.set(_DELETION_VECTORS, str(live_bytes(lake.path(table)) > _REWRITTEN_BYTES).lower())
     try:
         clauses(lake.delta(spark, table).alias("t").merge(source.alias("s"), on)).execute()
     finally:

@@ -96,8 +96,7 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
         "code_version": __version__,
         "config_hash": entry.config_hash,
     }
-    # From Arrow it is a local relation; from a Python row it would be a job through a Python worker.
-    append(lake, LEDGER, spark.createDataFrame(pa.Table.from_pylist([row], _arrow_schema())), entry.txn)
+    append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), entry.txn)
 
 
 @lru_cache(maxsize=1)

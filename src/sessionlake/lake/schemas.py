@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 
 from sessionlake.config import Settings
 
 DECLARED = "<declared>"
-_LOG = {"delta.checkpointInterval": "50", "delta.enableDeletionVectors": "true"}
+_LOG = {"delta.checkpointInterval": "50"}
+_APPEND_ONLY = {"delta.appendOnly": "true"}
+_MERGED = {"delta.enableDeletionVectors": "true"}
+
+
+class Writes(StrEnum):
+    """How rows come into a table."""
+
+    APPEND = "append"
+    MERGE = "merge"
+    BOTH = "both"
 
 
 @dataclass(frozen=True)
@@ -17,7 +27,8 @@ class TableSchema:
 
     Attributes:
         columns: `(name, Spark SQL type)` in order; `DECLARED` stands for the declared capture columns.
-        cluster_by: liquid clustering keys.
+        cluster_by: liquid clustering keys; see `clustered`.
+        writes: how rows come in; what MERGE replaces is marked in deletion vectors.
         skipping: columns that files keep minimum and maximum of.
         feed: whether Delta's change data feed is on.
     """
@@ -27,7 +38,7 @@ class TableSchema:
     cluster_by: tuple[str, ...] = ()
     skipping: tuple[str, ...] = ()
     feed: bool = False
-    properties: Mapping[str, str] = field(default_factory=dict)
+    writes: Writes = Writes.MERGE
 
     def resolved(self, settings: Settings) -> tuple[tuple[str, str], ...]:
         """The columns, with the declared ones in place."""
@@ -37,14 +48,21 @@ class TableSchema:
             whole.extend(declared if column[0] == DECLARED else (column,))
         return tuple(whole)
 
-    def all_properties(self) -> dict[str, str]:
+    def clustered(self, *, local: bool) -> tuple[str, ...]:
+        """The clustering keys. Local tables that rows are appended to have none.
+
+        delta-rs, which appends to them, does not write to clustered ones; and their rows come in the order of time.
+        """
+        return () if local and self.writes is not Writes.MERGE else self.cluster_by
+
+    def properties(self) -> dict[str, str]:
         """Delta table properties."""
-        found = dict(_LOG)
+        found = _LOG | (_APPEND_ONLY if self.writes is Writes.APPEND else _MERGED)
         if self.skipping:
             found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
         if self.feed:
             found["delta.enableChangeDataFeed"] = "true"
-        return found | dict(self.properties)
+        return found
 
 
 _ROW = (
@@ -99,7 +117,7 @@ TABLES: dict[str, TableSchema] = {
         "Raw Kafka messages, each exactly once",
         cluster_by=("topic", "partition", "offset"),
         skipping=("topic", "partition", "offset", "timestamp", "ingested_at"),
-        properties={"delta.appendOnly": "true"},
+        writes=Writes.APPEND,
     ),
     "silver.session_changes": TableSchema(
         (
@@ -115,14 +133,14 @@ TABLES: dict[str, TableSchema] = {
         "Every accepted change, judged and in order; append-only",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "_offset", "_ts", "_batch"),
-        properties={"delta.appendOnly": "true"},
+        writes=Writes.APPEND,
     ),
     "silver.session_progress": TableSchema(
         (*_SESSION, ("_batch", "bigint")),
         "What each batch left of every session it touched; `sessions` takes over the latest",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "_batch"),
-        properties={"delta.appendOnly": "true"},
+        writes=Writes.APPEND,
     ),
     "silver.session_rows": TableSchema(
         _ROW,
@@ -151,7 +169,7 @@ TABLES: dict[str, TableSchema] = {
         ),
         "What could not be used, whole, and why",
         skipping=("topic", "partition", "offset", "reason", "_batch"),
-        properties={"delta.appendOnly": "true"},
+        writes=Writes.APPEND,
     ),
     "silver.integrity_events": TableSchema(
         (
@@ -169,7 +187,7 @@ TABLES: dict[str, TableSchema] = {
         ),
         "Every judgement that was not 'fine'",
         skipping=("topic", "session_id", "offset", "_batch"),
-        properties={"delta.appendOnly": "true"},
+        writes=Writes.APPEND,
     ),
     "gold.rolling_average": TableSchema(
         (
@@ -184,6 +202,7 @@ TABLES: dict[str, TableSchema] = {
         "Average over each point and the N-1 before it in event time",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "ts"),
+        writes=Writes.BOTH,
     ),
     "gold.metrics_1m": TableSchema(
         (
@@ -200,6 +219,7 @@ TABLES: dict[str, TableSchema] = {
         "One row a minute of event time",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "window_start"),
+        writes=Writes.BOTH,
     ),
     "ops.ledger": TableSchema(
         (
@@ -223,6 +243,6 @@ TABLES: dict[str, TableSchema] = {
         ),
         "What each micro-batch of each layer took in and gave out",
         skipping=("layer", "batch_id", "committed_at"),
-        properties={"delta.appendOnly": "true"},
+        writes=Writes.APPEND,
     ),
 }

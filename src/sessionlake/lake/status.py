@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +11,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import client_config, require_broker
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def layer_statuses(spark: SparkSession, settings: Settings) -> list[LayerStatus]
     lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
         return [LayerStatus(layer) for layer in LAYERS]
-    with _interpreted(spark):
+    with interpreted(spark):
         batches = _batches(spark, lake)
         bronze, silver = (offset_ends(spark, lake, layer) for layer in ("bronze", "silver"))
     kafka = kafka_ends(settings)
@@ -180,16 +179,3 @@ def _status(layer: str, batches: list[_Batch], behind: int | None, now: datetime
 
 def _unaccounted(batch: _Batch) -> int:
     return abs(batch.messages - batch.applied - batch.duplicates - batch.quarantined - batch.held)
-
-
-@contextmanager
-def _interpreted(spark: SparkSession) -> Iterator[None]:
-    """A short query in a fresh JVM is over before its generated code would be compiled."""
-    keys = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for key, value in keys.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key in keys:
-            spark.conf.unset(key)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_ROWS = "numOutputRows"
+# What Spark and delta-rs call the number of rows that a commit wrote.
+_ROWS = ("numOutputRows", "num_added_rows")
 
 
 def quote(name: str) -> str:
@@ -37,8 +38,12 @@ def _rows_written(commit: Path) -> int:
     for line in commit.read_text(encoding="utf-8").splitlines():
         info = json.loads(line).get("commitInfo")
         if info is not None:
-            return int(info.get("operationMetrics", {}).get(_ROWS, 0))
+            return _rows(info.get("operationMetrics", {}))
     return 0
+
+
+def _rows(metrics: Mapping[str, Any]) -> int:
+    return int(next((metrics[name] for name in _ROWS if name in metrics), 0))
 
 
 class Lake:
@@ -67,7 +72,7 @@ class Lake:
     def exists(self, spark: SparkSession, table: str) -> bool:
         """Whether the table has been created."""
         if self.local:
-            return (self.path(table) / "_delta_log").is_dir()
+            return any((self.path(table) / "_delta_log").glob("*.json"))
         return bool(spark.catalog.tableExists(self.identifier(table)))
 
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
@@ -97,7 +102,7 @@ class Lake:
             newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
             return Commit(-1, 0) if newest is None else Commit(int(newest.stem), _rows_written(newest))
         row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
-        return Commit(-1, 0) if row is None else Commit(row["version"], int(row["operationMetrics"].get(_ROWS, 0)))
+        return Commit(-1, 0) if row is None else Commit(row["version"], _rows(row["operationMetrics"]))
 
     def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Creates what is missing and adds newly declared columns.
@@ -130,9 +135,9 @@ class Lake:
         builder = builder.location(str(self.path(table))) if self.local else builder.tableName(self.identifier(table))
         for name, sql in schema.resolved(self.settings):
             builder = builder.addColumn(name, sql)
-        if schema.cluster_by:
-            builder = builder.clusterBy(*schema.cluster_by)
-        for key, value in schema.all_properties().items():
+        if keys := schema.clustered(local=self.local):
+            builder = builder.clusterBy(*keys)
+        for key, value in schema.properties().items():
             builder = builder.property(key, value)
         builder.execute()
 

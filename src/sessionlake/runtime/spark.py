@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DATABRICKS_VARIABLE = "DATABRICKS_RUNTIME_VERSION"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_CORES = os.cpu_count() or 2
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
@@ -72,7 +73,7 @@ def _local(settings: Settings, app: str) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _silence_python()
-    builder = SparkSession.builder.master("local[*]").appName(app)
+    builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
     for key, value in (_RESULTS | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}).items():
         builder = builder.config(key, value)
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
@@ -104,6 +105,7 @@ _JVM = (
     "-XX:Tier4InvocationThreshold=20000",
     "-XX:Tier4MinInvocationThreshold=4000",
     "-XX:Tier4CompileThreshold=60000",
+    "-XX:ReservedCodeCacheSize=512m",
     "-Duser.timezone=UTC",
     "-Djava.awt.headless=true",
 )
@@ -123,7 +125,12 @@ _LAPTOP = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 2, 8)),
+    "spark.sql.shuffle.partitions": str(min(_CORES, 8)),
+    "spark.python.daemon.module": "sessionlake.runtime.daemon",
+    "spark.default.parallelism": str(_CORES),
+    # Twice as many tasks at once as there are cores, fairly shared: many wait for Kafka, a disk or a Python worker, and
+    # the layers' small jobs must not queue behind each other.
+    "spark.scheduler.mode": "FAIR",
     "spark.databricks.delta.snapshotPartitions": "1",
     # Re-planning after each stage costs more than it saves on batches of seconds.
     "spark.sql.adaptive.enabled": "false",

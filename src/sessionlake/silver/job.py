@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings, milliseconds
-from sessionlake.errors import IntegrityViolationError
+from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
 from sessionlake.lake.progress import refuse_fresh_checkpoint
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.decode import DecodeRules
+from sessionlake.runtime.folded import Folded, collect
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
 from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, Violation, read_account
 from sessionlake.silver.pack import Packer
-from sessionlake.silver.unpack import Unpack
+from sessionlake.silver.unpack import Unpack, unpacked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,8 +36,11 @@ PROGRESS = "silver.session_progress"
 QUARANTINE = "silver.quarantine"
 EVENTS = "silver.integrity_events"
 _APPENDED = ((Output.CHANGES, CHANGES), (Output.PROGRESS, PROGRESS), (Output.EVENTS, EVENTS))
-# Below this many rows one file is better than one a core.
-_ONE_FILE_ROWS = 200_000
+_FEW_MESSAGES = 20_000
+# 64 shards of four kinds make 64 MB at most.
+_INLINE_BYTES = 262_144
+
+OnBatch = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
 
 
 def start(
@@ -40,13 +48,13 @@ def start(
     settings: Settings,
     *,
     once: bool = False,
-    on_batch: Callable[[LedgerEntry], None] | None = None,
+    on_batch: OnBatch | None = None,
 ) -> LayerQuery:
     """Starts the silver stream.
 
     Args:
         once: fold what bronze holds now, then end.
-        on_batch: told of every batch that is committed.
+        on_batch: told of every batch that is committed, with those of its appended rows that are at hand, by table.
 
     Raises:
         LakeError: the checkpoint is new and the tables are not, or declared columns do not fit the tables.
@@ -76,25 +84,28 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
 class _SilverBatch:
     """Commits one micro-batch: checks first, then the appended tables, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, on_batch: Callable[[LedgerEntry], None] | None) -> None:
+    def __init__(self, lake: Lake, settings: Settings, on_batch: OnBatch | None) -> None:
         self._lake = lake
         self._settings = settings
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
+        self._few = False  # whether the batch before was small, which is the best guess for the next
 
-    def __call__(self, folded: DataFrame, txn: Txn) -> None:
-        started, spark = datetime.now(UTC), folded.sparkSession
-        folded.persist()
+    def __call__(self, frame: DataFrame, txn: Txn) -> None:
+        started, spark = datetime.now(UTC), frame.sparkSession
+        frame.persist()
         try:
-            accounts = _accounts(folded)
+            with interpreted(spark, when=self._lake.local and self._few):
+                folded, written = collect(frame, Output.ACCOUNT, _INLINE_BYTES)
+            accounts = [read_account(account) for account in written]
             partitions = total(accounts)
             refuse_violations(accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
             ranges = tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
-            outputs = self._append(folded, accounts, ranges, txn)
+            outputs, rows = self._append(folded, accounts, ranges, txn)
         finally:
-            folded.unpersist()
+            frame.unpersist()
         entry = LedgerEntry(
             layer=LAYER,
             txn=txn,
@@ -111,38 +122,58 @@ class _SilverBatch:
         )
         write(spark, self._lake, entry)
         self._log.advance(ranges)
+        self._few = entry.messages <= _FEW_MESSAGES
         if self._on_batch:
-            self._on_batch(entry)
+            self._on_batch(entry, rows)
 
     def _append(
-        self, folded: DataFrame, accounts: list[Account], ranges: tuple[OffsetRange, ...], txn: Txn
-    ) -> tuple[TableOutput, ...]:
+        self, folded: Folded, accounts: list[Account], ranges: tuple[OffsetRange, ...], txn: Txn
+    ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
         """Appends what there is; a table that gets nothing gets no commit."""
-        outputs = []
+        spark, outputs, at_hand = folded.frame.sparkSession, [], {}
         for kind, table in (*_APPENDED, (Output.QUARANTINE, QUARANTINE)):
-            rows = sum(account.rows.get(kind, 0) for account in accounts)
-            if rows:
-                frame = self._rows(folded, kind, table, txn)
-                if kind is Output.QUARANTINE:
-                    frame = self._with_messages(frame, ranges)
-                append(self._lake, table, frame.coalesce(1) if rows < _ONE_FILE_ROWS else frame, txn)
-                outputs.append(TableOutput(table, self._lake.last_commit(folded.sparkSession, table).version, rows))
-        return tuple(outputs)
+            count = sum(account.rows.get(kind, 0) for account in accounts)
+            if not count:
+                continue
+            rows = self._rows(folded, kind, table, txn)
+            if kind is Output.QUARANTINE:
+                rows = self._with_messages(spark, rows, ranges)
+            if isinstance(rows, pa.Table):
+                at_hand[table] = rows
+            append(spark, self._lake, table, rows, txn)
+            outputs.append(TableOutput(table, self._committed(spark, table, count), count))
+        return tuple(outputs), at_hand
 
-    def _rows(self, folded: DataFrame, kind: Output, table: str, txn: Txn) -> DataFrame:
+    def _committed(self, spark: SparkSession, table: str, count: int) -> int:
+        """Version of the batch's commit, which must hold what was judged: 0 rows are a compaction's, come since."""
+        commit = self._lake.last_commit(spark, table)
+        if commit.rows not in (0, count):
+            raise LakeError(
+                f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}; if rows "
+                f"were removed from {MESSAGES} by hand, restore it (RESTORE TABLE), else report a fault of sessionlake"
+            )
+        return commit.version
+
+    def _rows(self, folded: Folded, kind: Output, table: str, txn: Txn) -> DataFrame | pa.Table:
+        """Rows for a table: at hand if their payloads are, else unpacked where they are."""
         from pyspark.sql import functions as F
 
-        ddl = row_ddl(self._settings, table)
-        payloads = folded.where(F.col("kind") == str(kind)).select("payload")
-        return payloads.mapInArrow(Unpack(txn.version), ddl)
+        payloads = folded.at_hand([kind])
+        if payloads is not None:
+            return unpacked(payloads, txn.version)
+        frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
+        return frame.mapInArrow(Unpack(txn.version), row_ddl(self._settings, table))
 
-    def _with_messages(self, frame: DataFrame, ranges: tuple[OffsetRange, ...]) -> DataFrame:
+    def _with_messages(
+        self, spark: SparkSession, rows: DataFrame | pa.Table, ranges: tuple[OffsetRange, ...]
+    ) -> DataFrame:
         """Adds the raw key and value, from bronze: what is quarantined is kept whole."""
         from pyspark.sql import functions as F
 
         low, high = min(r.first for r in ranges), max(r.last for r in ranges)
         topics = sorted({r.topic for r in ranges})
-        bronze = self._lake.read(frame.sparkSession, MESSAGES).where(
+        frame = as_frame(spark, rows)
+        bronze = self._lake.read(spark, MESSAGES).where(
             F.col("offset").between(low, high) & F.col("topic").isin(topics)
         )
         raw = bronze.select("topic", "partition", "offset", "key", "value")
@@ -159,13 +190,6 @@ def row_ddl(settings: Settings, table: str) -> str:
 
     added = {"key", "value"}
     return ", ".join(f"`{name}` {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
-
-
-def _accounts(folded: DataFrame) -> list[Account]:
-    from pyspark.sql import functions as F
-
-    rows = folded.where(F.col("kind") == str(Output.ACCOUNT)).select("payload").collect()
-    return [read_account(bytes(row["payload"])) for row in rows]
 
 
 def total(accounts: list[Account]) -> list[PartitionAccount]:

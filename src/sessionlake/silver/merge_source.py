@@ -6,6 +6,8 @@ same pure function (`net.net_changes`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.config import Settings
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.columns import RESCUED
+from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.job import CHANGES, PROGRESS
 from sessionlake.silver.net import MARKS, NetChanges, net_changes, net_ddl
 
@@ -29,21 +32,44 @@ SMALL_CHANGES = 100_000
 _NAMED_SESSIONS = 500
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Batches that are merged at once.
+
+    Attributes:
+        rows: for each of them, its rows by table where they are at hand.
+    """
+
+    first: int
+    last: int
+    rows: tuple[Mapping[str, pa.Table], ...] = ()
+
+    def at_hand(self, table: str) -> pa.Table | None:
+        """All rows of a table, or None if some must be read. A batch that wrote none has none to hand over."""
+        if not self.rows or not all(self.rows):
+            return None
+        found = [rows[table] for rows in self.rows if table in rows]
+        return pa.concat_tables(found) if found else None
+
+
 class _Source:
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
         self._lake = lake
         self._columns = settings.capture.declared
 
-    def _between(self, table: str, first: int, last: int) -> DataFrame:
+    def _between(self, table: str, stretch: Stretch) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return self._lake.read(self._spark, table).where(F.col("_batch").between(first, last))
+        return self._lake.read(self._spark, table).where(F.col("_batch").between(stretch.first, stretch.last))
 
-    def _changes(self, first: int, last: int) -> DataFrame:
+    def _changes(self, stretch: Stretch) -> DataFrame:
+        return self._between(CHANGES, stretch).select(*(quote(name) for name in self._read))
+
+    @property
+    def _read(self) -> tuple[str, ...]:
         declared = (column.name for column in self._columns)
-        read = (*KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal")
-        return self._between(CHANGES, first, last).select(*(quote(name) for name in read))
+        return (*KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal")
 
     def _held(self, sessions: list[str]) -> DataFrame:
         """Keys that the table holds now; of these sessions only, if they are few enough to name."""
@@ -56,17 +82,22 @@ class _Source:
 class DriverSource(_Source):
     """Works in the driver: for stretches of up to `SMALL_CHANGES` rows."""
 
-    def sessions(self, first: int, last: int) -> DataFrame:
+    def sessions(self, stretch: Stretch) -> DataFrame:
         """The last row of each session out of the batches' progress."""
-        progress = self._between(PROGRESS, first, last).toArrow().sort_by([("_batch", "descending")])
+        known = stretch.at_hand(PROGRESS)
+        progress = (self._between(PROGRESS, stretch).toArrow() if known is None else known).sort_by(
+            [("_batch", "descending")]
+        )
         index = pa.array(range(progress.num_rows), pa.int64())
         newest = progress.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
         latest = progress.take(newest["_index_min"]).drop_columns(["_batch"])
-        return self._spark.createDataFrame(latest)
+        return as_frame(self._spark, latest)
 
-    def rows(self, first: int, last: int) -> DataFrame:
+    def rows(self, stretch: Stretch) -> DataFrame:
         """Net changes (see `net.net_schema`), with a delete for each row that a clear leaves behind."""
-        net = net_changes(self._changes(first, last).toArrow(), self._columns)
+        known = stretch.at_hand(CHANGES)
+        changes = self._changes(stretch).toArrow() if known is None else known.select(self._read)
+        net = net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
         rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
         if clears.num_rows:
@@ -75,28 +106,28 @@ class DriverSource(_Source):
                 rows.select(KEY), list(KEY), join_type="left anti"
             )
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
-        return self._spark.createDataFrame(rows)
+        return as_frame(self._spark, rows)
 
 
 class ClusterSource(_Source):
     """Works in Spark: for any size."""
 
-    def sessions(self, first: int, last: int) -> DataFrame:
+    def sessions(self, stretch: Stretch) -> DataFrame:
         """See `DriverSource.sessions`."""
         from pyspark.sql import functions as F
 
-        progress = self._between(PROGRESS, first, last)
+        progress = self._between(PROGRESS, stretch)
         fields = [name for name in progress.columns if name not in {*SESSION, "_batch"}]
         newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
         # MERGE reads its source twice: it is computed once, here, and leaves its plan behind.
         return newest.select(*SESSION, "newest.*").localCheckpoint()
 
-    def rows(self, first: int, last: int) -> DataFrame:
+    def rows(self, stretch: Stretch) -> DataFrame:
         """See `DriverSource.rows`."""
         from pyspark.sql import functions as F
 
         tasks = self._spark.sparkContext.defaultParallelism
-        by_session = self._changes(first, last).repartition(tasks, *(F.col(name) for name in SESSION))
+        by_session = self._changes(stretch).repartition(tasks, *(F.col(name) for name in SESSION))
         net = by_session.mapInArrow(NetChanges(self._columns), net_ddl(self._columns)).localCheckpoint()
         rows, clears = net.where(F.col("row_id").isNotNull()), net.where(F.col("row_id").isNull()).select(*SESSION)
         named = [row["session_id"] for row in clears.select("session_id").limit(_NAMED_SESSIONS + 1).collect()]

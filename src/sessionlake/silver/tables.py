@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import Txn, merge
@@ -20,9 +22,10 @@ from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, wr
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.job import CHANGES, PROGRESS
 from sessionlake.silver.job import LAYER as STREAM
-from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, ClusterSource, DriverSource
+from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, ClusterSource, DriverSource, Stretch
 from sessionlake.silver.net import MARKS
 
 if TYPE_CHECKING:
@@ -37,12 +40,17 @@ _MERGE_MESSAGES = 2_000_000
 
 @dataclass(frozen=True)
 class Waiting:
-    """A batch of the stream that is not merged yet."""
+    """A batch of the stream that is not merged yet.
+
+    Attributes:
+        rows: its appended rows by table, where the stream still had them at hand.
+    """
 
     app_id: str
     batch: int
     messages: int
     changes: int
+    rows: Mapping[str, pa.Table] = field(default_factory=dict)
 
 
 def _changes(outputs: Iterable[Output]) -> int:
@@ -62,6 +70,8 @@ class TableMerger:
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, ROWS, SESSIONS, LEDGER])
         if self._lake.local:  # the sources below are computed once already
             self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+            self._spark.conf.set("spark.databricks.delta.setTransactionsInCrc.writeOnCommit", "true")
+            self._spark.conf.set("spark.sql.shuffle.partitions", "1")
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -69,12 +79,15 @@ class TableMerger:
         self._waiting: list[Waiting] | None = None  # None: not read from the ledger yet
         self.error: BaseException | None = None
 
-    def announce(self, entry: LedgerEntry) -> None:
-        """Says that the stream has committed a batch."""
-        batch = entry.txn.version
+    def announce(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
+        """Says that the stream has committed a batch, and hands over such of its rows as are at hand."""
+        batch, changes = entry.txn.version, _changes(entry.outputs)
         with self._lock:
             if self._waiting is not None and all(item.batch != batch for item in self._waiting):
-                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, _changes(entry.outputs)))
+                held = sum(item.changes for item in self._waiting) + changes
+                whole = sum(rows[table].num_rows for table in (CHANGES, PROGRESS) if table in rows) == changes
+                kept = rows if whole and held <= SMALL_CHANGES else {}
+                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, kept))
         self._news.set()
 
     def start(self) -> TableMerger:
@@ -126,12 +139,13 @@ class TableMerger:
         first, last = taken[0].batch, taken[-1].batch
         started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{LAYER}", last)
         small = sum(item.changes for item in taken) <= SMALL_CHANGES
-        self._suit(small=small)
         source = (DriverSource if small else ClusterSource)(self._spark, self._lake, self._settings)
-        outputs = (
-            self._merge_sessions(source.sessions(first, last), txn),
-            self._merge_rows(source.rows(first, last), txn),
-        )
+        stretch = Stretch(first, last, tuple(item.rows for item in taken))
+        with interpreted(self._spark, when=small and self._lake.local):
+            outputs = (
+                self._merge_rows(source.rows(stretch), txn),
+                self._merge_sessions(source.sessions(stretch), txn),
+            )
         entry = LedgerEntry(
             layer=LAYER,
             txn=txn,
@@ -149,12 +163,6 @@ class TableMerger:
         if self._on_merge:
             self._on_merge(entry)
         return True
-
-    def _suit(self, *, small: bool) -> None:
-        """Small merges are over before generated code is compiled: they run interpreted."""
-        if self._lake.local:
-            self._spark.conf.set("spark.sql.codegen.wholeStage", str(not small).lower())
-            self._spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
 
     def _next(self) -> list[Waiting]:
         """The next batches to merge at once."""

@@ -24,6 +24,10 @@ class Unpack:
         """Unpacks the task's payloads."""
         for batch in batches:
             for payload in batch.column("payload"):
-                for rows in pa.ipc.open_stream(payload.as_buffer()):
-                    number = pa.array(np.full(rows.num_rows, self.batch, np.int64))
-                    yield rows.append_column("_batch", number)
+                yield from unpacked([payload.as_buffer()], self.batch).to_batches()
+
+
+def unpacked(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
+    """The rows in the payloads, with the last column `_batch`."""
+    rows = pa.concat_tables([pa.ipc.open_stream(payload).read_all() for payload in payloads])
+    return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))

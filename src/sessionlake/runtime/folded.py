@@ -1,0 +1,52 @@
+"""A folded batch as the driver sees it: what is small is brought along by the one job that runs the fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a fold sent on.
+
+    Attributes:
+        frame: `kind string, payload binary`, persisted or checkpointed.
+        inline: the payloads of each kind, None in the place of one that was too big to bring along.
+    """
+
+    frame: DataFrame
+    inline: Mapping[str, Sequence[bytes | None]]
+
+    def at_hand(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
+        """All payloads of these kinds (by default of all), or None if some were not brought along."""
+        contents = [
+            content for kind in (self.inline if kinds is None else kinds) for content in self.inline.get(kind, ())
+        ]
+        here = [content for content in contents if content is not None]
+        return here if len(here) == len(contents) else None
+
+
+def collect(frame: DataFrame, account: str, limit: int) -> tuple[Folded, list[bytes]]:
+    """Runs the fold (one job).
+
+    Args:
+        frame: `kind string, payload binary`, persisted or checkpointed.
+        account: the kind that is brought along whatever its size.
+        limit: size of a payload, in bytes, up to which it is brought along.
+
+    Returns:
+        What was folded, and the accounts.
+    """
+    from pyspark.sql import functions as F
+
+    is_small = (F.length("payload") <= limit) | (F.col("kind") == account)
+    inline: dict[str, list[bytes | None]] = {}
+    for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
+        inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))
+    accounts = [content for content in inline.pop(account, []) if content is not None]
+    return Folded(frame, inline), accounts
