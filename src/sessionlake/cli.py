@@ -142,7 +142,7 @@ def run(
     pipeline.preflight(settings, layer)
     with StopFlag() as stop:
         try:
-            spark = spark_session(settings)
+            spark = spark_session(settings, lasting=True)
             stop.take()
             if once:
                 say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")

@@ -60,7 +60,7 @@ def main() -> None:
 def measure(settings: Settings, arguments: argparse.Namespace) -> None:
     total = arguments.warm_up + arguments.seconds
     live = {"mode": "live", "rate": arguments.rate, "duration": total}
-    with Pipeline(spark_session(settings), settings) as pipeline:
+    with Pipeline(spark_session(settings, lasting=True), settings) as pipeline:
         source = threading.Thread(target=run_simulation, args=(settings,), kwargs=live)
         begun = time.time()
         source.start()

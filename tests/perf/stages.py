@@ -30,7 +30,7 @@ def main(home: Path, servers: str) -> None:
     settings = Settings(home=home, kafka=KafkaSettings(bootstrap_servers=servers), capture=capture)
     sys.stdin.readline()
     begun = 0.0, START
-    spark = spark_session(settings)
+    spark = spark_session(settings, lasting=True)
     report("start", 0.0, START)
     merger = TableMerger(spark, settings)
     while True:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +216,7 @@ def _own_settings(settings: Settings) -> Settings:
             "checkpoints": None,
             "kafka": settings.kafka.model_copy(update=kafka),
             "capture": settings.capture.model_copy(update=capture),
+            "gold": settings.gold.model_copy(update={"trigger": timedelta(seconds=8)}),  # a minute has few of 20
         }
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,12 @@ _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
 
-def spark_session(settings: Settings, *, app: str = "sessionlake") -> SparkSession:
+def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool = False) -> SparkSession:
     """The session that everything runs in; called again, it returns the same one.
+
+    Args:
+        app: names the log files in the home.
+        lasting: whether it will work for many minutes, so that optimising what it runs pays.
 
     Raises:
         MachineError: no usable Java, jars not cached and not to be had, or a home that cannot be written.
@@ -35,7 +40,7 @@ def spark_session(settings: Settings, *, app: str = "sessionlake") -> SparkSessi
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
-    return active if active is not None else _local(settings, app)
+    return active if active is not None else _local(settings, app, lasting=lasting)
 
 
 def stop_spark() -> None:
@@ -65,7 +70,7 @@ def _on_databricks() -> SparkSession:
     return spark
 
 
-def _local(settings: Settings, app: str) -> SparkSession:
+def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -77,16 +82,16 @@ def _local(settings: Settings, app: str) -> SparkSession:
     for key, value in (_RESULTS | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}).items():
         builder = builder.config(key, value)
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
-    with _jvm(settings, app) if SparkContext._gateway is None else nullcontext():  # noqa: SLF001 (no public way)
+    with _jvm(settings, app, _LASTING if lasting else _BRIEF) if SparkContext._gateway is None else nullcontext():  # noqa: SLF001 (no public way)
         return builder.getOrCreate()
 
 
-def _jvm(settings: Settings, app: str) -> AbstractContextManager[None]:
+def _jvm(settings: Settings, app: str, compiler: Sequence[str]) -> AbstractContextManager[None]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
     logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
     folders = [pyspark_jars(), jars[0].parent]
-    return spark_jvm(java, [*_JVM, *logging], folders, logs / f"{app}.out")
+    return spark_jvm(java, [*_JVM, *compiler, *logging], folders, logs / f"{app}.out")
 
 
 def _silence_python() -> None:
@@ -97,17 +102,21 @@ def _silence_python() -> None:
         PySparkLogger.getLogger(name).disabled = True
 
 
-# A session's life is short beside a server's, and most of its first minute is compilation. The optimising compiler
-# therefore waits four times longer than by default; loops over data, which it counts apart, it still gets at once.
 _JVM = (
     "-Xmx2g",
     "-XX:+UseParallelGC",
-    "-XX:Tier4InvocationThreshold=20000",
-    "-XX:Tier4MinInvocationThreshold=4000",
-    "-XX:Tier4CompileThreshold=60000",
     "-XX:ReservedCodeCacheSize=512m",
     "-Duser.timezone=UTC",
     "-Djava.awt.headless=true",
+)
+
+# The first minutes of Spark are compilation. Where there are no more, the optimising compiler never pays; else it waits
+# four times longer than by default, but for loops over data, which it counts apart.
+_BRIEF = ("-XX:TieredStopAtLevel=1",)
+_LASTING = (
+    "-XX:Tier4InvocationThreshold=20000",
+    "-XX:Tier4MinInvocationThreshold=4000",
+    "-XX:Tier4CompileThreshold=60000",
 )
 
 # What results depend on, wherever the session comes from.
