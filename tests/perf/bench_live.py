@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import socket
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from bench import free_port
 from rich.console import Console
 from rich.table import Table
 
@@ -41,13 +41,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=120, help="of measuring")
     parser.add_argument("--warm-up", type=int, default=120, help="seconds before that")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             home=Path(folder),
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}"),
+            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
             capture=CaptureSettings(on_violation=OnViolation.ISOLATE),
         )
         up(settings)

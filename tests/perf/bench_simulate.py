@@ -11,11 +11,12 @@ import argparse
 import collections
 import json
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from bench import free_port
 
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.local.broker import down, up
@@ -76,13 +77,6 @@ def count(messages: Iterator[object]) -> int:
     """Length of an iterator, keeping nothing of it."""
     last = collections.deque(enumerate(messages, 1), maxlen=1)
     return last[0][0] if last else 0
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":
