@@ -148,6 +148,15 @@ def test_a_violation_under_fail_stops_all_layers_with_nothing_of_the_batch_commi
     assert count(spark, strict, "silver.session_changes") == 0
 
 
+def test_a_topic_that_appears_while_bronze_runs_is_taken_in_within_seconds(mine, spark):
+    send(mine, 0, 1)
+    with Pipeline(spark, mine, Layer.BRONZE) as pipeline:
+        eventually(lambda: count(spark, mine, "bronze.messages") == 2)
+        send(mine, 0, 1, 2, topic="later")
+        eventually(lambda: count(spark, mine, "bronze.messages") == 5, seconds=20)
+        pipeline.check()
+
+
 def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_were(mine, spark):
     topic = send(mine, 0, 1, 2)
     admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})

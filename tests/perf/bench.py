@@ -27,6 +27,7 @@ from sessionlake.local.simulate import run_simulation
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 STAGES = ("start", "bronze", "silver", "tables", "gold")
+SENSORS = 4
 HERE = Path(__file__).parent
 
 
@@ -84,7 +85,8 @@ def produce(settings: Settings, number: int, sessions: int, rows: int, messages:
         mode="bench",
         prefix=f"capture.r{number}-",
         seed=number,
-        sessions=sessions,
+        sensors=SENSORS,
+        sessions=sessions // SENSORS,
         rows=rows,
         messages=messages,
     )

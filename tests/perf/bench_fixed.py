@@ -58,7 +58,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> None:
         "session_rows and sessions": merger.catch_up,
     }
     sessions = arguments.rows // ROWS_A_SESSION
-    run_simulation(settings, mode="bench", messages=sessions * 2, sessions=sessions, rows=ROWS_A_SESSION)
+    run_simulation(settings, mode="bench", messages=2 * sessions, sensors=1, sessions=sessions, rows=ROWS_A_SESSION)
     for stage in stages.values():
         stage()
     held = Lake(settings).read(spark, "silver.session_rows").count()
