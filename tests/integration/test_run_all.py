@@ -153,7 +153,7 @@ def test_a_topic_that_appears_while_bronze_runs_is_taken_in_within_seconds(mine,
     with Pipeline(spark, mine, Layer.BRONZE) as pipeline:
         eventually(lambda: count(spark, mine, "bronze.messages") == 2)
         send(mine, 0, 1, 2, topic="later")
-        eventually(lambda: count(spark, mine, "bronze.messages") == 5, seconds=20)
+        eventually(lambda: count(spark, mine, "bronze.messages") == 5, seconds=30)
         pipeline.check()
 
 
