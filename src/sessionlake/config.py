@@ -135,6 +135,11 @@ class CaptureSettings(_Section):
     session_timeout: Duration = timedelta(hours=1)
     max_future_skew: Duration = timedelta(days=1)
     max_message_bytes: int = Field(10 * 1024 * 1024, gt=0)
+    max_held_messages: int = Field(10_000, ge=1)
+    """Most messages that class `window` holds back of a session, and most bytes: one more is a violation."""
+    max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    max_gaps: int = Field(10_000, ge=0)
+    """Most gaps between the seqs of a session, under `once` and `window`: one more is a violation."""
 
     @field_validator("columns")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,27 @@ from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
 TABLES = ("session_changes", "session_progress", "quarantine", "integrity_events", "sessions", "session_rows")
-MIXED = (TopicRule(pattern=r"capture\.b", integrity=Integrity.ORDER, on_violation=OnViolation.RECORD),)
+SEEDS = 3
+CASES = [(integrity, policy) for integrity in Integrity for policy in (OnViolation.ISOLATE, OnViolation.RECORD)]
+
+
+def topic_of(integrity: Integrity, policy: OnViolation, seed: int) -> str:
+    return f"capture.{integrity}-{policy}-{seed}"
+
+
+EVERY = tuple(
+    TopicRule(pattern=rf"capture\.{integrity}-{policy}-.", integrity=integrity, on_violation=policy, lateness="2 s")
+    for integrity, policy in CASES
+)
 
 
 class Pipeline:
     """Silver over a bronze table that the test writes itself."""
 
     def __init__(self, spark: Any, home: Path, policy: OnViolation = OnViolation.ISOLATE) -> None:
-        capture = CaptureSettings(columns=COLUMNS, on_violation=policy, max_message_bytes=MAX_BYTES, by_topic=MIXED)
+        capture = CaptureSettings(
+            columns=COLUMNS, on_violation=policy, max_message_bytes=MAX_BYTES, by_topic=EVERY, gap_timeout="5 s"
+        )
         silver = SilverSettings(shards=3, max_files_per_trigger=1)
         self.spark, self.settings = spark, Settings(home=home, capture=capture, silver=silver)
         self.lake = Lake(self.settings)
@@ -57,23 +71,37 @@ class Pipeline:
         (commits / f".{batch}.crc").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("seed", "noise"), [(1, WILD), (2, LIGHT)])
-def test_micro_batches_merged_in_between_equal_the_truth_and_a_replay_changes_nothing(
-    spark: Any, tmp_path: Path, seed: int, noise: Any
+def streams() -> Iterator[list[KafkaMessage]]:
+    """Thirty streams, each to a topic of its own, interleaved and cut into micro-batches."""
+    rnd = random.Random(5)
+    cuts = []
+    for seed in range(SEEDS):
+        for integrity, policy in CASES:
+            maker = StreamMaker(rnd, rnd.choice([LIGHT, WILD]), [topic_of(integrity, policy, seed)])
+            cuts.append(list(cut(rnd, maker.make(rnd.choice([40, 80, 120])), 5)))
+    for batches in zip(*cuts, strict=True):
+        yield [message for messages in batches for message in messages]
+
+
+def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
+    spark: Any, tmp_path: Path
 ) -> None:
-    rnd = random.Random(seed)
-    messages = StreamMaker(rnd, noise).make(400)
     pipeline = Pipeline(spark, tmp_path / "home")
-    first, second, *rest = cut(rnd, messages, 4)
-    for batch in (first, second):
+    batches = list(streams())
+    for batch in batches[:2]:
         pipeline.arrive(batch)
     pipeline.stream()
     assert pipeline.batches() == [0, 1]
     assert pipeline.merge() == 1
-    for batch in rest:
+    for batch in batches[2:4]:
         pipeline.arrive(batch)
     pipeline.stream()
+    pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
     assert pipeline.merge() == 1
+    pipeline.arrive(batches[4])
+    pipeline.stream()
+    assert pipeline.merge() == 1
+    messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
 
     before = pipeline.content()

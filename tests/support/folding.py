@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
 from sessionlake.local.truth import KafkaMessage, Rules, Tables, Truth
-from sessionlake.protocol.decode import DecodeRules
+from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.net import net_changes
+from sessionlake.silver.job import decode_rules
+from sessionlake.silver.net import net_changes, refolded
 from sessionlake.silver.outputs import Account, Output, Violation, read_account
 from sessionlake.silver.pack import Packer
 
@@ -69,11 +71,11 @@ class Folder:
 
     def __init__(self, capture: CaptureSettings, shards: int, rnd: random.Random, *, bulk: bool = True) -> None:
         columns = capture.declared
-        rules = DecodeRules(columns, capture.max_message_bytes, milliseconds(capture.max_future_skew))
         self._columns, self._shards, self._rnd = columns, shards, rnd
-        self._packer = Packer(rules)
+        self._packer = Packer(decode_rules(capture), shards)
         self._fold = SilverFold(columns, capture, bulk=bulk)
         self._states: dict[int, bytes | None] = {}
+        self._history: list[pa.Table] = []
         self.silver = Silver()
 
     def batch(self, messages: list[KafkaMessage]) -> None:
@@ -114,8 +116,10 @@ class Folder:
         silver = self.silver
         if Output.CHANGES in tables:
             silver.changes += plain(tables[Output.CHANGES])
-            apply_net(silver.rows, net_changes(tables[Output.CHANGES], self._columns), self._columns)
+            self._history.append(tables[Output.CHANGES])
+            self._merge(tables[Output.CHANGES], tables[Output.PROGRESS])
         for row in plain(tables[Output.PROGRESS]) if Output.PROGRESS in tables else ():
+            del row["beneath"]
             silver.sessions[row["topic"], row["session_id"]] = row
         silver.quarantine += plain(tables[Output.QUARANTINE]) if Output.QUARANTINE in tables else []
         silver.events += plain(tables[Output.EVENTS]) if Output.EVENTS in tables else []
@@ -123,6 +127,14 @@ class Folder:
             counts = silver.counts.setdefault((part.topic, part.partition), dict.fromkeys(_COUNTS, 0))
             for name in _COUNTS:
                 counts[name] += getattr(part, name)
+
+    def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
+        beneath = progress.filter(progress["beneath"])
+        usual = changes.filter(pc.invert(are_of(changes, beneath)))
+        apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
+        history = pa.concat_tables(self._history)
+        whole = history.filter(are_of(history, beneath))
+        apply_net(self.silver.rows, refolded(whole, self._columns), self._columns)
 
 
 _YEAR_ONE = -62_135_596_800_000
@@ -199,11 +211,20 @@ def truth_rules(capture: CaptureSettings) -> Rules:
         columns=capture.columns,
         integrity=str(capture.integrity),
         on_violation=str(capture.on_violation),
+        lateness_ms=milliseconds(capture.lateness),
+        gap_timeout_ms=milliseconds(capture.gap_timeout),
         session_timeout_ms=milliseconds(capture.session_timeout),
+        max_held_messages=capture.max_held_messages,
+        max_held_bytes=capture.max_held_bytes,
+        max_gaps=capture.max_gaps,
         max_future_skew_ms=milliseconds(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
         by_topic=tuple(
-            (rule.pattern, rule.model_dump(include={"integrity", "on_violation"}, exclude_none=True, mode="json"))
+            (
+                rule.pattern,
+                rule.model_dump(include={"integrity", "on_violation"}, exclude_none=True, mode="json")
+                | ({} if rule.lateness is None else {"lateness_ms": milliseconds(rule.lateness)}),
+            )
             for rule in capture.by_topic
         ),
     )
@@ -232,7 +253,7 @@ class Holdings:
 def of_silver(silver: Silver) -> Holdings:
     """What the folded batches left."""
     return Holdings(
-        _lines(silver.changes),
+        _lines({k: v for k, v in row.items() if k != "_life"} for row in silver.changes),
         _row_lines(silver.rows),
         _lines({k: v for k, v in row.items() if k != "last_kafka_timestamp"} for row in silver.sessions.values()),
         _lines(silver.quarantine),
@@ -241,12 +262,8 @@ def of_silver(silver: Silver) -> Holdings:
     )
 
 
-def of_truth(tables: Tables, silver: Silver) -> Holdings:
-    """What they should have left.
-
-    A session that expires by silence alone is marked by a timer. The fold knows none: it must have left the session as
-    its last message did, open or broken, and silver's word is taken for which.
-    """
+def of_truth(tables: Tables) -> Holdings:
+    """What they should have left."""
     quarantine = [
         {
             **{k: v for k, v in row.items() if k not in {"key", "value", "timestamp"}},
@@ -257,21 +274,18 @@ def of_truth(tables: Tables, silver: Silver) -> Holdings:
     return Holdings(
         _lines(tables.session_changes),
         _row_lines(tables.session_rows),
-        _lines(closed(row, silver) for row in tables.sessions.values()),
+        _lines(closed(row) for row in tables.sessions.values()),
         _lines(quarantine),
         _lines({**row, "expected_seq": capped(row["expected_seq"])} for row in tables.integrity_events),
         _lines({"place": place, **counts} for place, counts in tables.counts.items()),
     )
 
 
-def closed(row: Row, silver: Silver) -> Row:
-    """The truth's row of a session as tables without a timer can hold it; see `of_truth`."""
+def closed(row: Row) -> Row:
+    """The truth's row of a session as the table's types can hold it."""
     row = {**row, "next_seq": capped(row["next_seq"])}
     if row["ended_at"] is not None:
         row["ended_at"] = max(row["ended_at"], _YEAR_ONE)
-    found = silver.sessions.get((row["topic"], row["session_id"]), {}).get("status")
-    if row["status"] == "expired" and found in {"open", "broken"}:
-        row |= {"status": found, "ended_at": None}
     return row
 
 

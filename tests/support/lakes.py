@@ -12,14 +12,14 @@ from sessionlake.config import Settings
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage, Tables
-from support.folding import Silver, capped, closed, truth_of
+from support.folding import capped, closed, truth_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
 # Columns that name a batch, or tell what the truth does not.
-_OWN = {"_batch", "last_kafka_timestamp", "integrity"}
+_OWN = {"_batch", "_life", "last_kafka_timestamp", "integrity"}
 
 
 def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) -> None:
@@ -36,8 +36,7 @@ def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) 
 def assert_silver_is_the_truth(spark: SparkSession, settings: Settings, messages: Iterable[KafkaMessage]) -> None:
     """Every table of silver, row for row, and the ledger's account of every message."""
     truth, lake = truth_of(messages, settings.capture), Lake(settings)
-    sessions = comparable(lake.read(spark, "silver.sessions"))
-    for table, rows in _expected(truth, _found(sessions)).items():
+    for table, rows in _expected(truth).items():
         found = comparable(lake.read(spark, table))
         expected = spark.createDataFrame([tuple(row[name] for name in found.columns) for row in rows], found.schema)
         assert_df_equality(found, expected, ignore_row_order=True, ignore_nullable=True)
@@ -63,12 +62,7 @@ def assert_ledger_accounts_for(spark: SparkSession, lake: Lake, truth: Tables) -
     assert {n: sum(row[n] for row in rows) for n in names} == {n: sum(count[n] for count in counts) for n in names}
 
 
-def _found(sessions: DataFrame) -> Silver:
-    rows = [row.asDict() for row in sessions.collect()]
-    return Silver(sessions={(row["topic"], row["session_id"]): row for row in rows})
-
-
-def _expected(truth: Tables, found: Silver) -> dict[str, list[Row]]:
+def _expected(truth: Tables) -> dict[str, list[Row]]:
     return {
         "silver.session_changes": truth.session_changes,
         "silver.session_rows": [
@@ -76,7 +70,7 @@ def _expected(truth: Tables, found: Silver) -> dict[str, list[Row]]:
             for (topic, session), table in truth.session_rows.items()
             for row_id, row in table.items()
         ],
-        "silver.sessions": [closed(row, found) for row in truth.sessions.values()],
+        "silver.sessions": [closed(row) for row in truth.sessions.values()],
         "silver.quarantine": [{**row, "kafka_timestamp": row["timestamp"]} for row in truth.quarantine],
         "silver.integrity_events": [
             {**row, "expected_seq": capped(row["expected_seq"])} for row in truth.integrity_events

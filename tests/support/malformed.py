@@ -105,6 +105,11 @@ def _rows(rnd: random.Random, body: dict[str, Any], _: int) -> Broken:
     )
 
 
+def _twice(rnd: random.Random, body: dict[str, Any], _: int) -> Broken:
+    rows = [{"id": row_id} for row_id in rnd.choice([("a", "a"), ("a", "b", "a"), ("ä", "b", "ä")])]
+    return Broken(_text({**body, "type": rnd.choice(["snapshot", "update"]), "rows": rows}))
+
+
 def _deleted(rnd: random.Random, body: dict[str, Any], _: int) -> Broken:
     wrong = rnd.choice([None, "r0", [1], [""], ["x" * 1025], {}, [None], ["r0", ["r1"]]])
     return Broken(_text({**body, "type": rnd.choice(["update", "snapshot", "end"]), "deleted": wrong}))
@@ -138,6 +143,7 @@ MALFORMED: tuple[Maker, ...] = (
     _field("ts", 1.0, "1", None, _NO, 2**63, -(2**63) - 1, -(10**4299)),
     _future,
     _rows,
+    _twice,
     _row("id", 1, None, "", "x" * 1025, "é" * 513, ["a"], "first"),
     _row("price", "7", _YES, 10**309, [1], {}),
     _row("qty", 1.0, 2**63, -(2**63) - 1, "1", _NO),

@@ -83,7 +83,7 @@ class StreamMaker:
     def __init__(self, rnd: random.Random, noise: Noise, topics: Sequence[str] = TOPICS) -> None:
         self._rnd, self._noise = rnd, noise
         self._lanes: dict[tuple[str, int], list[int]] = {}  # next offset, Kafka time
-        self._topics = rnd.sample(topics, rnd.randint(1, 3))
+        self._topics = rnd.sample(topics, rnd.randint(1, min(3, len(topics))))
         self._twinned: set[str] = set()
         self._sensors = [self._sensor(rnd.choice(self._topics), number) for number in range(rnd.randint(1, 8))]
 
@@ -123,6 +123,8 @@ class StreamMaker:
         if rnd.random() < self._noise.silence:
             quiet = SESSION_TIMEOUT + rnd.choice([-1, 0, 1, SESSION_TIMEOUT])
             lane[1] = max(lane[1], (sensor.last_time or lane[1]) + quiet)
+        if rnd.random() < self._noise.silence / 3:
+            return lane[1] - rnd.choice([1, 2, 3]) * SESSION_TIMEOUT - rnd.choice([-1, 0, 1])
         return lane[1] - (rnd.randint(0, 5_000) if rnd.random() < self._noise.fault else 0)
 
     # -- what the session says next
@@ -171,6 +173,8 @@ class StreamMaker:
         body: dict[str, Any] = {"type": kind, "seq": sensor.seq, "ts": self._event_time(timestamp)}
         if kind in {"update", "snapshot"}:
             body |= self._rows(kind)
+        if rnd.random() < self._noise.fault / 8:
+            del body["seq"]  # class `none` allows it
         sensor.seq = min(sensor.seq + 1, INT64_MAX)
         sensor.begun, sensor.ended = True, kind == "end"
         sensor.sent.append(body)

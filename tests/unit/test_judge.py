@@ -1,66 +1,102 @@
 """Judging, told as timelines: one session's messages from left to right, and what becomes of each.
 
-A message is its type's first letter and its seq: `s0` a snapshot, `u1` an update, `h2` a heartbeat, `e3` an end; `~`
-before it: it comes more than a session timeout after the one before, `=`: exactly a session timeout. Its offset is its
-place. Verdicts: `+` applied, `d` duplicate, `q` quarantined, `!` the job stops.
+A message is its type's first letter and its seq: `s0` a snapshot, `u1` an update, `h2` a heartbeat, `e3` an end, `u`
+one without a seq. Before it, `~`: it comes more than a session timeout after the one before, `=`: exactly a session
+timeout. Behind it, `t5`: its event time, `@70`: its Kafka timestamp, `!90`: stream time when it comes, if others were
+ahead of it. A lone `!90` is stream time passing. Its offset is its place. Verdicts: `+` applied, `d` duplicate, `q`
+quarantined, `h` held back, `!` the job stops.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.errors import ConfigError, LakeError
-from sessionlake.integrity.batch import Stream, judge_batch
-from sessionlake.integrity.cursor import FORMAT, Cursor, ShardState, Status, new_cursors
-from sessionlake.integrity.judge import Header, Judgement, Verdict, judge
-from sessionlake.integrity.rules import RuleBook, Rules
+from sessionlake.config import Integrity, OnViolation
+from sessionlake.errors import LakeError
+from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.clock import Clock, LaneTime
+from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
+from sessionlake.integrity.judge import Header, Judge, Outcome, StoppedError, Verdict
+from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.state import FORMAT, ShardState
+from sessionlake.protocol.columns import parse_columns
 from sessionlake.protocol.message import INT64_MAX
 
-TIMEOUT = 1_000
+TIMEOUT, LATENESS, GAP_TIMEOUT = 1_000, 10, 100
 TYPES = {"s": 0, "u": 1, "h": 2, "e": 3}
-MARKS = {Verdict.APPLIED: "+", Verdict.DUPLICATE: "d", Verdict.QUARANTINED: "q"}
+MARKS = {Verdict.APPLIED: "+", Verdict.DUPLICATE: "d", Verdict.QUARANTINED: "q", Verdict.HELD: "h"}
+WORD = re.compile(r"([~=]?)([suhe])(\d*)(?:t(\d+))?(?:@(\d+))?(?:!(\d+))?")
 LAST = INT64_MAX
+COLUMNS = parse_columns({"price": "double"})
 
 
-def rules(integrity: str, policy: str) -> Rules:
-    return Rules(Integrity(integrity), OnViolation(policy), TIMEOUT, lateness=0, gap_timeout=0)
+def rules(integrity: str, policy: str, **limits: int) -> Rules:
+    return Rules(Integrity(integrity), OnViolation(policy), TIMEOUT, LATENESS, GAP_TIMEOUT, **limits)
 
 
-def headers(timeline: str) -> list[Header]:
-    found, now = [], 0
-    for offset, word in enumerate(timeline.split()):
-        now += {"~": TIMEOUT + 1, "=": TIMEOUT}.get(word[0], 1)
-        kind, *seq = word.lstrip("~=")
-        found.append(Header(TYPES[kind], int("".join(seq)), ts=now - 1, offset=offset, kafka_ts=now, partition=0))
+def headers(timeline: str) -> list[Header | int]:
+    """Messages, and the stream times that come between them."""
+    found: list[Header | int] = []
+    now = stream_time = offset = 0
+    for word in timeline.split():
+        if word.startswith("!"):
+            stream_time = int(word[1:])
+            found.append(stream_time)
+            continue
+        before, kind, seq, ts, at, ahead = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
+        now = int(at) if at else now + {"~": TIMEOUT + 1, "=": TIMEOUT}.get(before, 1)
+        stream_time = max(stream_time, now, int(ahead or 0))
+        header = Header(
+            type=TYPES[kind],
+            seq=int(seq) if seq else -1,
+            ts=int(ts) if ts else now - 1,
+            offset=offset,
+            kafka_ts=now,
+            partition=0,
+            lane=0,
+            now=stream_time,
+            size=10,
+            index=offset,
+        )
+        found.append(header)
+        offset += 1
     return found
 
 
-def run(timeline: str, how: Rules) -> tuple[Cursor, list[Judgement]]:
-    cursor, judgements = Cursor(), []
-    for header in headers(timeline):
-        judgements.append(judge(cursor, header, how))
-        if judgements[-1].violation:
-            break
-    return cursor, judgements
+def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None) -> tuple[Cursor, Outcome, bool]:
+    """The cursor, what became of the messages, and whether the job stopped."""
+    found = headers(timeline)
+    cursor, out = Cursor(), Outcome(sum(isinstance(item, Header) for item in found))
+    judge = Judge(cursor, [], how, out, decisions)
+    try:
+        for item in found:
+            judge.arrive(item) if isinstance(item, Header) else judge.pass_time(item)
+    except StoppedError:
+        return cursor, out, True
+    cursor.held = len(judge.held)
+    return cursor, out, False
 
 
-def marks(judgements: list[Judgement]) -> str:
-    return " ".join("!" if j.violation else MARKS[j.verdict] for j in judgements)
+def told(out: Outcome) -> list[str]:
+    return [f"{event.kind} {event.action}" for event in out.events]
 
 
 ANY = "strict order"
+EVERY = "strict order once window none"
+ALL = "fail isolate record"
 TIMELINES = [
     # class, policy, messages, verdicts, status, events
-    (ANY, "fail isolate record", "s0 u1 h2 u3 e4", "+ + + + +", "ended", []),
-    (ANY, "fail isolate record", "s7 u8", "+ +", "open", []),
-    (ANY, "fail isolate record", "s0 u1 u1 u0 u2", "+ + d d +", "open", ["duplicate dropped"] * 2),
-    (ANY, "fail isolate record", "s0 s0 s1", "+ d +", "open", ["duplicate dropped"]),
-    (ANY, "fail isolate record", "s0 e1 e1 s0", "+ + d d", "ended", ["duplicate dropped"] * 2),
+    (ANY, ALL, "s0 u1 h2 u3 e4", "+ + + + +", "ended", []),
+    (ANY, ALL, "s7 u8", "+ +", "open", []),
+    (ANY, ALL, "s0 u1 u1 u0 u2", "+ + d d +", "open", ["duplicate dropped"] * 2),
+    (ANY, ALL, "s0 s0 s1", "+ d +", "open", ["duplicate dropped"]),
+    (ANY, ALL, "s0 e1 e1 s0", "+ + d d", "ended", ["duplicate dropped"] * 2),
     ("strict", "fail", "s0 u2", "+ !", "open", ["gap stopped"]),
     ("strict", "isolate", "s0 u2 u3 e4", "+ q q q", "broken", ["gap isolated"]),
     ("strict", "isolate", "s0 u2 u1", "+ q q", "broken", ["gap isolated"]),
@@ -71,8 +107,8 @@ TIMELINES = [
     ("strict", "isolate", "s0 s2 u3", "+ + +", "open", ["gap isolated"]),
     ("strict", "record", "s0 u2 u3", "+ + +", "open", ["gap recorded"]),
     ("strict", "record", "s0 u2 u1", "+ + d", "open", ["gap recorded", "duplicate dropped"]),
-    ("order", "fail isolate record", "s0 u2 u3 s9", "+ + + +", "open", ["gap applied"] * 2),
-    ("order", "fail isolate record", "s0 u2 u1", "+ + d", "open", ["gap applied", "duplicate dropped"]),
+    ("order", ALL, "s0 u2 u3 s9", "+ + + +", "open", ["gap applied"] * 2),
+    ("order", ALL, "s0 u2 u1", "+ + d", "open", ["gap applied", "duplicate dropped"]),
     (ANY, "fail", "u0", "!", "open", ["orphan stopped"]),
     (ANY, "fail", "h0", "!", "open", ["orphan stopped"]),
     (ANY, "isolate", "u0 u0 e1 s0 u1", "q q q + +", "open", ["orphan isolated", "healed applied"]),
@@ -81,14 +117,42 @@ TIMELINES = [
     (ANY, "fail", "s0 e1 u2", "+ + !", "ended", ["after_end stopped"]),
     (ANY, "isolate", "s0 e1 s2 u9", "+ + q q", "ended", ["after_end isolated"] * 2),
     (ANY, "record", "s0 e1 s2 u3", "+ + + +", "ended", ["after_end recorded"] * 2),
-    (ANY, "fail isolate record", "s5 =u6", "+ +", "open", []),
-    (ANY, "fail isolate record", "s5 ~s0 u1", "+ + +", "open", []),
-    (ANY, "fail isolate record", "s0 e1 ~s0", "+ + +", "open", []),
+    (ANY, ALL, "s5 =u6", "+ +", "open", []),
+    (ANY, ALL, "s5 ~s0 u1", "+ + +", "open", []),
+    (ANY, ALL, "s0 e1 ~s0", "+ + +", "open", []),
     (ANY, "fail", "s5 ~u6", "+ !", "open", ["orphan stopped"]),
     (ANY, "isolate", "s5 ~u6 s0", "+ q +", "open", ["orphan isolated", "healed applied"]),
     ("strict", "isolate", "s0 u2 ~s0", "+ q +", "open", ["gap isolated"]),
-    (ANY, "fail isolate record", f"s{LAST - 1} u{LAST} u{LAST}", "+ + d", "open", ["duplicate dropped"]),
-]
+    (ANY, ALL, f"s{LAST - 1} u{LAST} u{LAST}", "+ + d", "open", ["duplicate dropped"]),
+    # A message's own timestamp takes an expiry back, until stream time is twice the session timeout past the last one.
+    (ANY, ALL, "s5@0 u6@1000!2000", "+ +", "open", []),
+    (ANY, "fail", "s5@0 u6@1000!2001", "+ !", "open", ["orphan stopped"]),
+    (ANY, ALL, "s5@0 s0@1000!2001", "+ +", "open", []),
+    # none: whatever comes is applied, until an end.
+    ("none", ALL, "u5 u5 u3 u9 u s1", "+ + + + + +", "open", []),
+    ("none", "fail", "u5 e6 u5", "+ + !", "ended", ["after_end stopped"]),
+    ("none", "isolate", "u e u s", "+ + q q", "ended", ["after_end isolated"] * 2),
+    # once: gaps are violations when they are not filled in time.
+    ("once", ALL, "u3 u1 u2 u1", "+ + + d", "open", ["duplicate dropped"]),
+    ("once", ALL, "s0@0 u2@1 u1@101 u3@102", "+ + + +", "open", ["gap applied"]),
+    ("once", "fail", "s0@0 u2@1 !102", "+ +", "open", ["gap applied", "gap stopped"]),
+    ("once", "record", "s0@0 u2@1 !102 u1@103", "+ + +", "open", ["gap applied", "gap recorded"]),
+    ("once", "isolate", "s0@0 u2@1 !102 u3@103 u1@103 s4@104", "+ + q q +", "open",
+     ["gap applied", "gap isolated", "healed applied"]),
+    ("once", "isolate", "s0@0 s2@1 !102 u3@103", "+ + +", "open", ["gap applied", "gap isolated"]),
+    ("once", "isolate", "s0@0 u2@1 e3@2 !102 u1@103", "+ + + q", "ended",
+     ["gap applied", "gap isolated", "after_end isolated"]),
+    ("once", "isolate", "s0@0 u2@1 ~u9 !9000", "+ + +", "open", ["gap applied", "gap isolated"]),
+    # window: held back until stream of event time is `lateness` further.
+    ("window", ALL, "s0t0 u1t5 u2t11", "+ h h", "open", []),
+    ("window", ALL, "s0t0 u2t7 u1t3 h3t30", "+ + + h", "open", []),
+    ("window", ALL, "s0t20 u1t10 u2t9", "h h q", "open", ["late quarantined"]),
+    ("window", ALL, "s0t0 u1t0 u1t9 h2t30", "+ + d h", "open", ["duplicate dropped"]),
+    ("window", ALL, "s0t0 u4t1 h5t30", "+ + h", "open", ["gap applied"]),
+    ("window", ALL, "s0t0 u1t1 !1003", "+ +", "open", []),
+    ("window", "isolate", "u0t0 h1t1 s2t2 !2000", "q q +", "open", ["orphan isolated", "healed applied"]),
+    ("window", "isolate", "s0t0 e1t1 u2t2 !2000", "+ + q", "ended", ["after_end isolated"]),
+]  # fmt: skip
 CASES = [
     pytest.param(integrity, policy, *case[2:], id=f"{integrity}-{policy}-{case[2]}")
     for case in TIMELINES
@@ -99,29 +163,52 @@ CASES = [
 
 @pytest.mark.parametrize(("integrity", "policy", "timeline", "verdicts", "status", "events"), CASES)
 def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, status: str, events: list[str]) -> None:
-    cursor, judgements = run(timeline, rules(integrity, policy))
-    assert marks(judgements) == verdicts
+    cursor, out, stopped = run(timeline, rules(integrity, policy))
+    marks = [MARKS[Verdict(verdict)] for verdict in out.verdict.tolist()]
+    wanted = verdicts.split()
+    assert stopped == ("stopped" in " ".join(events))
+    assert marks[: len(wanted) - ("!" in wanted)] == [mark for mark in wanted if mark != "!"]
     assert Status(cursor.status).name.lower() == status
-    assert [f"{j.event} {j.action}" for j in judgements if j.event] == events
+    assert told(out) == events
+
+
+def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
+    """The same timeline as a batch; stream time that passes alone can only do so at its end."""
+    found = headers(timeline)
+    messages = [item for item in found if isinstance(item, Header)]
+    types = {"type": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
+    names = [field.name for field in fields(Stream)][1:]
+    arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]
+    nothing: list[Any] = [np.zeros(0, types.get(n, np.int64)) for n in names]
+    end = found[-1] if isinstance(found[-1], int) else messages[-1].now
+    batch = Docket(
+        stream=Stream(np.zeros(1, np.int64), *arrays),
+        cursors=new_cursors(1),
+        memories=np.full(1, None, object),
+        rules=[how],
+        ends=np.array([end]),
+        held=Stream(np.zeros(0, np.int64), *nothing),
+        held_bounds=np.zeros(2, np.int64),
+    )
+    return batch, batch.judge()
 
 
 @pytest.mark.parametrize("case", [pytest.param(case.values, id=case.id) for case in CASES])
 def test_timeline_judged_as_a_batch(case: Any) -> None:
-    integrity, policy, timeline, verdicts, *_ = case
-    how, found = rules(integrity, policy), headers(timeline)[: len(verdicts.split())]
-    types = {"type": np.int8, "partition": np.int32}
-    names = ("type", "seq", "ts", "offset", "kafka_ts", "partition")
-    arrays: list[Any] = [np.array([getattr(h, n) for h in found], types.get(n, np.int64)) for n in names]
-    cursors = new_cursors(1)
-    judged = judge_batch(Stream(np.zeros(1, np.int64), *arrays), cursors, lambda _: how)
-    cursor, judgements = run(timeline, how)
-    assert [Verdict(v) for v in judged.verdict] == [j.verdict for j in judgements]
-    assert Cursor.of(cursors[0]) == cursor
-    assert [j for _, j in judged.remarks] == [j for j in judgements if j.event or j.reason]
+    integrity, policy, timeline, *_ = case
+    how = rules(integrity, policy)
+    cursor, out, stopped = run(timeline, how)
+    batch, found = docket(timeline, how)
+    assert found.events == out.events
+    if not stopped:
+        for name in ("verdict", "reason", "epoch", "position", "life"):
+            assert getattr(found, name).tolist() == getattr(out, name).tolist(), name
+        assert tuple(batch.cursors[0].tolist()) == cursor.as_tuple()
+        assert batch.memories[0] == encode_memory(cursor.memory())
 
 
 def test_a_new_life_counts_from_the_beginning() -> None:
-    cursor, _ = run("s0 u1 u1 u5 ~s0", rules("order", "fail"))
+    cursor, *_ = run("s0 u1 u1 u5 ~s0", rules("order", "fail"))
     assert (cursor.messages, cursor.duplicates, cursor.gaps, cursor.first_offset, cursor.epoch) == (1, 0, 0, 4, 4)
 
 
@@ -134,26 +221,109 @@ def test_a_session_ends_at_the_event_time_of_its_end() -> None:
 
 
 def test_the_seq_after_the_last_possible_one_still_fits_a_bigint() -> None:
-    _, judgements = run(f"s{LAST} u{LAST}", rules("strict", "fail"))
-    assert judgements[1].expected == LAST
+    _, out, _ = run(f"s{LAST} u{LAST}", rules("strict", "fail"))
+    assert out.events[0].expected == LAST
 
 
-def test_state_comes_back_as_it_was_stored() -> None:
-    cursors = new_cursors(1)
-    cursors[0] = run("s0 u2 u5 s9 u1", rules("strict", "isolate"))[0].as_tuple()
-    state = ShardState(pa.array(["t\0s"]), cursors)
-    again = ShardState.decode(state.encode())
+def test_an_unfilled_gap_is_told_of_the_message_that_revealed_it() -> None:
+    _, out, _ = run("s0@0 u5@1 u1@2 u2@3 !200", rules("once", "record"))
+    event = out.events[-1]
+    assert (event.offset, event.expected, event.actual, event.kafka_ts) == (1, 3, 5, 1)
+
+
+def test_what_is_released_together_takes_the_next_free_positions() -> None:
+    _, out, _ = run("s0t0 u2t7 u1t3 h3t30 u4t31 !5000", rules("window", "fail"))
+    assert out.position.tolist() == [3, 5, 4, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdicts", "events"),
+    [
+        ("isolate", "h h q h", ["held_limit isolated", "held_limit isolated"]),
+        ("record", "+ + h h", ["held_limit recorded", "held_limit recorded"]),
+    ],
+)
+def test_one_message_more_than_may_be_held_is_a_violation(policy: str, verdicts: str, events: list[str]) -> None:
+    _, out, _ = run("s0t0 u1t1 u2t2 u3t3", rules("window", policy, max_held_messages=2))
+    marks = " ".join(MARKS[Verdict(v)] for v in out.verdict.tolist())
+    assert (marks, told(out)) == (verdicts.replace("h h q h", "h h q q"), events)
+
+
+def test_one_byte_more_than_may_be_held_is_a_violation() -> None:
+    _, out, _ = run("s0t0 u1t1 u2t2", rules("window", "isolate", max_held_bytes=29))
+    assert told(out) == ["held_limit isolated"]
+
+
+@pytest.mark.parametrize("integrity", ["once", "window"])
+def test_one_gap_more_than_is_allowed_is_a_violation_and_closes_the_oldest(integrity: str) -> None:
+    timeline = "s0t5 u2t6 u4t7 u1t8 u3t9"
+    cursor, out, _ = run(timeline, rules(integrity, "record", max_gaps=1))
+    assert [told_ for told_ in told(out) if "gap applied" not in told_] == ["gap_limit recorded", "duplicate dropped"]
+    assert cursor.taken.bounds == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("integrity", "timeline", "offset", "decision", "verdicts", "events"),
+    [
+        ("strict", "s0 u2 u3", 1, Decision.ACCEPT_GAP, "+ + +", ["gap accepted"]),
+        ("strict", "s0 u2 s3 u4", 1, Decision.ISOLATE, "+ q + +", ["gap isolated", "healed applied"]),
+        ("strict", "s0 u7 u1", 1, Decision.SKIP, "+ q +", ["skipped quarantined"]),
+        ("strict", "s0 e1 u2 e1", 2, Decision.SKIP, "+ + q d", ["skipped quarantined", "duplicate dropped"]),
+        ("order", "u0 s1", 0, Decision.ISOLATE, "q +", ["orphan isolated", "healed applied"]),
+        ("once", "s0@0 u2@1 !102", 1, Decision.ACCEPT_GAP, "+ +", ["gap applied", "gap accepted"]),
+    ],
+)
+def test_a_decision_lets_the_job_pass_its_place(
+    integrity: str, timeline: str, offset: int, decision: Decision, verdicts: str, events: list[str]
+) -> None:
+    _, out, stopped = run(timeline, rules(integrity, "fail"), {offset: decision})
+    assert " ".join(MARKS[Verdict(v)] for v in out.verdict.tolist()) == verdicts
+    assert (told(out), stopped) == (events, False)
+
+
+def test_a_decision_is_for_one_place_only() -> None:
+    _, out, stopped = run("s0 u2 u4", rules("strict", "fail"), {1: Decision.ACCEPT_GAP})
+    assert (told(out), stopped) == (["gap accepted", "gap stopped"], True)
+
+
+# -- the state between batches
+
+
+def state(timeline: str, how: Rules) -> ShardState:
+    cursor, *_ = run(timeline, how)
+    cursors, memories = new_cursors(1), np.full(1, None, object)
+    cursors[0], memories[0] = cursor.as_tuple(), encode_memory(cursor.memory())
+    return ShardState(pa.array(["t\0s"]), cursors, memories, Clock([LaneTime("t", 0, 7, 9)]))
+
+
+@pytest.mark.parametrize(
+    ("timeline", "integrity"), [("s0 u2 u5 s9 u1", "strict"), ("s0 u2 u5 s9 u1", "once"), ("s0 s1", "once")]
+)
+def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> None:
+    before = state(timeline, rules(integrity, "isolate"))
+    again = ShardState.decode(before.encode(COLUMNS), COLUMNS)
     assert again.keys.to_pylist() == ["t\0s"]
-    assert again.cursors.tolist() == cursors.tolist()
+    assert again.cursors.tolist() == before.cursors.tolist()
+    assert again.memories.tolist() == before.memories.tolist()
+    assert again.clock.lanes == before.clock.lanes
 
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
-    stored = ShardState().encode().replace(FORMAT, FORMAT[:-1] + b"9")
-    with pytest.raises(LakeError, match=r"cursors/9.*reads.*cursors/1.*fresh home"):
-        ShardState.decode(stored)
+    stored = ShardState().encode(COLUMNS).replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/2.*fresh home"):
+        ShardState.decode(stored, COLUMNS)
 
 
-@pytest.mark.parametrize("integrity", ["none", "once", "window"])
-def test_a_class_that_is_not_built_is_refused_by_name(integrity: str) -> None:
-    with pytest.raises(ConfigError, match=f"class {integrity} is not built"):
-        RuleBook(CaptureSettings(integrity=Integrity(integrity)))
+def test_state_of_the_first_version_is_read_on() -> None:
+    old = ["partition", "status", "epoch", "last_seq", "messages", "duplicates", "gaps", "late", "first_ts", "last_ts"]
+    old += ["first_offset", "last_offset", "last_kafka_ts", "ended_at"]
+    cursors = state("s0 u1", rules("strict", "fail")).cursors
+    arrays = [pa.array(["t\0s"]), *(pa.array(np.ascontiguousarray(cursors[name])) for name in old)]
+    table = pa.table(arrays, names=["key", *old]).replace_schema_metadata({"format": "sessionlake.cursors/1"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    found = ShardState.decode(sink.getvalue().to_pybytes(), COLUMNS)
+    assert found.keys.to_pylist() == ["t\0s"]
+    assert found.cursors[["last_seq", "epoch", "lane", "position"]].tolist() == [(1, 0, 0, 1)]
+    assert found.clock.lanes == [LaneTime("t", 0, 2, 1)]

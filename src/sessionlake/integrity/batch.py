@@ -1,14 +1,14 @@
 """Judging a shard's batch: whole sessions at once where all is fine, run by run where it is not.
 
-A *run* is a stretch of a session's messages, in offset order, whose seqs rise by one, none of which follows
-an end or comes a session timeout after the one before. If a run's first message is applied and leaves the
-session open, so is the rest of it: only first messages of runs need judging one by one. A session that is one
-run which continues its cursor needs none at all, and is moved on by array arithmetic with all its like.
+A *run* is a stretch of a session's messages, in offset order, whose seqs rise by one (under `none`: any), none of which
+follows an end or comes a session timeout after the one before. If a run's first message is applied as the session's
+latest and leaves it open, so is the rest of it: only first messages of runs need judging one by one. A session that is
+one run which continues its cursor needs none at all, and is moved on by array arithmetic with all its like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.config import Integrity
-from sessionlake.integrity.cursor import NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Cursors, Status, end_time
-from sessionlake.integrity.judge import FINE, Header, Judgement, Verdict, judge
-from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.cursor import (
+    NO_SEQ,
+    NO_TIME,
+    Cursor,
+    Cursors,
+    Status,
+    decode_memory,
+    encode_memory,
+    end_time,
+)
+from sessionlake.integrity.judge import TAKING, Header, Judge, Outcome, StoppedError, Verdict
+from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.protocol.message import MessageType
 
 Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 Int8s = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
+Objects = npt.NDArray[np.object_]
 
-_BULK = frozenset({Integrity.STRICT, Integrity.ORDER})
+_CLASSES = list(Integrity)
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,10 @@ class Stream:
 
     Attributes:
         starts: index of each session's first message.
+        seq: `NO_SEQ` where there is none.
+        lane: place of the topic-partition in the shard's clock.
+        now: stream time of the topic-partition when the message came.
+        size: bytes of the value.
     """
 
     starts: Int64s
@@ -42,101 +57,157 @@ class Stream:
     ts: Int64s
     offset: Int64s
     kafka_ts: Int64s
-    partition: npt.NDArray[np.int32]
+    partition: Int32s
+    lane: Int32s
+    now: Int64s
+    size: Int32s
 
     @property
     def ends(self) -> Int64s:
         """One past each session's last message."""
         return np.append(self.starts[1:], len(self.seq))
 
+    def header(self, index: int, base: int = 0) -> Header:
+        """One message; the outcome knows it as `base + index`."""
+        columns: Any = (getattr(self, name)[index].item() for name in _COLUMNS)
+        return Header(*(*columns, base + index))
+
+
+_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
+
 
 @dataclass
-class Judged:
-    """What became of each message of a `Stream`.
+class Docket:
+    """The sessions to judge: first those with messages, in the stream's order, then silent ones for which it is time.
 
     Attributes:
-        verdict: a `Verdict` a message.
-        epoch: for applied messages, the session's epoch after them.
-        remarks: `(index, judgement)` of every message that was not simply applied, in index order.
+        cursors: moved on, in place.
+        memories: their encoded memories, replaced in place.
+        rules: one a session.
+        ends: stream time of each session's topic-partition at the end of the batch.
+        held: messages held back, session after session, each in (`ts`, `seq`) order. The outcome knows them by their
+            index, and the stream's messages by theirs plus the number of these.
+        held_bounds: where each session's begin and, in the next item, end.
+        decisions: by session number, by offset.
     """
 
-    verdict: Int8s
-    epoch: Int64s
-    remarks: list[tuple[int, Judgement]] = field(default_factory=list)
+    stream: Stream
+    cursors: Cursors
+    memories: Objects
+    rules: Sequence[Rules]
+    ends: Int64s
+    held: Stream
+    held_bounds: Int64s
+    decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
+
+    def judge(self, *, bulk: bool = True) -> Outcome:
+        """Judges everything.
+
+        Args:
+            bulk: False judges every message one by one; the result is the same.
+        """
+        out = Outcome(len(self.held.seq) + len(self.stream.seq))
+        busy = len(self.stream.starts)
+        slow = list(range(busy, len(self.cursors)))
+        if busy:
+            breaks = _breaks(self)
+            fine = _fine_sessions(self, breaks)
+            fine &= bulk
+            _advance(self, fine, out)
+            if not bulk:
+                breaks[:] = True
+            slow = [*np.flatnonzero(~fine).tolist(), *slow]
+        for number in slow:
+            _judge_session(self, number, breaks if number < busy else None, out)
+        return out
 
 
-def judge_batch(stream: Stream, cursors: Cursors, rules_of: Callable[[int], Rules], *, bulk: bool = True) -> Judged:
-    """Judges every session of the stream and moves its cursor on, in place.
-
-    Args:
-        cursors: one a session, in the order of `stream.starts`.
-        rules_of: the rules of the session with that number.
-        bulk: False judges every message one by one; the result is the same.
-    """
-    count = len(stream.seq)
-    judged = Judged(np.zeros(count, np.int8), np.full(count, NO_EPOCH, np.int64))
-    if not count:
-        return judged
-    rules = [rules_of(number) for number in range(len(stream.starts))]
-    timeouts = np.array([rule.session_timeout for rule in rules], np.int64)
-    breaks = _breaks(stream, timeouts)
-    fine = _fine_sessions(stream, cursors, breaks, timeouts)
-    fine &= bulk & np.array([rule.integrity in _BULK for rule in rules], np.bool_)
-    _advance(stream, cursors, fine, judged)
-    if not bulk:
-        breaks[:] = True
-    for number in np.flatnonzero(~fine).tolist():
-        cursors[number] = _judge_session(stream, number, Cursor.of(cursors[number]), rules[number], breaks, judged)
-    return judged
+def _per_session(docket: Docket, value: Callable[[Rules], int]) -> Int64s:
+    """A number of the rules of every session that has messages."""
+    return np.array([value(rules) for rules in docket.rules[: len(docket.stream.starts)]], np.int64)
 
 
-def _breaks(stream: Stream, timeouts: Int64s) -> Bools:
+def _breaks(docket: Docket) -> Bools:
     """True where a new run begins."""
+    stream = docket.stream
+    lengths = stream.ends - stream.starts
+    timeout = np.repeat(_per_session(docket, lambda r: r.session_timeout), lengths)[1:]
+    in_seq = np.repeat(_per_session(docket, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
     breaks = np.ones(len(stream.seq), np.bool_)
-    timeout = np.repeat(timeouts, stream.ends - stream.starts)[1:]
-    breaks[1:] = np.diff(stream.seq) != 1
+    breaks[1:] = in_seq & (np.diff(stream.seq) != 1)
     breaks[1:] |= stream.type[:-1] == MessageType.END
     breaks[1:] |= np.diff(stream.kafka_ts) > timeout
+    breaks[1:] |= stream.now[1:] - stream.kafka_ts[:-1] > 2 * timeout
     breaks[stream.starts] = True
     return breaks
 
 
-def _fine_sessions(stream: Stream, cursors: Cursors, breaks: Bools, timeouts: Int64s) -> Bools:
-    """Sessions of one run that goes on where the cursor stands, or begins with a snapshot."""
-    runs = np.add.reduceat(breaks.astype(np.int64), stream.starts)
-    first = stream.starts
-    known = cursors["last_seq"] != NO_SEQ
-    in_time = stream.kafka_ts[first] - np.where(known, cursors["last_kafka_ts"], stream.kafka_ts[first]) <= timeouts
-    goes_on = known & (cursors["status"] == Status.OPEN) & (stream.seq[first] - 1 == cursors["last_seq"]) & in_time
-    unknown = (cursors["last_kafka_ts"] == NO_TIME) & (stream.type[first] == MessageType.SNAPSHOT)
-    fine: Bools = (runs == 1) & (goes_on | unknown)
+def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
+    """Sessions of one run that goes on where the cursor stands, or may begin a session."""
+    stream, busy = docket.stream, len(docket.stream.starts)
+    cursors, first = docket.cursors[:busy], docket.stream.starts
+    integrity = _per_session(docket, lambda r: _CLASSES.index(r.integrity))
+    timeout = _per_session(docket, lambda r: r.session_timeout)
+    is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
+    known = cursors["last_kafka_ts"] != NO_TIME
+    since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
+    in_time = (stream.kafka_ts[first] - since <= timeout) & (stream.now[first] - since <= 2 * timeout)
+    follows = (cursors["last_seq"] != NO_SEQ) & (stream.seq[first] - 1 == cursors["last_seq"])
+    follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
+    goes_on = known & in_time & (cursors["status"] == Status.OPEN) & (follows | is_none)
+    begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
+    simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
+    simple &= np.array([memory is None for memory in docket.memories[:busy]], np.bool_) & (
+        cursors["position"] < stream.offset[first]
+    )
+    simple[[number for number in docket.decisions if number < busy]] = False
+    one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
+    fine: Bools = simple & one_run & (goes_on | begins)
     return fine
 
 
-def _advance(stream: Stream, cursors: Cursors, fine: Bools, judged: Judged) -> None:
-    """Moves the cursors of the fine sessions over all their messages, and fills in the epochs."""
+def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
+    """Moves the cursors of the fine sessions over all their messages, and applies these."""
     if not fine.any():
         return
+    stream, base = docket.stream, len(docket.held.seq)
     first, last = stream.starts[fine], stream.ends[fine] - 1
+    cursors = docket.cursors[: len(fine)]
     moved = cursors[fine]
     new = moved["messages"] == 0
-    low = np.minimum.reduceat(stream.ts, stream.starts)[fine]
-    high = np.maximum.reduceat(stream.ts, stream.starts)[fine]
     epochs = _epochs(stream, cursors["epoch"])
-    in_fine = np.repeat(fine, stream.ends - stream.starts)
-    judged.epoch[in_fine] = epochs[in_fine]
-    moved["partition"] = stream.partition[last]
+    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
+    lengths = stream.ends - stream.starts
+    inside = np.flatnonzero(np.repeat(fine, lengths))
+    out.verdict[base + inside] = Verdict.APPLIED
+    out.epoch[base + inside] = epochs[inside]
+    out.position[base + inside] = stream.offset[inside]
+    out.life[base + inside] = np.repeat(moved["first_offset"], lengths[fine])
+
+    def least(values: Int64s) -> Int64s:
+        return np.minimum.reduceat(values, stream.starts)[fine]
+
+    def greatest(values: Int64s) -> Int64s:
+        return np.maximum.reduceat(values, stream.starts)[fine]
+
+    low, high = least(stream.ts), greatest(stream.ts)
+    snapshot = greatest(np.where(stream.type == MessageType.SNAPSHOT, stream.seq, NO_SEQ))
+    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
     moved["epoch"] = epochs[last]
-    moved["last_seq"] = stream.seq[last]
+    moved["last_seq"] = np.maximum(moved["last_seq"], greatest(stream.seq))
     moved["messages"] += last - first + 1
     moved["first_ts"] = np.where(new, low, np.minimum(moved["first_ts"], low))
     moved["last_ts"] = np.where(new, high, np.maximum(moved["last_ts"], high))
-    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
     moved["last_offset"] = stream.offset[last]
     moved["last_kafka_ts"] = stream.kafka_ts[last]
+    moved["position"] = stream.offset[last]
     ended = stream.type[last] == MessageType.END
     moved["status"] = np.where(ended, Status.ENDED, moved["status"])
     moved["ended_at"] = np.where(ended, np.maximum(stream.ts[last], end_time(NO_TIME)), moved["ended_at"])
+    once = np.array([rules.integrity is Integrity.ONCE for rules in docket.rules[: len(fine)]], np.bool_)[fine]
+    moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
+    moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
+    moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
     cursors[fine] = moved
 
 
@@ -149,48 +220,84 @@ def _epochs(stream: Stream, before: Int64s) -> Int64s:
     return np.where(inside, stream.offset[latest], np.repeat(before, lengths))
 
 
-def _judge_session(
-    stream: Stream, number: int, cursor: Cursor, rules: Rules, breaks: Bools, judged: Judged
-) -> tuple[int, ...]:
-    """Judges one session run by run."""
-    start, end = int(stream.starts[number]), int(stream.ends[number])
-    run_ends = [*(np.flatnonzero(breaks[start + 1 : end]) + start + 1).tolist(), end]
-    index = start
-    for run_end in run_ends:
-        while index < run_end:
-            judgement = judge(cursor, _header(stream, index), rules)
-            judged.verdict[index] = judgement.verdict
-            judged.epoch[index] = cursor.epoch
-            if judgement is not FINE:
-                judged.remarks.append((index, judgement))
-            index += 1
-            if judgement.verdict is Verdict.APPLIED and cursor.status == Status.OPEN and index < run_end:
-                _apply_rest(stream, index, run_end, cursor, judged)
-                index = run_end
-    return cursor.as_tuple()
+def _judge_session(docket: Docket, number: int, breaks: Bools | None, out: Outcome) -> None:
+    """Judges one session run by run, and does for it what is due at the end of the batch."""
+    rules, stream, base = docket.rules[number], docket.stream, len(docket.held.seq)
+    cursor = Cursor.of(docket.cursors[number], decode_memory(docket.memories[number]))
+    if rules.integrity in TAKING:
+        cursor.adopt_taken()
+    held = [docket.held.header(i) for i in range(*docket.held_bounds[number : number + 2].tolist())]
+    decisions = docket.decisions.get(number, {})
+    out.session = number
+    judge = Judge(cursor, held, rules, out, decisions)
+    try:
+        if breaks is not None:
+            start, end = int(stream.starts[number]), int(stream.ends[number])
+            for run in _runs(start, end, breaks):
+                _judge_run(judge, cursor, run, stream, base)
+        judge.pass_time(int(docket.ends[number]))
+    except StoppedError:
+        pass  # the batch is not committed: what becomes of the rest does not matter
+    cursor.held = len(judge.held)
+    docket.memories[number] = encode_memory(cursor.memory())
+    docket.cursors[number] = cursor.as_tuple()
 
 
-def _header(stream: Stream, index: int) -> Header:
-    columns: Any = (stream.type, stream.seq, stream.ts, stream.offset, stream.kafka_ts, stream.partition)
-    return Header(*(column[index].item() for column in columns))
+def _runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
+    firsts = [start, *(np.flatnonzero(breaks[start + 1 : end]) + start + 1).tolist()]
+    return list(zip(firsts, [*firsts[1:], end], strict=True))
 
 
-def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, judged: Judged) -> None:
-    """Applies the rest of a run, all of which follows on an applied message."""
+def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Stream, base: int) -> None:
+    index, past = run
+    while index < past:
+        header = stream.header(index, base)
+        judge.arrive(header)
+        index += 1
+        if index < past and judge.would_apply_what_follows(header):
+            fine = _before(stream, index, past, cursor.next_due())
+            _apply_rest(stream, index, fine, cursor, base, judge)
+            index = fine
+
+
+def _before(stream: Stream, index: int, past: int, due: int) -> int:
+    """First message of a stretch that comes when stream time is past `due`; the end of the stretch if none does."""
+    late = np.flatnonzero(stream.now[index:past] > due)
+    return index + int(late[0]) if len(late) else past
+
+
+def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int, judge: Judge) -> None:
+    """Applies messages which follow on an applied one, each as the session's latest."""
+    if start == end:
+        return
+    out = judge.outcome
     part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in _COLUMNS))
+    places = slice(base + start, base + end)
     epochs = _epochs(part, np.array([cursor.epoch]))
-    judged.epoch[start:end] = epochs
+    out.verdict[places] = Verdict.APPLIED
+    out.epoch[places] = epochs
+    out.position[places] = positions(cursor.position, part.offset)
+    out.life[places] = cursor.first_offset
+    cursor.position = int(out.position[base + end - 1])
     cursor.epoch = int(epochs[-1])
-    cursor.last_seq = int(part.seq[-1])
+    cursor.last_seq = max(cursor.last_seq, int(part.seq.max()))
     cursor.messages += end - start
     cursor.first_ts = min(cursor.first_ts, int(part.ts.min()))
     cursor.last_ts = max(cursor.last_ts, int(part.ts.max()))
     cursor.last_offset = int(part.offset[-1])
     cursor.last_kafka_ts = int(part.kafka_ts[-1])
-    cursor.partition = int(part.partition[-1])
+    cursor.partition, cursor.lane = int(part.partition[-1]), int(part.lane[-1])
     if part.type[-1] == MessageType.END:
         cursor.status = Status.ENDED
         cursor.ended_at = end_time(int(part.ts[-1]))
+    if judge.rules.integrity is Integrity.ONCE:
+        snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
+        cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]
+        cursor.take(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
 
 
-_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition")
+def positions(before: int, releasing: Int64s) -> Int64s:
+    """Orders of application: each the offset that leads to it, or the next free number."""
+    place = np.arange(len(releasing))
+    found: Int64s = np.maximum.accumulate(np.maximum(releasing - place, before + 1)) + place
+    return found

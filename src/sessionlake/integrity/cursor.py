@@ -1,23 +1,21 @@
-"""What judging keeps of a session, and a shard's cursors as one columnar, versioned state."""
+"""What judging keeps of a session."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from sessionlake.errors import LakeError
+from sessionlake.integrity.spans import Spans
 
-FORMAT = b"sessionlake.cursors/1"
-_FORMAT_KEY = b"format"
 NO_SEQ = -1
 NO_EPOCH = -1
-NO_TIME = np.iinfo(np.int64).min
+NO_POSITION = -1
+NO_TIME = int(np.iinfo(np.int64).min)
+NEVER = int(np.iinfo(np.int64).max)
 # 0001-01-01: an event time may lie before it, a SQL timestamp may not.
 _EARLIEST = -62_135_596_800_000
 
@@ -27,15 +25,17 @@ class Status(IntEnum):
 
     OPEN = 0
     ENDED = 1
-    EXPIRED = 2
+    EXPIRED = 2  # shown of a session that is `marked`; its cursor stays what it was
     BROKEN = 3
 
 
 CURSOR = np.dtype(
     [
+        ("lane", np.int32),  # of its last message: place in the shard's clock
         ("partition", np.int32),
         ("status", np.int8),
-        ("epoch", np.int64),  # offset of the last applied snapshot
+        ("marked", np.int8),  # 1: expired, until a message proves that early
+        ("epoch", np.int64),  # offset of the last applied snapshot (`once`: the one with the highest seq)
         ("last_seq", np.int64),  # highest applied; its successor could overflow
         ("messages", np.int64),  # applied
         ("duplicates", np.int64),
@@ -43,14 +43,36 @@ CURSOR = np.dtype(
         ("late", np.int64),
         ("first_ts", np.int64),  # event times of applied messages, ms
         ("last_ts", np.int64),
-        ("first_offset", np.int64),  # of well-formed messages
+        ("first_offset", np.int64),  # of well-formed messages; names the session's present life
         ("last_offset", np.int64),
         ("last_kafka_ts", np.int64),  # Kafka timestamp of the last well-formed message, ms
         ("ended_at", np.int64),  # event time of the end, ms; see `end_time`
+        ("position", np.int64),  # last order of application given out
+        ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `Memory`
+        ("taken_to", np.int64),
+        ("epoch_seq", np.int64),  # of the snapshot that `epoch` names
+        ("highest_ts", np.int64),  # highest event time that has arrived, ms
+        ("due", np.int64),  # stream time past which the next gap is a violation
+        ("held", np.int32),  # messages held back
     ]
 )
-_FIELDS = CURSOR.names or ()
+FIELDS = CURSOR.names or ()
 Cursors = npt.NDArray[np.void]
+_INITIAL: dict[str, int] = {
+    "epoch": NO_EPOCH,
+    "last_seq": NO_SEQ,
+    "first_ts": NO_TIME,
+    "last_ts": NO_TIME,
+    "first_offset": NO_TIME,
+    "last_kafka_ts": NO_TIME,
+    "ended_at": NO_TIME,
+    "position": NO_POSITION,
+    "taken_from": NO_SEQ,
+    "taken_to": NO_SEQ,
+    "epoch_seq": NO_SEQ,
+    "highest_ts": NO_TIME,
+    "due": NEVER,
+}
 
 
 def end_time(ts: int) -> int:
@@ -61,95 +83,134 @@ def end_time(ts: int) -> int:
 def new_cursors(count: int) -> Cursors:
     """Cursors of sessions that nothing is known of."""
     cursors = np.zeros(count, CURSOR)
-    cursors["epoch"] = NO_EPOCH
-    cursors["last_seq"] = NO_SEQ
-    for name in ("first_ts", "last_ts", "last_kafka_ts", "ended_at", "first_offset"):
-        cursors[name] = NO_TIME
+    for name, value in _INITIAL.items():
+        cursors[name] = value
     return cursors
+
+
+class Hole(msgspec.Struct, array_like=True):
+    """Seqs `start` up to, without, `end` that were missing when a message revealed it (class `once`).
+
+    Attributes:
+        due: the stream time past which it is a violation, ms.
+    """
+
+    start: int
+    end: int
+    due: int
+    offset: int
+    kafka_ts: int
+    partition: int
+
+
+class Memory(msgspec.Struct, array_like=True):
+    """What a cursor has no room for: kept only of sessions whose taken seqs have gaps.
+
+    Attributes:
+        taken: bounds of the intervals, see `Spans`.
+        snapshots: `[seq, offset]` of the last applied snapshot of each interval that has one, ascending (`once`).
+        holes: in the order in which they were revealed.
+    """
+
+    taken: list[int] = []
+    snapshots: list[tuple[int, int]] = []
+    holes: list[Hole] = []
+
+
+_memories = msgspec.msgpack.Decoder(Memory)
+
+
+def encode_memory(memory: Memory | None) -> bytes | None:
+    """A memory as stored."""
+    return None if memory is None else msgspec.msgpack.encode(memory)
+
+
+def decode_memory(stored: bytes | None) -> Memory | None:
+    """Reads what `encode_memory` wrote."""
+    return None if stored is None else _memories.decode(stored)
 
 
 @dataclass(slots=True)
 class Cursor:
-    """One session's cursor as plain Python values; fields as in `CURSOR`."""
+    """One session's cursor as plain Python values; fields as in `CURSOR`, then what `Memory` holds."""
 
+    lane: int = 0
     partition: int = 0
     status: int = Status.OPEN
+    marked: int = 0
     epoch: int = NO_EPOCH
     last_seq: int = NO_SEQ
     messages: int = 0
     duplicates: int = 0
     gaps: int = 0
     late: int = 0
-    first_ts: int = int(NO_TIME)
-    last_ts: int = int(NO_TIME)
-    first_offset: int = int(NO_TIME)
+    first_ts: int = NO_TIME
+    last_ts: int = NO_TIME
+    first_offset: int = NO_TIME
     last_offset: int = 0
-    last_kafka_ts: int = int(NO_TIME)
-    ended_at: int = int(NO_TIME)
+    last_kafka_ts: int = NO_TIME
+    ended_at: int = NO_TIME
+    position: int = NO_POSITION
+    taken_from: int = NO_SEQ
+    taken_to: int = NO_SEQ
+    epoch_seq: int = NO_SEQ
+    highest_ts: int = NO_TIME
+    due: int = NEVER
+    held: int = 0
+    taken: Spans = field(default_factory=Spans)
+    snapshots: list[tuple[int, int]] = field(default_factory=list)
+    holes: list[Hole] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: np.void) -> Cursor:
+    def of(cls, record: np.void, memory: Memory | None = None) -> Cursor:
         """Reads one record of a cursor array."""
-        return cls(*record.tolist())
+        cursor = cls(*record.tolist())
+        if memory is not None:
+            cursor.taken, cursor.snapshots, cursor.holes = Spans(memory.taken), memory.snapshots, memory.holes
+        else:
+            if cursor.taken_from != NO_SEQ:
+                cursor.taken.add(cursor.taken_from, cursor.taken_to)
+            if cursor.epoch_seq != NO_SEQ:
+                cursor.snapshots.append((cursor.epoch_seq, cursor.epoch))
+        return cursor
+
+    def adopt_taken(self) -> None:
+        """Of a cursor moved on by a class that does not remember taken seqs: all up to the last count as taken."""
+        if self.last_seq != NO_SEQ and not self.taken.bounds:
+            self.taken.add(0, self.last_seq)
+
+    def take(self, first: int, last: int, max_gaps: int) -> None:
+        """Notes seqs as applied or held back; the oldest gaps beyond the limit count as filled from then on."""
+        self.taken.add(first, last)
+        while self.taken.gaps > max_gaps:
+            self.taken.close_lowest_gap()
+        if self.holes:
+            self.holes = [hole for hole in self.holes if not self.taken.is_whole(hole.start, hole.end - 1)]
+        if len(self.snapshots) > 1:  # no message to come can fall between two that have no gap between them
+            pairs = zip(self.snapshots, self.snapshots[1:], strict=False)
+            kept = [one for one, following in pairs if not self.taken.is_whole(one[0], following[0])]
+            self.snapshots = [*kept, self.snapshots[-1]]
+        if self.snapshots:
+            self.epoch_seq, self.epoch = self.snapshots[-1]
+
+    def next_due(self) -> int:
+        """Stream time past which the next gap is a violation; `NEVER` if there is none."""
+        return min((hole.due for hole in self.holes), default=NEVER)
+
+    def memory(self) -> Memory | None:
+        """What does not go into the record, if it is needed."""
+        return Memory(self.taken.bounds, self.snapshots, self.holes) if self.taken.gaps else None
 
     def as_tuple(self) -> tuple[int, ...]:
         """The record to put back."""
-        return tuple(getattr(self, name) for name in _FIELDS)
+        bounds = self.taken.bounds
+        self.taken_from, self.taken_to = (bounds[0], bounds[-1]) if bounds else (NO_SEQ, NO_SEQ)
+        self.due = self.next_due()
+        return tuple(getattr(self, name) for name in FIELDS)
 
-
-@dataclass
-class ShardState:
-    """All cursors of a shard. `keys` is `topic NUL session_id`: neither part can contain a NUL."""
-
-    keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
-    cursors: Cursors = field(default_factory=lambda: new_cursors(0))
-
-    def find(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Index of each key's cursor, -1 where there is none."""
-        return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
-
-    def updated(self, places: npt.NDArray[np.int64], keys: pa.Array, cursors: Cursors) -> ShardState:
-        """The state with cursors put at their places, and appended where the place is -1."""
-        known = places >= 0
-        whole = self.cursors.copy()
-        whole[places[known]] = cursors[known]
-        added = keys.filter(pa.array(~known))
-        return ShardState(pa.concat_arrays([self.keys, added]), np.concatenate([whole, cursors[~known]]))
-
-    def encode(self) -> bytes:
-        """Arrow IPC with the format version in its metadata."""
-        columns = [self.keys, *(pa.array(np.ascontiguousarray(self.cursors[name])) for name in _FIELDS)]
-        schema = pa.schema(
-            [("key", pa.string()), *((name, pa.from_numpy_dtype(CURSOR[name])) for name in _FIELDS)],
-            metadata={_FORMAT_KEY: FORMAT},
-        )
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-        return bytes(sink.getvalue())
-
-    @classmethod
-    def decode(cls, stored: bytes | None) -> ShardState:
-        """Reads what `encode` wrote.
-
-        Raises:
-            LakeError: the state is of a format that this version does not read.
-        """
-        if stored is None:
-            return cls()
-        table = pa.ipc.open_stream(stored).read_all()
-        found = (table.schema.metadata or {}).get(_FORMAT_KEY)
-        if found != FORMAT:
-            raise LakeError(
-                f"the silver state is of format {found!r}, this version reads {FORMAT!r}: "
-                "run the version that wrote it, or start from a fresh home"
-            )
-        cursors = np.empty(table.num_rows, CURSOR)
-        for name in _FIELDS:
-            cursors[name] = table[name].to_numpy()
-        return cls(_flat(table["key"]), cursors)
-
-
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    combined: Any = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    def begin_anew(self) -> None:
+        """A new life, of which nothing is known but where in the order it comes."""
+        position, fresh = self.position, Cursor()
+        for name in Cursor.__slots__:
+            setattr(self, name, getattr(fresh, name))
+        self.position = position

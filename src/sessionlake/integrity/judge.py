@@ -1,20 +1,38 @@
-"""Judging one message of one session: the whole of PROTOCOL's "Stream integrity" and "Session life".
+"""Judging one session, message after message: the whole of PROTOCOL's "Stream integrity" and "Session life".
 
-Pure: the cursor goes in and is changed, the judgement comes out. Everything the vectorised path
-(`batch.py`) does must be what this does message by message.
+Pure, and the authority: everything the vectorised path (`batch.py`) does must be what this does. Where the protocol
+leaves a choice, these hold:
+
+- `window`: a seq that was applied or is held back is a duplicate whatever its `ts`; lateness is judged after that.
+  Expiry releases what is held as soon as stream time passes it, and what was applied stays applied even if a message
+  then proves the expiry early. It takes positions from the session's last message on.
+- `once`: a gap is an event when it shows, and a violation when stream time passes the revealing message's timestamp
+  plus `gap_timeout`; that violation bears the revealing message's offset and is not counted again. A session that has
+  ended, or has a newer snapshot, is not broken by it.
+- More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
+  applied all the same, the oldest held message, or gap, makes room for it.
+- A session is forgotten when stream time is more than twice the session timeout past its last message: until then a
+  message's own timestamp may take its expiry back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from sessionlake.config import Integrity, OnViolation
-from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Cursor, Status, end_time
-from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.cursor import NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status, end_time
+from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.protocol.message import INT64_MAX, MessageType
-from sessionlake.protocol.reasons import Reason
+from sessionlake.protocol.reasons import CODE_OF, Reason
+
+TAKING = frozenset({Integrity.ONCE, Integrity.WINDOW})
+"""The classes that remember which seqs they have taken."""
 
 
 class Verdict(IntEnum):
@@ -35,6 +53,9 @@ class EventKind(StrEnum):
     AFTER_END = "after_end"
     LATE = "late"
     HEALED = "healed"
+    HELD_LIMIT = "held_limit"
+    GAP_LIMIT = "gap_limit"
+    SKIPPED = "skipped"
 
 
 class Action(StrEnum):
@@ -45,12 +66,19 @@ class Action(StrEnum):
     ISOLATED = "isolated"
     RECORDED = "recorded"
     QUARANTINED = "quarantined"
+    ACCEPTED = "accepted"
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What judging needs of a message. Times in ms."""
+    """What judging needs of a message. Times in ms, size in bytes.
+
+    Attributes:
+        seq: `NO_SEQ` where class `none` lets it be absent.
+        now: stream time of the message's topic-partition when it came.
+        index: its place among the messages of the batch and those held back before.
+    """
 
     type: int
     seq: int
@@ -58,130 +86,333 @@ class Header:
     offset: int
     kafka_ts: int
     partition: int
+    lane: int
+    now: int
+    size: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """The verdict on one message, and the event to record if not everything was fine.
+class Event:
+    """A judgement that was not "fine". Times in ms.
 
     Attributes:
         expected: the seq that was due; None where any was welcome.
-        violation: under `fail`, that the job must stop here.
+        actual: the message's own; None if it has none.
     """
 
-    verdict: Verdict
-    event: EventKind | None = None
-    action: Action | None = None
-    expected: int | None = None
-    reason: Reason | None = None
-    violation: bool = False
+    session: int
+    kind: EventKind
+    action: Action
+    partition: int
+    offset: int
+    expected: int | None
+    actual: int | None
+    kafka_ts: int
 
 
-FINE = Judgement(Verdict.APPLIED)
+class Outcome:
+    """What becomes of messages, by their index; `session` numbers the events' sessions.
+
+    Attributes:
+        verdict: a `Verdict` a message.
+        reason: the quarantine reason's code, else 0.
+        epoch: of applied messages: offset of the last snapshot then.
+        position: of applied messages: their order of application.
+        life: of applied messages: the offset that names the session's life.
+        events: in the order of judging, session after session.
+        beneath: sessions of which a message was applied beneath newer ones (class `once`).
+    """
+
+    def __init__(self, count: int) -> None:
+        self.verdict: npt.NDArray[np.int8] = np.full(count, Verdict.HELD, np.int8)
+        self.reason: npt.NDArray[np.int8] = np.zeros(count, np.int8)
+        self.epoch: npt.NDArray[np.int64] = np.full(count, NO_EPOCH, np.int64)
+        self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.events: list[Event] = []
+        self.beneath: set[int] = set()
+        self.session = 0
 
 
-def judge(cursor: Cursor, message: Header, rules: Rules) -> Judgement:
-    """Judges the session's next message in offset order, and moves the cursor on."""
-    if cursor.last_kafka_ts != NO_TIME and message.kafka_ts - cursor.last_kafka_ts > rules.session_timeout:
-        _start_anew(cursor)
-    _touch(cursor, message)
-    return _judges(cursor)(cursor, message, rules)
+class StoppedError(Exception):
+    """A violation under `fail`, already among the events: nothing after it is judged."""
 
 
-def _judges(cursor: Cursor) -> Callable[[Cursor, Header, Rules], Judgement]:
-    if cursor.status == Status.ENDED:
-        return _after_end
-    if cursor.status == Status.BROKEN:
-        return _while_broken
-    return _first if cursor.last_seq == NO_SEQ else _open
+class Judge:
+    """One session before the judge.
+
+    Args:
+        cursor: moved on, in place.
+        held: the messages held back, in (`ts`, `seq`) order.
+        decisions: what an operator decided, by offset.
+    """
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        held: list[Header],
+        rules: Rules,
+        outcome: Outcome,
+        decisions: Mapping[int, Decision] | None = None,
+    ) -> None:
+        self._cursor = cursor
+        self.held = held
+        self._bytes = sum(message.size for message in held)
+        self.rules = rules
+        self.outcome = outcome
+        self._decisions = decisions or {}
+
+    def arrive(self, message: Header) -> None:
+        """Judges the session's next message in offset order.
+
+        Raises:
+            StoppedError: the job must stop here.
+        """
+        self.pass_time(message.now)
+        if self._decisions.get(message.offset) is Decision.SKIP:
+            self._event(message, EventKind.SKIPPED, Action.QUARANTINED)
+            self._set_aside(message, Reason.SKIPPED)
+            return
+        if self._is_over(message):
+            self._release_all()
+            self._cursor.begin_anew()
+        self._touch(message)
+        if self._is_duplicate(message.seq):
+            self._cursor.duplicates += 1
+            self._event(message, EventKind.DUPLICATE, Action.DROPPED)
+            self.outcome.verdict[message.index] = Verdict.DUPLICATE
+        elif self.rules.integrity is Integrity.WINDOW:
+            self._hold_back(message)
+        else:
+            self._judge(message, message.offset)
+
+    def pass_time(self, now: int) -> None:
+        """Does what is due when stream time has come to `now`: gaps not filled in time, expiry of what is held."""
+        self._judge_due_holes(now)
+        if self.held and self._cursor.last_kafka_ts + self.rules.session_timeout < now:
+            self._release_all()
+
+    def would_apply_what_follows(self, message: Header) -> bool:
+        """Whether messages that go on, seq by seq, after the one just judged are applied, whatever they are."""
+        cursor, integrity = self._cursor, self.rules.integrity
+        applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
+        latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
+        return bool(applied and latest and integrity is not Integrity.WINDOW and not self._decisions)
+
+    def _is_over(self, message: Header) -> bool:
+        last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
+        return last != NO_TIME and (message.kafka_ts - last > timeout or message.now - last > 2 * timeout)
+
+    def _touch(self, message: Header) -> None:
+        cursor = self._cursor
+        cursor.lane, cursor.partition, cursor.marked = message.lane, message.partition, 0
+        if cursor.first_offset == NO_TIME:
+            cursor.first_offset = message.offset
+        cursor.last_offset = message.offset
+        cursor.last_kafka_ts = message.kafka_ts
+
+    def _is_duplicate(self, seq: int) -> bool:
+        integrity = self.rules.integrity
+        if integrity is Integrity.NONE:
+            return False
+        if integrity in TAKING:
+            return seq in self._cursor.taken
+        return seq <= self._cursor.last_seq
+
+    # -- class `window`: held back until the watermark passes
+
+    def _hold_back(self, message: Header) -> None:
+        cursor, rules = self._cursor, self.rules
+        cursor.highest_ts = max(cursor.highest_ts, message.ts)
+        watermark = cursor.highest_ts - rules.lateness
+        if message.ts < watermark:
+            cursor.late += 1
+            self._event(message, EventKind.LATE, Action.QUARANTINED)
+            self._set_aside(message, Reason.LATE)
+            return
+        if self._has_too_many_gaps(message):
+            return
+        cursor.take(message.seq, message.seq, rules.max_gaps)
+        self._hold(message)
+        while self.held and self.held[0].ts < watermark:
+            self._judge(self._next_held(), message.offset)
+        if self._too_much_held() and not self._may_pass(message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT):
+            del self.held[bisect_left(self.held, _by_time(message), key=_by_time)]
+            self._bytes -= message.size
+        while self._too_much_held():
+            self._judge(self._next_held(), message.offset)
+
+    def _hold(self, message: Header) -> None:
+        insort(self.held, message, key=_by_time)
+        self._bytes += message.size
+        self.outcome.verdict[message.index] = Verdict.HELD
+
+    def _next_held(self) -> Header:
+        message = self.held.pop(0)
+        self._bytes -= message.size
+        return message
+
+    def _too_much_held(self) -> bool:
+        return len(self.held) > self.rules.max_held_messages or self._bytes > self.rules.max_held_bytes
+
+    def _release_all(self) -> None:
+        while self.held:
+            self._judge(self._next_held(), self._cursor.last_offset)
+
+    # -- every class
+
+    def _judge(self, message: Header, releasing: int) -> None:
+        """Judges a message that is no duplicate; `releasing` is the offset of the one whose arrival led to it."""
+        cursor, integrity = self._cursor, self.rules.integrity
+        if cursor.status == Status.ENDED:
+            if self._may_pass(message, EventKind.AFTER_END, Reason.AFTER_END):
+                self._apply(message, releasing)
+        elif cursor.status == Status.BROKEN:
+            self._while_broken(message, releasing)
+        elif integrity is Integrity.NONE:
+            self._apply(message, releasing)
+        elif integrity is Integrity.ONCE and self._has_too_many_gaps(message):
+            return
+        elif cursor.last_seq == NO_SEQ:
+            if (
+                message.type == MessageType.SNAPSHOT
+                or integrity is Integrity.ONCE
+                or self._may_pass(message, EventKind.ORPHAN, Reason.ORPHAN)
+            ):
+                self._apply(message, releasing)
+        elif message.seq > cursor.last_seq + 1:
+            self._gap(message, releasing)
+        else:
+            self._apply(message, releasing)
+
+    def _while_broken(self, message: Header, releasing: int) -> None:
+        if message.type == MessageType.SNAPSHOT and message.seq > self._cursor.last_seq:
+            self._event(message, EventKind.HEALED, Action.APPLIED)
+            self._apply(message, releasing)
+        else:
+            self._set_aside(message, Reason.SESSION_BROKEN)
+
+    def _gap(self, message: Header, releasing: int) -> None:
+        cursor, rules = self._cursor, self.rules
+        cursor.gaps += 1
+        if rules.integrity is Integrity.STRICT:
+            if message.type == MessageType.SNAPSHOT and self._policy(message.offset) is OnViolation.ISOLATE:
+                # The gap broke the session and this very snapshot makes it whole again.
+                self._event(message, EventKind.GAP, Action.ISOLATED)
+                self._apply(message, releasing)
+            elif self._may_pass(message, EventKind.GAP, Reason.GAP):
+                self._apply(message, releasing)
+            return
+        self._event(message, EventKind.GAP, Action.APPLIED)
+        if rules.integrity is Integrity.ONCE:
+            due = message.kafka_ts + rules.gap_timeout
+            start = cursor.last_seq + 1
+            cursor.holes.append(Hole(start, message.seq, due, message.offset, message.kafka_ts, message.partition))
+        self._apply(message, releasing)
+
+    def _apply(self, message: Header, releasing: int) -> None:
+        cursor, out, index = self._cursor, self.outcome, message.index
+        cursor.position = max(cursor.position + 1, releasing)
+        out.verdict[index] = Verdict.APPLIED
+        out.epoch[index] = self._epoch(message)
+        out.position[index] = cursor.position
+        out.life[index] = cursor.first_offset
+        if cursor.status == Status.BROKEN:
+            cursor.status = Status.OPEN
+        if message.type == MessageType.END and cursor.status == Status.OPEN:
+            cursor.status, cursor.ended_at = Status.ENDED, end_time(message.ts)
+        if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
+            out.beneath.add(out.session)
+        cursor.last_seq = max(cursor.last_seq, message.seq)
+        cursor.messages += 1
+        cursor.first_ts = message.ts if cursor.messages == 1 else min(cursor.first_ts, message.ts)
+        cursor.last_ts = message.ts if cursor.messages == 1 else max(cursor.last_ts, message.ts)
+        if self.rules.integrity is Integrity.ONCE:
+            cursor.take(message.seq, message.seq, self.rules.max_gaps)
+
+    def _epoch(self, message: Header) -> int:
+        """The offset of the last snapshot up to this message (under `once`: by seq)."""
+        cursor, snapshots = self._cursor, self._cursor.snapshots
+        if self.rules.integrity is not Integrity.ONCE:
+            if message.type == MessageType.SNAPSHOT:
+                cursor.epoch = message.offset
+            return cursor.epoch
+        place = bisect_left(snapshots, (message.seq, -1))
+        if message.type == MessageType.SNAPSHOT:
+            snapshots.insert(place, (message.seq, message.offset))
+            cursor.epoch_seq, cursor.epoch = snapshots[-1]
+            return message.offset
+        return snapshots[place - 1][1] if place else NO_EPOCH
+
+    # -- the gaps between taken seqs (classes `once` and `window`)
+
+    def _has_too_many_gaps(self, message: Header) -> bool:
+        too_many = self._cursor.taken.gaps_with(message.seq) > self.rules.max_gaps
+        return too_many and not self._may_pass(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
+
+    def _judge_due_holes(self, now: int) -> None:
+        cursor = self._cursor
+        due = sorted((hole for hole in cursor.holes if hole.due < now), key=lambda hole: hole.due)
+        for hole in due:
+            if hole not in cursor.holes:
+                return  # an earlier one broke the session
+            cursor.holes.remove(hole)
+            self._unfilled(hole)
+
+    def _unfilled(self, hole: Hole) -> None:
+        cursor = self._cursor
+        policy = self._policy(hole.offset)
+        expected = next(cursor.taken.missing(hole.start, hole.end))
+        action = self._action(hole.offset, policy)
+        self._note(EventKind.GAP, action, hole, (expected, hole.end))
+        if policy is OnViolation.FAIL:
+            raise StoppedError
+        if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < hole.end:
+            cursor.status = Status.BROKEN
+            cursor.holes = []
+
+    # -- violations
+
+    def _may_pass(self, message: Header, kind: EventKind, reason: Reason) -> bool:
+        """Notes a violation: True if the message is applied all the same, False if it has been set aside."""
+        policy = self._policy(message.offset)
+        self._event(message, kind, self._action(message.offset, policy))
+        if policy is OnViolation.FAIL:
+            raise StoppedError
+        if policy is OnViolation.RECORD:
+            return True
+        if self._cursor.status != Status.ENDED:
+            self._cursor.status = Status.BROKEN
+        self._set_aside(message, reason)
+        return False
+
+    def _policy(self, offset: int) -> OnViolation:
+        decision = self._decisions.get(offset)
+        return (decision and decision.policy) or self.rules.on_violation
+
+    def _action(self, offset: int, policy: OnViolation) -> Action:
+        if policy is OnViolation.RECORD:
+            return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
+        return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
+
+    def _set_aside(self, message: Header, reason: Reason) -> None:
+        self.outcome.verdict[message.index] = Verdict.QUARANTINED
+        self.outcome.reason[message.index] = CODE_OF[reason]
+        if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
+            self._cursor.taken.discard(message.seq)  # never applied, so sent again it is no duplicate
+
+    def _event(self, message: Header, kind: EventKind, action: Action) -> None:
+        last = self._cursor.last_seq
+        # The last possible seq is its own successor, as tables hold no more.
+        expected = None if last == NO_SEQ else min(last + 1, INT64_MAX)
+        actual = None if message.seq == NO_SEQ else message.seq
+        self._note(kind, action, message, (expected, actual))
+
+    def _note(self, kind: EventKind, action: Action, at: Header | Hole, seqs: tuple[int | None, int | None]) -> None:
+        number = self.outcome.session
+        self.outcome.events.append(Event(number, kind, action, at.partition, at.offset, *seqs, at.kafka_ts))
 
 
-def _first(cursor: Cursor, message: Header, rules: Rules) -> Judgement:
-    if message.type == MessageType.SNAPSHOT:
-        return _apply(cursor, message)
-    return _violation(cursor, message, rules, EventKind.ORPHAN, Reason.ORPHAN)
-
-
-def _open(cursor: Cursor, message: Header, rules: Rules) -> Judgement:
-    if message.seq <= cursor.last_seq:
-        return _duplicate(cursor)
-    if message.seq == cursor.last_seq + 1:
-        return _apply(cursor, message)
-    cursor.gaps += 1
-    if rules.integrity is Integrity.ORDER:
-        return _apply(cursor, message, EventKind.GAP, Action.APPLIED)
-    if rules.on_violation is OnViolation.ISOLATE and message.type == MessageType.SNAPSHOT:
-        # The gap broke the session and this very snapshot makes it whole again.
-        return _apply(cursor, message, EventKind.GAP, Action.ISOLATED)
-    return _violation(cursor, message, rules, EventKind.GAP, Reason.GAP)
-
-
-def _while_broken(cursor: Cursor, message: Header, rules: Rules) -> Judgement:
-    del rules
-    if message.seq <= cursor.last_seq:
-        return _duplicate(cursor)
-    if message.type == MessageType.SNAPSHOT:
-        cursor.status = Status.OPEN
-        return _apply(cursor, message, EventKind.HEALED, Action.APPLIED)
-    return Judgement(Verdict.QUARANTINED, reason=Reason.SESSION_BROKEN)
-
-
-def _after_end(cursor: Cursor, message: Header, rules: Rules) -> Judgement:
-    if message.seq <= cursor.last_seq:
-        return _duplicate(cursor)
-    return _violation(cursor, message, rules, EventKind.AFTER_END, Reason.AFTER_END)
-
-
-def _violation(cursor: Cursor, message: Header, rules: Rules, event: EventKind, reason: Reason) -> Judgement:
-    expected = _expected(cursor)
-    if rules.on_violation is OnViolation.RECORD:
-        return _apply(cursor, message, event, Action.RECORDED)
-    if rules.on_violation is OnViolation.FAIL:
-        return Judgement(Verdict.QUARANTINED, event, Action.STOPPED, expected, reason, violation=True)
-    if cursor.status != Status.ENDED:
-        cursor.status = Status.BROKEN
-    return Judgement(Verdict.QUARANTINED, event, Action.ISOLATED, expected, reason)
-
-
-def _duplicate(cursor: Cursor) -> Judgement:
-    cursor.duplicates += 1
-    return Judgement(Verdict.DUPLICATE, EventKind.DUPLICATE, Action.DROPPED, _expected(cursor))
-
-
-def _apply(
-    cursor: Cursor,
-    message: Header,
-    event: EventKind | None = None,
-    action: Action | None = None,
-) -> Judgement:
-    expected = _expected(cursor)
-    cursor.last_seq = message.seq
-    cursor.messages += 1
-    cursor.first_ts = message.ts if cursor.messages == 1 else min(cursor.first_ts, message.ts)
-    cursor.last_ts = message.ts if cursor.messages == 1 else max(cursor.last_ts, message.ts)
-    if message.type == MessageType.SNAPSHOT:
-        cursor.epoch = message.offset
-    elif message.type == MessageType.END and cursor.status != Status.ENDED:
-        cursor.status = Status.ENDED
-        cursor.ended_at = end_time(message.ts)
-    return FINE if event is None else Judgement(Verdict.APPLIED, event, action, expected)
-
-
-def _expected(cursor: Cursor) -> int | None:
-    """The seq after the last one applied; the last possible seq is its own successor, as tables hold no more."""
-    return None if cursor.last_seq == NO_SEQ else min(cursor.last_seq + 1, INT64_MAX)
-
-
-def _touch(cursor: Cursor, message: Header) -> None:
-    cursor.partition = message.partition
-    if cursor.first_offset == NO_TIME:
-        cursor.first_offset = message.offset
-    cursor.last_offset = message.offset
-    cursor.last_kafka_ts = message.kafka_ts
-
-
-def _start_anew(cursor: Cursor) -> None:
-    """The session had expired: a new life begins, of which nothing is known."""
-    fresh = Cursor()
-    for name in Cursor.__slots__:
-        setattr(cursor, name, getattr(fresh, name))
+def _by_time(message: Header) -> tuple[int, int]:
+    return message.ts, message.seq

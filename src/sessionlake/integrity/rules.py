@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, milliseconds
-from sessionlake.errors import ConfigError
 
-AVAILABLE = (Integrity.STRICT, Integrity.ORDER)
+
+class Decision(StrEnum):
+    """What an operator decided about one place at which a session broke its class."""
+
+    ACCEPT_GAP = "accept-gap"
+    ISOLATE = "isolate"
+    SKIP = "skip-message"
+
+    @property
+    def policy(self) -> OnViolation | None:
+        """The policy it puts in the place of the configured one; None if the message is not to be judged at all."""
+        return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How the sessions of one topic are judged. Times in milliseconds."""
+    """How the sessions of one topic are judged. Times in milliseconds, limits a session."""
 
     integrity: Integrity
     on_violation: OnViolation
     session_timeout: int
     lateness: int
     gap_timeout: int
+    max_held_messages: int = 10_000
+    max_held_bytes: int = 64 << 20
+    max_gaps: int = 10_000
 
 
 @dataclass
@@ -28,13 +42,6 @@ class RuleBook:
 
     capture: CaptureSettings
     _known: dict[str, Rules] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        wanted = {self.capture.integrity, *(rule.integrity for rule in self.capture.by_topic if rule.integrity)}
-        for integrity in sorted(wanted - set(AVAILABLE)):
-            raise ConfigError(
-                f"capture.integrity: class {integrity} is not built in this version; available: {', '.join(AVAILABLE)}"
-            )
 
     def of(self, topic: str) -> Rules:
         """The topic's rules."""
@@ -51,4 +58,18 @@ class RuleBook:
             session_timeout=milliseconds(capture.session_timeout),
             lateness=milliseconds((rule and rule.lateness) or capture.lateness),
             gap_timeout=milliseconds(capture.gap_timeout),
+            max_held_messages=capture.max_held_messages,
+            max_held_bytes=capture.max_held_bytes,
+            max_gaps=capture.max_gaps,
         )
+
+
+@dataclass(frozen=True)
+class SeqOptional:
+    """Whether the messages of a topic may lack a `seq`: under class `none`."""
+
+    capture: CaptureSettings
+
+    def __call__(self, topic: str) -> bool:
+        """Answers for one topic."""
+        return RuleBook(self.capture).of(topic).integrity is Integrity.NONE

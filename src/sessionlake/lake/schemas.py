@@ -128,6 +128,7 @@ TABLES: dict[str, TableSchema] = {
             ("ordinal", "int"),
             ("kafka_timestamp", "timestamp"),
             ("_position", "bigint"),
+            ("_life", "bigint"),
             ("_batch", "bigint"),
         ),
         "Every accepted change, judged and in order; append-only",
@@ -136,7 +137,7 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
     "silver.session_progress": TableSchema(
-        (*_SESSION, ("_batch", "bigint")),
+        (*_SESSION, ("beneath", "boolean"), ("_batch", "bigint")),
         "What each batch left of every session it touched; `sessions` takes over the latest",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "_batch"),

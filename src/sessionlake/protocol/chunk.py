@@ -11,13 +11,18 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.protocol.arrow import one
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.message import MessageType
 
-FORMAT = b"sessionlake.chunk/1"
+FORMAT = b"sessionlake.chunk/2"
 _FORMAT_KEY = b"format"
+_IPC = b"\xff\xff\xff\xff"  # what every Arrow IPC stream begins with
 
 
 class ChangeKind(IntEnum):
@@ -55,7 +60,11 @@ def change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
 
 @lru_cache(maxsize=8)
 def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """Arrow schema of a chunk; times are int64 milliseconds since the epoch."""
+    """Arrow schema of a chunk; times are int64 milliseconds since the epoch.
+
+    `seq` is null where the message is malformed or class `none` lets it be absent; `size` is the value's in bytes;
+    `clock` is the highest Kafka timestamp of the message's segment up to it (see `integrity.clock`).
+    """
     return pa.schema(
         [
             pa.field("topic", pa.string()),
@@ -67,6 +76,8 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
             pa.field("seq", pa.int64()),
             pa.field("ts", pa.int64()),
             pa.field("reason", pa.int8()),
+            pa.field("size", pa.int32()),
+            pa.field("clock", pa.int64()),
             pa.field("changes", pa.list_(pa.struct(change_fields(columns)))),
         ],
         metadata={_FORMAT_KEY: FORMAT},
@@ -81,6 +92,56 @@ def write_ipc(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
+def read_ipc(stored: bytes) -> pa.Table:
+    """Reads what `write_ipc` wrote."""
+    return pa.ipc.open_stream(stored).read_all()
+
+
+def is_chunk(payload: bytes) -> bool:
+    """Whether the payload is a chunk, and not a packer's other word to the shards (see `integrity.clock`)."""
+    return payload.startswith(_IPC)
+
+
+def conform(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
+    """A chunk's rows as of these columns.
+
+    A column that was declared since was not set by an update, and is null in a snapshot.
+
+    Args:
+        then: `(name, SQL type)` of the columns that were declared when the chunk was written.
+
+    Raises:
+        LakeError: a column was taken away, or has another type.
+    """
+    now = [(column.name, column.sql) for column in columns]
+    if list(then) == now:
+        return table.replace_schema_metadata(chunk_schema(columns).metadata)
+    for name, sql in then:
+        if (name, sql) not in now:
+            raise LakeError(
+                f"capture.columns: messages that are held back have the column {name} as {sql}; "
+                "declare it so again: a column can be added, not taken away or changed"
+            )
+    places = {name: place for place, (name, _) in enumerate(then)}
+    lists = one(table["changes"])
+    changes = lists.flatten()
+    set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
+    owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
+    added = pc.and_(set_by_all.take(pa.array(owner)), pc.equal(changes.field("change"), ChangeKind.UPSERT))
+    given = {name: changes.field(name) for name in ("change", "ordinal", "row_id", RESCUED)}
+    for place, column in enumerate(columns):
+        old = places.get(column.name)
+        given[value_field(place)] = (
+            pa.nulls(len(changes), column.arrow) if old is None else changes.field(value_field(old))
+        )
+        given[set_field(place)] = added if old is None else changes.field(set_field(old))
+    fields = list(change_fields(columns))
+    struct = pa.StructArray.from_arrays([given[field.name] for field in fields], fields=fields)
+    schema = chunk_schema(columns)
+    rebuilt = pa.ListArray.from_arrays(lists.offsets, struct)
+    return table.set_column(table.num_columns - 1, schema.field("changes"), rebuilt).cast(schema)
+
+
 def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Table:
     """Chunks as one table, in the order given.
 
@@ -88,7 +149,7 @@ def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Tabl
         LakeError: a chunk is of another format version.
     """
     schema = chunk_schema(columns)
-    tables = [pa.ipc.open_stream(chunk).read_all() for chunk in chunks]
+    tables = [read_ipc(chunk) for chunk in chunks] or [schema.empty_table()]
     for table in tables:
         found = (table.schema.metadata or {}).get(_FORMAT_KEY)
         if found != FORMAT:

@@ -8,8 +8,8 @@ is looked at by Python code of its own.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -22,24 +22,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
 
+from sessionlake.protocol.arrow import codes, ranges
 from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import Message, MessageType, MessageTypes, message_types
+from sessionlake.protocol.message import NO_SEQ, Message, MessageType, MessageTypes, message_types
 from sessionlake.protocol.parse import Parsed, key_reason, parse
-from sessionlake.protocol.reasons import CODE_OF, CODES, Reason
+from sessionlake.protocol.reasons import CODE_OF, Reason
 
 Int64s = npt.NDArray[np.int64]
 Int8s = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
 
 
+def _never(topic: str) -> bool:
+    del topic
+    return False
+
+
 @dataclass(frozen=True)
 class DecodeRules:
-    """What decides whether a value is a message. `max_future_skew` in milliseconds."""
+    """What decides whether a value is a message.
+
+    Attributes:
+        max_future_skew: in milliseconds.
+        seq_optional: whether the messages of a topic may lack a `seq`.
+    """
 
     columns: tuple[Column, ...]
     max_message_bytes: int
     max_future_skew: int
+    seq_optional: Callable[[str], bool] = _never
 
 
 @dataclass
@@ -55,7 +67,8 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
     """Decodes a table of raw messages into a chunk (see `chunk.chunk_schema`), row for row.
 
     Args:
-        raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary`.
+        raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary`. The
+            chunk's clock is the message's own timestamp: who sees a whole stretch puts in the stretch's.
         fast: False sends every message through the slow path; the result is the same.
     """
     types = message_types(rules.columns)
@@ -82,11 +95,13 @@ def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fa
     reasons = _key_reasons(raw["key"])
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     out = _Decoded(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
+    optional = _optional(raw["topic"], rules)
     if fast:
+        _decode_seqless(out.messages, values, optional, types)
         _unset(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
         _unset(out.messages, _suspects(out.messages, latest, types))
     for index in _missing(out.messages):
-        _look_closely(out, index, values[index], int(latest[index]), rules, types)
+        _look_closely(out, index, values[index], int(latest[index]), rules, types, seq_optional=bool(optional[index]))
     _unset(out.messages, np.flatnonzero(reasons))
     return out
 
@@ -102,6 +117,25 @@ def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Mes
         except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
             out.append(None)  # `extend` kept what came before, and `rest` stands behind the refused value
     return out
+
+
+def _optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
+    """Which messages may lack a seq; each distinct topic is asked once."""
+    code, names = codes(topics)
+    answers = np.array([rules.seq_optional(name) for name in names.to_pylist()], np.bool_)
+    return answers[code] if len(answers) else np.zeros(len(topics), np.bool_)
+
+
+def _decode_seqless(
+    messages: list[Message | None], values: Sequence[bytes | None], optional: Bools, types: MessageTypes
+) -> None:
+    if not optional.any():
+        return
+    decode_one = types.seqless_decoder.decode
+    for index in _missing(messages):
+        if optional[index]:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
+                messages[index] = decode_one(values[index])  # type: ignore[arg-type]
 
 
 def _missing(messages: Sequence[Message | None]) -> Iterable[int]:
@@ -166,11 +200,18 @@ def _owners_of_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
 
 
 def _look_closely(
-    out: _Decoded, index: int, value: bytes | None, latest: int, rules: DecodeRules, types: MessageTypes
+    out: _Decoded,
+    index: int,
+    value: bytes | None,
+    latest: int,
+    rules: DecodeRules,
+    types: MessageTypes,
+    *,
+    seq_optional: bool,
 ) -> None:
     if out.reasons[index]:
         return
-    found = parse(value, types, latest_ts=latest, max_bytes=rules.max_message_bytes)
+    found = parse(value, types, latest_ts=latest, max_bytes=rules.max_message_bytes, seq_optional=seq_optional)
     if not isinstance(found, Parsed):
         out.reasons[index] = CODE_OF[found]
         return
@@ -186,7 +227,7 @@ def _assemble(raw: pa.Table, decoded: _Decoded, rules: DecodeRules) -> pa.Table:
         name: _spread(np.fromiter(map(attrgetter(attribute), good), dtype, len(good)), malformed, fill)
         for name, attribute, dtype, fill in (
             ("type", "code", np.int8, MessageType.MALFORMED),
-            ("seq", "seq", np.int64, -1),
+            ("seq", "seq", np.int64, NO_SEQ),
             ("ts", "ts", np.int64, 0),
         )
     }
@@ -201,9 +242,11 @@ def _assemble(raw: pa.Table, decoded: _Decoded, rules: DecodeRules) -> pa.Table:
         raw["kafka_ts"],
         keys.cast(pa.string()),
         pa.array(heads["type"]),
-        pa.array(heads["seq"]),
+        pa.array(heads["seq"], mask=heads["seq"] == NO_SEQ),
         pa.array(heads["ts"]),
         pa.array(decoded.reasons),
+        pc.fill_null(pc.binary_length(raw["value"]), 0).cast(pa.int32()),
+        raw["kafka_ts"],
         _changes(good, malformed, decoded.rescued, rules.columns),
     ]
     return pa.Table.from_arrays(columns, schema=chunk_schema(rules.columns))
@@ -229,8 +272,8 @@ def _changes(
     lengths = cleared + n_rows + n_deleted
     starts = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
-    of_rows = _ranges(starts + cleared, n_rows)
-    of_deleted = _ranges(starts + cleared + n_rows, n_deleted)
+    of_rows = ranges(starts + cleared, n_rows)
+    of_deleted = ranges(starts + cleared + n_rows, n_deleted)
 
     kind = np.full(total, ChangeKind.CLEAR, np.int8)
     kind[of_rows] = ChangeKind.UPSERT
@@ -289,19 +332,8 @@ def _rescued(
     return pa.array(texts, pa.string())
 
 
-def _ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """Concatenation of `starts[i] … starts[i] + lengths[i] - 1`."""
-    offsets = np.cumsum(lengths) - lengths
-    return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
-
-
 def _inverse(places: Int64s, total: int) -> pa.Array:
     """For each place, the index of the item that goes there; null where none does."""
     indices = np.full(total, -1, np.int64)
     indices[places] = np.arange(len(places))
     return pa.array(indices, mask=indices < 0)
-
-
-def reason_names() -> pa.Array:
-    """Reason texts by code, null at 0."""
-    return pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())

@@ -18,6 +18,8 @@ INT64_MIN = -(2**63)
 MAX_ID_BYTES = 1024
 MAX_KEY_BYTES = 256
 MAX_DEPTH = 64
+NO_SEQ = -1
+"""In place of the seq of a message that has none, as class `none` allows."""
 
 Seq = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Ts = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
@@ -37,6 +39,11 @@ class MessageType(IntEnum):
 
 class _Message(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
     seq: Seq
+    ts: Ts
+
+
+class _Seqless(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):
+    seq: ClassVar[int] = NO_SEQ
     ts: Ts
 
 
@@ -66,6 +73,7 @@ class MessageTypes:
     Attributes:
         columns: the declared columns; row attribute `c<i>` holds the i-th, UNSET where the row lacks it.
         decoder: accepts exactly the messages that need no second look: declared fields only, each of its type.
+        seqless_decoder: the same for messages without a seq.
     """
 
     columns: tuple[Column, ...]
@@ -73,6 +81,7 @@ class MessageTypes:
     snapshot: type[Struct]
     update: type[Struct]
     decoder: msgspec.json.Decoder[Any]
+    seqless_decoder: msgspec.json.Decoder[Any]
 
 
 @lru_cache(maxsize=8)
@@ -87,33 +96,43 @@ def message_types(columns: tuple[Column, ...]) -> MessageTypes:
         "Row", [("id", RowId), *fields], gc=False, forbid_unknown_fields=True, rename=names, module=__name__
     )
     rows = list[row]  # type: ignore[valid-type]
-    snapshot = msgspec.defstruct(
-        "Snapshot",
-        [("rows", rows)],
-        bases=(_Message,),
-        namespace={"code": MessageType.SNAPSHOT, "deleted": (), "__annotations__": {"code": ClassVar[int]}},
-        tag="snapshot",
-        tag_field="type",
-        gc=False,
-        forbid_unknown_fields=True,
-        module=__name__,
-    )
-    update = msgspec.defstruct(
-        "Update",
-        [
-            ("rows", rows, msgspec.field(default_factory=list)),
-            ("deleted", list[RowId], msgspec.field(default_factory=list)),
-        ],
-        bases=(_Message,),
-        namespace={"code": MessageType.UPDATE},
-        tag="update",
-        tag_field="type",
-        gc=False,
-        forbid_unknown_fields=True,
-        module=__name__,
-    )
+    snapshot, update = _snapshot(_Message, rows), _update(_Message, rows)
     decoder = msgspec.json.Decoder(Union[snapshot, update, Heartbeat, End])  # noqa: UP007 - built at run time
-    return MessageTypes(columns, row, snapshot, update, decoder)
+    seqless: Any = Union[  # noqa: UP007 - built at run time
+        _snapshot(_Seqless, rows),
+        _update(_Seqless, rows),
+        _struct("heartbeat", _Seqless, [], MessageType.HEARTBEAT, rows=(), deleted=()),
+        _struct("end", _Seqless, [], MessageType.END, rows=(), deleted=()),
+    ]
+    return MessageTypes(columns, row, snapshot, update, decoder, msgspec.json.Decoder(seqless))
+
+
+def _snapshot(base: type[Struct], rows: Any) -> type[Struct]:
+    return _struct("snapshot", base, [("rows", rows)], MessageType.SNAPSHOT, deleted=())
+
+
+def _update(base: type[Struct], rows: Any) -> type[Struct]:
+    fields: list[Any] = [
+        ("rows", rows, msgspec.field(default_factory=list)),
+        ("deleted", list[RowId], msgspec.field(default_factory=list)),
+    ]
+    return _struct("update", base, fields, MessageType.UPDATE)
+
+
+def _struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any) -> type[Struct]:
+    """One type of message; what is `fixed` is an attribute of the class."""
+    namespace = {"code": code, **fixed, "__annotations__": dict.fromkeys(("code", *fixed), ClassVar[Any])}
+    return msgspec.defstruct(
+        tag.capitalize(),
+        fields,
+        bases=(base,),
+        namespace=namespace,
+        tag=tag,
+        tag_field="type",
+        gc=False,
+        forbid_unknown_fields=True,
+        module=__name__,
+    )
 
 
 def _value_type(column: Column) -> Any:

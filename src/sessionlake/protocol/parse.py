@@ -20,6 +20,7 @@ from sessionlake.protocol.message import (
     INT64_MIN,
     MAX_ID_BYTES,
     MAX_KEY_BYTES,
+    NO_SEQ,
     End,
     Heartbeat,
     Message,
@@ -52,18 +53,21 @@ def key_reason(key: bytes | None) -> Reason | None:
     return Reason.BAD_KEY if any(unicodedata.category(c) == "Cc" for c in text) else None
 
 
-def parse(value: bytes | None, types: MessageTypes, *, latest_ts: int, max_bytes: int) -> Parsed | Reason:
+def parse(
+    value: bytes | None, types: MessageTypes, *, latest_ts: int, max_bytes: int, seq_optional: bool = False
+) -> Parsed | Reason:
     """Parses one Kafka value.
 
     Args:
         latest_ts: the highest believable event time: the message's Kafka timestamp plus the allowed skew, ms.
         max_bytes: longest value allowed.
+        seq_optional: whether the field may be absent; the message's seq is then `NO_SEQ`.
 
     Returns:
         The message, or the first reason (in `Reason`'s order) why it is none.
     """
     try:
-        return _message(_load(value, max_bytes), types, latest_ts)
+        return _message(_load(value, max_bytes), types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
         return refused.reason
 
@@ -83,14 +87,16 @@ def _load(value: bytes | None, max_bytes: int) -> Any:
         raise _Refused(error.reason) from None
 
 
-def _message(loaded: Any, types: MessageTypes, latest_ts: int) -> Parsed:
+def _message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: bool) -> Parsed:
     if not isinstance(loaded, dict):
         raise _Refused(Reason.NOT_OBJECT)
     kind = loaded.get("type")
     if kind not in ("snapshot", "update", "heartbeat", "end"):
         raise _Refused(Reason.BAD_TYPE)
-    seq, ts = loaded.get("seq"), loaded.get("ts")
-    if type(seq) is not int or not 0 <= seq <= INT64_MAX:
+    ts, seq = loaded.get("ts"), loaded.get("seq")
+    if seq_optional and "seq" not in loaded:
+        seq = NO_SEQ
+    elif type(seq) is not int or not 0 <= seq <= INT64_MAX:
         raise _Refused(Reason.BAD_SEQ)
     if type(ts) is not int or not INT64_MIN <= ts <= INT64_MAX:
         raise _Refused(Reason.BAD_TS)

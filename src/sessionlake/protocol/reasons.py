@@ -28,6 +28,9 @@ class Reason(StrEnum):
     ORPHAN = "orphan"
     GAP = "gap"
     AFTER_END = "after_end"
+    HELD_LIMIT = "held_limit"
+    GAP_LIMIT = "gap_limit"
+    SKIPPED = "skipped"  # by an operator's decision
 
 
 # Chunks carry a reason as its number here; 0 is "none". Append only: stored chunks must keep their meaning.

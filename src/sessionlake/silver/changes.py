@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.integrity.judge import Outcome
+from sessionlake.protocol.arrow import one, ranges
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.silver.outputs import TIMESTAMP, changes_schema
@@ -17,56 +17,46 @@ Int64s = npt.NDArray[np.int64]
 _KINDS = pa.array(["clear", "upsert", "delete"])
 
 
-def change_rows(messages: pa.Table, applied: Int64s, epoch: Int64s, columns: tuple[Column, ...]) -> pa.Table:
+def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: tuple[Column, ...]) -> pa.Table:
     """Rows for `session_changes`, in message order, then ordinal order.
 
     Args:
         messages: a chunk's table in one piece.
         applied: indices of the applied messages, ascending.
-        epoch: the session's epoch after each message.
+        outcome: what became of each message.
     """
-    nested = _one(messages["changes"])
+    nested = one(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
     lengths = np.diff(bounds)[applied]
-    changes = _gather(nested.values, _ranges(bounds[applied], lengths))
+    changes = _gather(nested.values, ranges(bounds[applied], lengths))
     message = np.repeat(applied, lengths)
     of_message = pa.array(message)
     # One change a message, and every message applied: the columns serve as they are.
     whole = len(applied) == messages.num_rows and bool((lengths == 1).all())
 
     def head(name: str) -> pa.Array:
-        column = _one(messages[name])
+        column = one(messages[name])
         return column if whole else column.take(of_message)
 
-    offset = head("offset")
     arrays = [
         head("topic"),
         head("session_id"),
         changes.field("row_id"),
         *(changes.field(value_field(i)) for i in range(len(columns))),
         changes.field(RESCUED),
-        pa.array(epoch[message]),
+        pa.array(outcome.epoch[message]),
         head("seq"),
         head("ts"),
-        offset,
+        head("offset"),
         _KINDS.take(changes.field("change")),
         _set_names(changes, columns),
         head("partition"),
         changes.field("ordinal"),
         pc.multiply(head("kafka_ts"), 1000).cast(TIMESTAMP),
-        offset,
+        pa.array(outcome.position[message]),
+        pa.array(outcome.life[message]),
     ]
     return pa.Table.from_arrays(arrays, schema=changes_schema(columns))
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    combined: Any = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
-
-
-def _ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    offsets = np.cumsum(lengths) - lengths
-    return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
 
 
 def _gather(values: pa.StructArray, indices: Int64s) -> pa.StructArray:

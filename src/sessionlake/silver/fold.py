@@ -1,4 +1,4 @@
-"""The fold: a shard's cursors and packed messages in; new cursors, judged changes and the account out.
+"""The fold: a shard's state and packed messages in; new state, judged changes and the account out.
 
 Pure: the result depends on the state and the messages alone, not on how they were chunked.
 """
@@ -14,31 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings
-from sessionlake.integrity.batch import Judged, Stream, judge_batch
-from sessionlake.integrity.cursor import ShardState, new_cursors
-from sessionlake.integrity.judge import Judgement, Verdict
-from sessionlake.integrity.rules import RuleBook
-from sessionlake.protocol.chunk import read_chunks, write_ipc
+from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.clock import Segment, decode_segments, stream_times
+from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
+from sessionlake.integrity.judge import Outcome, Verdict
+from sessionlake.integrity.rules import Decision, RuleBook
+from sessionlake.integrity.state import ShardState
+from sessionlake.protocol.arrow import pair_codes, session_keys
+from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.reasons import CODE_OF, CODES
-from sessionlake.silver.changes import change_rows
-from sessionlake.silver.outputs import (
-    EVENTS,
-    PROGRESS,
-    QUARANTINE,
-    TIMESTAMP,
-    Account,
-    Output,
-    PartitionAccount,
-    Violation,
-    write_account,
-)
+from sessionlake.silver.sent import Judged, payloads
 
 Int64s = npt.NDArray[np.int64]
-_STATUS = pa.array(["open", "ended", "expired", "broken"])
-_REASONS = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
-_PLACE = ["topic", "partition", "offset", "session_id", "seq"]
-_NEVER = np.iinfo(np.int64).min
+Bools = npt.NDArray[np.bool_]
+Place = tuple[str, str, int]
+"""Topic, session and offset."""
 
 
 @dataclass
@@ -46,11 +36,13 @@ class SilverFold:
     """The silver fold of one shard; see `runtime.sharded.ShardFold`.
 
     Attributes:
+        decisions: what operators decided about single places.
         bulk: False judges message by message, which gives the same result slower.
     """
 
     columns: tuple[Column, ...]
     capture: CaptureSettings
+    decisions: dict[Place, Decision] = field(default_factory=dict)
     bulk: bool = True
     _rules: RuleBook | None = field(default=None, repr=False)
 
@@ -60,197 +52,219 @@ class SilverFold:
         """Folds the batch's chunks."""
         del shard
         self._rules = self._rules or RuleBook(self.capture)
-        batch = read_chunks(chunks, self.columns)
-        reasons = batch["reason"].to_numpy()
-        well_formed = batch.filter(pa.array(reasons == 0)) if reasons.any() else batch
-        cursors = ShardState.decode(state)
-        judged = _judge(well_formed, cursors, self._rules, bulk=self.bulk)
-        malformed = batch.filter(pa.array(reasons != 0)) if reasons.any() else None
-        return judged.state.encode(), _payloads(judged, malformed, self.columns)
+        batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
+        segments = [s for chunk in chunks if not is_chunk(chunk) for s in decode_segments(chunk)]
+        after = ShardState.decode(state, self.columns)
+        bench = _Bench(after, self._rules, self.decisions, segments)
+        if not batch.num_rows and not bench.is_time_for_any:
+            return after.encode(self.columns), []
+        wrong = pc.not_equal(batch["reason"], 0)
+        malformed = batch.filter(wrong)
+        well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
+        judged = bench.judge(well_formed, bulk=self.bulk)
+        return after.encode(self.columns), payloads(judged, malformed, self.columns, self._rules)
 
 
-@dataclass(frozen=True)
-class _JudgedBatch:
-    """Messages sorted by session and offset, what became of them, and the sessions they belong to."""
+class _Bench:
+    """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
 
-    messages: pa.Table
-    judged: Judged
-    state: ShardState
-    places: Int64s
-    topics: pa.Array
-    sessions: pa.Array
-    owner: Int64s
-    rules: RuleBook
+    def __init__(
+        self, state: ShardState, rules: RuleBook, decisions: dict[Place, Decision], segments: list[Segment]
+    ) -> None:
+        self._state = state
+        self._rules = rules
+        self._decisions = decisions
+        self._behind = state.clock.advance(segments)
+
+    @property
+    def is_time_for_any(self) -> bool:
+        """Whether a session is to be judged, marked or forgotten though no message came."""
+        cursors = self._state.cursors
+        if not len(cursors):
+            return False
+        silence, timeout = self._silence()
+        to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED)
+        return bool((to_mark | (silence > 2 * timeout)).any() or len(self._due(np.zeros(0, np.int64))))
+
+    def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
+        """Judges well-formed messages, and the sessions that only time has come for."""
+        state = self._state
+        messages, owner, topics, sessions = _by_session(messages)
+        keys = pc.binary_join_element_wise(topics, sessions, "\0")
+        places = state.find(keys)
+        silent = self._due(places)
+        topics, sessions = _with_silent(topics, sessions, state.keys.take(pa.array(silent)))
+        keys, places = pc.binary_join_element_wise(topics, sessions, "\0"), np.append(places, silent)
+        cursors, memories = new_cursors(len(keys)), np.full(len(keys), None, object)
+        known = places >= 0
+        cursors[known], memories[known] = state.cursors[places[known]], state.memories[places[known]]
+        held, held_bounds = self._take_held(keys, messages.schema)
+        stream = _stream(messages, owner, self._lanes(messages), self._behind)
+        names = topics.to_pylist()
+        docket = Docket(
+            stream=stream,
+            cursors=cursors,
+            memories=memories,
+            rules=[self._rules.of(name) for name in names],
+            ends=np.zeros(0, np.int64),
+            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), []),
+            held_bounds=held_bounds,
+            decisions=self._decided(names, sessions),
+        )
+        docket.ends = self._ends(docket)
+        out = docket.judge(bulk=bulk)
+        places = state.update(places, keys, cursors, memories)
+        combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
+        self._keep_held(combined, out)
+        expired = self._mark_expired()
+        touched = np.unique(np.append(places, expired))
+        changed = state.cursors[touched]
+        judged = Judged(
+            messages=combined,
+            released=held.num_rows,
+            outcome=out,
+            topics=topics,
+            sessions=sessions,
+            keys=state.keys.take(pa.array(touched)),
+            cursors=changed,
+            timeouts=self._timeouts()[changed["lane"]],
+            beneath=np.isin(touched, places[sorted(out.beneath)]),
+        )
+        self._forget()
+        return judged
+
+    def _lanes(self, messages: pa.Table) -> Int64s:
+        """The topic-partition of each message, as its place in the clock."""
+        lane, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+        index = self._state.clock.index
+        pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
+        places = np.array([index(pair) for pair in pairs], np.int64)
+        return places[lane] if len(places) else lane
+
+    def _ends(self, docket: Docket) -> Int64s:
+        """Stream time of each session's topic-partition after the batch."""
+        lane = docket.cursors["lane"].astype(np.int64)
+        stream = docket.stream
+        lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
+        times = self._state.clock.times
+        return times[lane] if len(times) else lane
+
+    def _timeouts(self) -> Int64s:
+        return np.array([self._rules.of(lane.topic).session_timeout for lane in self._state.clock.lanes], np.int64)
+
+    def _silence(self) -> tuple[Int64s, Int64s]:
+        """For every cursor: how long its session has been silent, in stream time, and its session timeout."""
+        cursors, lane = self._state.cursors, self._state.cursors["lane"]
+        times, timeouts = self._state.clock.times, self._timeouts()
+        if not len(times):
+            return np.zeros(len(cursors), np.int64), np.zeros(len(cursors), np.int64)
+        seen = cursors["last_kafka_ts"] != NO_TIME
+        return np.where(seen, times[lane] - np.where(seen, cursors["last_kafka_ts"], 0), 0), timeouts[lane]
+
+    def _due(self, touched: Int64s) -> Int64s:
+        """Cursors without messages that have something to be done: a gap not filled in time, or expired held ones."""
+        cursors = self._state.cursors
+        if not len(cursors):
+            return np.zeros(0, np.int64)
+        silence, timeout = self._silence()
+        due = (cursors["held"] > 0) & (silence > timeout)
+        due |= cursors["due"] < self._state.clock.times[cursors["lane"]]
+        due[touched[touched >= 0]] = False
+        return np.flatnonzero(due)
+
+    def _take_held(self, keys: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Int64s]:
+        """The messages that these sessions hold back, session after session, and where each session's are."""
+        state = self._state
+        nothing = np.zeros(len(keys) + 1, np.int64)
+        if state.held is None:
+            return schema.empty_table(), nothing
+        owner = _owners(state.held, keys)
+        mine = np.flatnonzero(owner >= 0)
+        order = mine[np.lexsort((*(state.held[name].to_numpy()[mine] for name in ("seq", "ts")), owner[mine]))]
+        taken = state.held.take(pa.array(order)).combine_chunks()
+        state.held = state.held.filter(pa.array(owner < 0))
+        return taken, np.searchsorted(owner[order], np.arange(len(keys) + 1))
+
+    def _keep_held(self, combined: pa.Table, out: Outcome) -> None:
+        """Notes what is held back after the batch."""
+        state = self._state
+        held = np.flatnonzero(out.verdict == Verdict.HELD)
+        if len(held):
+            rows = combined.take(pa.array(held))
+            state.held = (rows if state.held is None else pa.concat_tables([state.held, rows])).combine_chunks()
+
+    def _decided(self, topics: list[str], sessions: pa.Array) -> dict[int, dict[int, Decision]]:
+        found: dict[int, dict[int, Decision]] = {}
+        if self._decisions:
+            number_of = {key: i for i, key in enumerate(zip(topics, sessions.to_pylist(), strict=True))}
+            for (topic, session, offset), decision in self._decisions.items():
+                if (number := number_of.get((topic, session))) is not None:
+                    found.setdefault(number, {})[offset] = decision
+        return found
+
+    def _mark_expired(self) -> Int64s:
+        """Marks the sessions that stream time has left behind; returns those that were not marked before."""
+        cursors = self._state.cursors
+        silence, timeout = self._silence()
+        newly = np.flatnonzero((silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED))
+        self._state.mark_expired(newly)
+        return newly
+
+    def _forget(self) -> None:
+        """Drops what no message can come back to.
+
+        A session is kept while a gap of it is still to be judged, and, where its order of application has run ahead
+        of the offsets, until they have caught up.
+        """
+        state = self._state
+        if not len(state.cursors):
+            return
+        silence, timeout = self._silence()
+        gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
+        gone &= state.cursors["position"] < state.clock.offsets[state.cursors["lane"]]
+        state.keep(~gone)
 
 
-def _judge(messages: pa.Table, state: ShardState, rules: RuleBook, *, bulk: bool) -> _JudgedBatch:
-    owner, topics, sessions = _group(messages)
+def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array, pa.Array]:
+    """Messages sorted by session and offset, the number of each one's session, and the sessions' topics and ids."""
+    owner, topics, sessions = pair_codes(messages["topic"], messages["session_id"])
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
+    return messages, owner, topics, sessions
+
+
+def _with_silent(topics: pa.Array, sessions: pa.Array, silent: pa.Array) -> tuple[pa.Array, pa.Array]:
+    if not len(silent):
+        return topics, sessions
+    parts = pc.split_pattern(silent, "\0", max_splits=1)
+    return (
+        pa.concat_arrays([topics, pc.list_element(parts, 0)]),
+        pa.concat_arrays([sessions, pc.list_element(parts, 1)]),
+    )
+
+
+def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
+    found: Int64s = pc.fill_null(pc.index_in(session_keys(held), value_set=keys), -1).to_numpy().astype(np.int64)
+    return found
+
+
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: list[tuple[int, Segment, int]]) -> Stream:
+    def numbers(name: str) -> Any:
+        return messages[name].to_numpy()
+
+    offset = numbers("offset")
+    now = stream_times(lane, offset, numbers("clock"), behind)
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    stream = Stream(
-        starts, *(_numpy(messages[name]) for name in ("type", "seq", "ts", "offset", "kafka_ts", "partition"))
+    return Stream(
+        starts=starts,
+        type=numbers("type"),
+        seq=pc.fill_null(messages["seq"], NO_SEQ).to_numpy(),
+        ts=numbers("ts"),
+        offset=offset,
+        kafka_ts=numbers("kafka_ts"),
+        partition=numbers("partition"),
+        lane=lane.astype(np.int32),
+        now=now,
+        size=numbers("size"),
     )
-    keys = pc.binary_join_element_wise(topics, sessions, "\0")
-    places = state.find(keys)
-    cursors = new_cursors(len(keys))
-    cursors[places >= 0] = state.cursors[places[places >= 0]]
-    names = topics.to_pylist()
-    judged = judge_batch(stream, cursors, lambda number: rules.of(names[number]), bulk=bulk)
-    after = state.updated(places, keys, cursors)
-    return _JudgedBatch(messages, judged, after, after.find(keys), topics, sessions, owner, rules)
-
-
-def _group(messages: pa.Table) -> tuple[Int64s, pa.Array, pa.Array]:
-    """Number of each message's session, and the topic and id of each session."""
-    topics, topic_code = _encode(messages["topic"])
-    sessions, session_code = _encode(messages["session_id"])
-    distinct, owner = np.unique(topic_code * max(len(sessions), 1) + session_code, return_inverse=True)
-    split = np.divmod(distinct, max(len(sessions), 1))
-    return owner, topics.take(pa.array(split[0])), sessions.take(pa.array(split[1]))
-
-
-def _encode(column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
-    encoded = _one(column).dictionary_encode()
-    return encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    combined: Any = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
-
-
-def _numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    return column.to_numpy()
-
-
-def _payloads(judged: _JudgedBatch, malformed: pa.Table | None, columns: tuple[Column, ...]) -> list[tuple[str, bytes]]:
-    applied = np.flatnonzero(judged.judged.verdict == Verdict.APPLIED)
-    tables = {
-        Output.CHANGES: change_rows(judged.messages, applied, judged.judged.epoch, columns),
-        Output.PROGRESS: _progress(judged),
-        Output.QUARANTINE: _quarantine(judged, malformed),
-        Output.EVENTS: _events(judged),
-    }
-    account = Account(
-        partitions=_partitions(judged, malformed),
-        rows={str(kind): table.num_rows for kind, table in tables.items()},
-        violations=_violations(judged),
-    )
-    sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
-    return [*sent, (str(Output.ACCOUNT), write_account(account))]
-
-
-def timestamps(milliseconds: Int64s) -> pa.Array:
-    """Milliseconds since the epoch as Arrow timestamps; the least int64 is null."""
-    return pa.array(milliseconds * 1000, mask=milliseconds == _NEVER).cast(TIMESTAMP)
-
-
-def _progress(judged: _JudgedBatch) -> pa.Table:
-    cursors = judged.state.cursors[judged.places]
-    known = cursors["messages"] > 0
-    last = cursors["last_seq"]
-    following = np.where(last == np.iinfo(np.int64).max, last, last + 1)
-    columns = [
-        judged.topics,
-        judged.sessions,
-        _STATUS.take(pa.array(cursors["status"])),
-        pa.array(cursors["epoch"]),
-        pa.array(following, mask=last < 0),
-        *(pa.array(np.ascontiguousarray(cursors[name])) for name in ("messages", "duplicates", "gaps", "late")),
-        *(pa.array(np.ascontiguousarray(cursors[name]), mask=~known) for name in ("first_ts", "last_ts")),
-        *(pa.array(np.ascontiguousarray(cursors[name])) for name in ("first_offset", "last_offset")),
-        pa.array(np.ascontiguousarray(cursors["partition"])),
-        timestamps(cursors["ended_at"]),
-        timestamps(cursors["last_kafka_ts"]),
-    ]
-    return pa.Table.from_arrays(columns, schema=PROGRESS)
-
-
-def _quarantine(judged: _JudgedBatch, malformed: pa.Table | None) -> pa.Table:
-    """Coordinates and reasons; the raw message is fetched from bronze by who writes the table."""
-    held_back = [(index, remark) for index, remark in judged.judged.remarks if remark.reason and _quarantined(remark)]
-    places = pa.array([index for index, _ in held_back], pa.int64())
-    reasons = pa.array([CODE_OF[remark.reason] for _, remark in held_back if remark.reason], pa.int8())
-    parts = [_quarantine_rows(judged.messages.take(places), reasons)]
-    if malformed is not None:
-        parts.append(_quarantine_rows(malformed, _one(malformed["reason"])))
-    return pa.concat_tables(parts)
-
-
-def _quarantined(remark: Judgement) -> bool:
-    return remark.verdict == Verdict.QUARANTINED
-
-
-def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
-    columns = [
-        messages["topic"],
-        messages["partition"],
-        messages["offset"],
-        timestamps(_numpy(messages["kafka_ts"])),
-        messages["session_id"],
-        _REASONS.take(reasons),
-    ]
-    return pa.Table.from_arrays(columns, schema=QUARANTINE)
-
-
-def _events(judged: _JudgedBatch) -> pa.Table:
-    noted = [(index, remark) for index, remark in judged.judged.remarks if remark.event]
-    messages = judged.messages.take(pa.array([index for index, _ in noted], pa.int64()))
-    classes = [str(judged.rules.of(topic).integrity) for topic in messages["topic"].to_pylist()]
-    columns = [
-        messages["topic"],
-        messages["partition"],
-        messages["session_id"],
-        messages["offset"],
-        pa.array([str(remark.event) for _, remark in noted], pa.string()),
-        pa.array([str(remark.action) for _, remark in noted], pa.string()),
-        pa.array(classes, pa.string()),
-        pa.array([remark.expected for _, remark in noted], pa.int64()),
-        messages["seq"],
-        timestamps(_numpy(messages["kafka_ts"])),
-    ]
-    return pa.Table.from_arrays(columns, schema=EVENTS)
-
-
-def _violations(judged: _JudgedBatch) -> list[Violation]:
-    """The shard's first violation, by topic, partition and offset: the same one however sessions are sharded."""
-    violating = [(index, remark) for index, remark in judged.judged.remarks if remark.violation]
-    rows = judged.messages.select(_PLACE).take(pa.array([index for index, _ in violating], pa.int64())).to_pylist()
-    found = [
-        Violation(
-            topic=row["topic"],
-            partition=row["partition"],
-            offset=row["offset"],
-            session_id=row["session_id"],
-            integrity=str(judged.rules.of(row["topic"]).integrity),
-            event=str(remark.event),
-            expected_seq=remark.expected,
-            actual_seq=row["seq"],
-        )
-        for (_, remark), row in zip(violating, rows, strict=True)
-    ]
-    return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
-
-
-def _partitions(judged: _JudgedBatch, malformed: pa.Table | None) -> list[PartitionAccount]:
-    """Counts by topic-partition; every message of the batch is in exactly one of them."""
-    names = ["topic", "partition", "offset"]
-    verdicts = pa.array(judged.judged.verdict)
-    rows = judged.messages.select(names).append_column("verdict", verdicts)
-    if malformed is not None:
-        wrong = pa.array(np.full(malformed.num_rows, Verdict.QUARANTINED, np.int8))
-        rows = pa.concat_tables([rows, malformed.select(names).append_column("verdict", wrong)])
-    aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
-    accounts: dict[tuple[str, int], PartitionAccount] = {}
-    for row in rows.group_by(["topic", "partition", "verdict"]).aggregate(aggregates).to_pylist():
-        low, high, count = row["offset_min"], row["offset_max"], row["offset_count"]
-        account = accounts.setdefault(
-            (row["topic"], row["partition"]), PartitionAccount(row["topic"], row["partition"], low, high, 0)
-        )
-        account.first, account.last = min(account.first, low), max(account.last, high)
-        account.messages += count
-        name = ("applied", "duplicates", "quarantined", "held")[row["verdict"]]
-        setattr(account, name, getattr(account, name) + count)
-    return list(accounts.values())

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.bronze.job import MESSAGES
-from sessionlake.config import Settings, milliseconds
+from sessionlake.config import CaptureSettings, Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
+from sessionlake.integrity.rules import SeqOptional
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
@@ -74,11 +75,17 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
     raw = lake.stream(spark, MESSAGES, {"maxFilesPerTrigger": settings.silver.max_files_per_trigger})
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     capture = settings.capture
-    rules = DecodeRules(capture.declared, capture.max_message_bytes, milliseconds(capture.max_future_skew))
+    packer = Packer(decode_rules(capture), settings.silver.shards)
     packed = raw.select(shard, "topic", "partition", "offset", "timestamp", "key", "value").mapInArrow(
-        Packer(rules), PACKED_SCHEMA
+        packer, PACKED_SCHEMA
     )
     return fold_shards(packed, SilverFold(capture.declared, capture))
+
+
+def decode_rules(capture: CaptureSettings) -> DecodeRules:
+    """What decides whether a value is a message, out of the configuration."""
+    skew = milliseconds(capture.max_future_skew)
+    return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))
 
 
 class _SilverBatch:
@@ -101,7 +108,9 @@ class _SilverBatch:
             partitions = total(accounts)
             refuse_violations(accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
-            ranges = tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions)
+            ranges = tuple(
+                OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages
+            )
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
             outputs, rows = self._append(folded, accounts, ranges, txn)
         finally:
@@ -137,7 +146,8 @@ class _SilverBatch:
                 continue
             rows = self._rows(folded, kind, table, txn)
             if kind is Output.QUARANTINE:
-                rows = self._with_messages(spark, rows, ranges)
+                oldest = min(a.quarantined_from for a in accounts if a.quarantined_from is not None)
+                rows = self._with_messages(spark, rows, ranges, oldest)
             if isinstance(rows, pa.Table):
                 at_hand[table] = rows
             append(spark, self._lake, table, rows, txn)
@@ -165,12 +175,12 @@ class _SilverBatch:
         return frame.mapInArrow(Unpack(txn.version), row_ddl(self._settings, table))
 
     def _with_messages(
-        self, spark: SparkSession, rows: DataFrame | pa.Table, ranges: tuple[OffsetRange, ...]
+        self, spark: SparkSession, rows: DataFrame | pa.Table, ranges: tuple[OffsetRange, ...], low: int
     ) -> DataFrame:
         """Adds the raw key and value, from bronze: what is quarantined is kept whole."""
         from pyspark.sql import functions as F
 
-        low, high = min(r.first for r in ranges), max(r.last for r in ranges)
+        high = max(r.last for r in ranges)
         topics = sorted({r.topic for r in ranges})
         frame = as_frame(spark, rows)
         bronze = self._lake.read(spark, MESSAGES).where(
@@ -196,10 +206,10 @@ def total(accounts: list[Account]) -> list[PartitionAccount]:
     """The shards' accounts, added up by topic-partition."""
     whole: dict[tuple[str, int], PartitionAccount] = {}
     for part in (p for account in accounts for p in account.partitions):
-        known = whole.setdefault(
-            (part.topic, part.partition), PartitionAccount(part.topic, part.partition, part.first, part.last, 0)
-        )
-        known.first, known.last = min(known.first, part.first), max(known.last, part.last)
+        known = whole.setdefault((part.topic, part.partition), PartitionAccount(part.topic, part.partition, -1, -1, 0))
+        if part.messages:
+            known.first = min(known.first, part.first) if known.messages else part.first
+            known.last = max(known.last, part.last)
         for name in ("messages", "applied", "duplicates", "quarantined", "held"):
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [whole[place] for place in sorted(whole)]

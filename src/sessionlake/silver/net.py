@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.protocol.arrow import codes, one, pair_codes
 from sessionlake.protocol.columns import RESCUED, Column
 
 Int64s = npt.NDArray[np.int64]
@@ -66,14 +67,15 @@ class NetChanges:
 def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Reduces changes, in any order, to one row for each row they concern, and one for each cleared session."""
     changes = changes.combine_chunks()
-    session, sessions = _session_codes(changes)
+    session, *names = pair_codes(changes["topic"], changes["session_id"])
+    sessions = pa.StructArray.from_arrays(names, ["topic", "session_id"])
     position = changes["_position"].to_numpy()
-    kind, kinds = _codes(changes["change"])
+    kind, kinds = codes(changes["change"])
     clear = kind == _index(kinds, "clear")
     cleared = np.full(len(sessions), _NEVER)
     np.maximum.at(cleared, session[clear], position[clear])
     kept = np.flatnonzero(~clear & (position >= cleared[session]))
-    row, _ = _codes(changes["row_id"])
+    row, _ = codes(changes["row_id"])
     key = session[kept] * (int(row.max(initial=0)) + 1) + row[kept]
     order = kept[np.lexsort((changes["ordinal"].to_numpy()[kept], position[kept], key))]
     key = np.sort(key)
@@ -84,6 +86,39 @@ def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     rows = _rows(changes, columns, _Net(order, starts, last, delete, emptied))
     marks = sessions.filter(pa.array(cleared != _NEVER))
     return pa.concat_tables([rows, _clear_marks(marks, columns)])
+
+
+@dataclass(frozen=True)
+class Refolded:
+    """The same, of sessions in which messages were applied beneath newer ones, over all their changes."""
+
+    columns: tuple[Column, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Folds the partition's changes anew."""
+        taken = list(batches)
+        if taken:
+            yield from refolded(pa.Table.from_batches(taken), self.columns).to_batches()
+
+
+def refolded(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """The whole tables of sessions (class `once`), by seq, as net changes that leave nothing of what was there.
+
+    Args:
+        changes: all that were ever applied, in any order, with `_life`.
+    """
+    life, seq = changes["_life"].to_numpy(), changes["_seq"].to_numpy()
+    order = np.lexsort((seq, life))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.cumsum(np.append(False, (np.diff(seq[order]) != 0) | (np.diff(life[order]) != 0)))
+    place = changes.schema.get_field_index("_position")
+    in_order = changes.set_column(place, changes.schema.field(place), pa.array(rank))
+    sessions = in_order.group_by(["topic", "session_id"]).aggregate([])
+    given = {name: one(sessions[name]) for name in ("topic", "session_id")}
+    given["change"] = pa.array(["clear"] * sessions.num_rows)
+    given["_position"] = pa.array(np.full(sessions.num_rows, -1))
+    empty = [given.get(field.name, pa.nulls(sessions.num_rows, field.type)) for field in in_order.schema]
+    return net_changes(pa.concat_tables([in_order, pa.Table.from_arrays(empty, schema=in_order.schema)]), columns)
 
 
 @dataclass(frozen=True)
@@ -105,12 +140,12 @@ def _rows(changes: pa.Table, columns: tuple[Column, ...], net: _Net) -> pa.Table
         writes = (flag | net.delete)[net.order]
         winner = np.maximum.reduceat(np.where(writes, place, -1), net.starts) if len(place) else place
         source = pa.array(net.order[winner] if len(place) else place, mask=winner < 0)
-        values.append(_one(changes[column.name]).take(source))
+        values.append(one(changes[column.name]).take(source))
         written.append((winner >= 0) | net.emptied)
     matrix = np.stack(written, axis=1) if written else np.zeros((len(net.last), 0), np.bool_)
     last = pa.array(net.last)
-    heads = [_one(changes[name]).take(last) for name in ("topic", "session_id", "row_id")]
-    marks = [_one(changes[name]).take(last) for name in (RESCUED, *MARKS)]
+    heads = [one(changes[name]).take(last) for name in ("topic", "session_id", "row_id")]
+    marks = [one(changes[name]).take(last) for name in (RESCUED, *MARKS)]
     ends = pa.array(np.arange(len(net.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
     arrays = [*heads, *values, *marks, pa.array(net.delete[net.last]), lists]
@@ -124,21 +159,6 @@ def _clear_marks(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Ta
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _session_codes(changes: pa.Table) -> tuple[Int64s, pa.StructArray]:
-    topic, topics = _codes(changes["topic"])
-    session, sessions = _codes(changes["session_id"])
-    distinct, owner = np.unique(topic * len(sessions) + session, return_inverse=True)
-    t, s = np.divmod(distinct, max(len(sessions), 1))
-    names = [topics.take(pa.array(t)), sessions.take(pa.array(s))]
-    return owner.reshape(-1), pa.StructArray.from_arrays(names, ["topic", "session_id"])
-
-
-def _codes(column: pa.ChunkedArray) -> tuple[Int64s, pa.Array]:
-    """Dictionary codes, -1 for null."""
-    encoded = _one(column).dictionary_encode()
-    return pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64), encoded.dictionary
-
-
 def _index(values: pa.Array, value: str) -> int:
     """The value's code; -2, which matches nothing, where it does not occur."""
     found: Any = pc.index(values, value).as_py()
@@ -147,17 +167,12 @@ def _index(values: pa.Array, value: str) -> int:
 
 def _set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
     """For each declared column, which changes set it."""
-    lists = _one(sets)
+    lists = one(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
-    code, names = _codes(pa.chunked_array([lists.flatten()]))
+    code, names = codes(lists.flatten())
     flags = []
     for column in columns:
         flag = np.zeros(len(lists), np.bool_)
         flag[owner[code == _index(names, column.name)]] = True
         flags.append(flag)
     return flags
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    combined: Any = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

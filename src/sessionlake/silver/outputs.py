@@ -43,6 +43,7 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
             ("ordinal", pa.int32()),
             ("kafka_timestamp", TIMESTAMP),
             ("_position", pa.int64()),
+            ("_life", pa.int64()),
         ]
     )
 
@@ -57,6 +58,7 @@ PROGRESS = pa.schema(
         ("partition", pa.int32()),
         ("ended_at", TIMESTAMP),
         ("last_kafka_timestamp", TIMESTAMP),
+        ("beneath", pa.bool_()),
     ]
 )
 QUARANTINE = pa.schema(
@@ -86,7 +88,11 @@ EVENTS = pa.schema(
 
 
 class PartitionAccount(msgspec.Struct):
-    """A shard's share of one topic-partition: `messages` is the sum of the four counts behind it."""
+    """A shard's share of one topic-partition: `messages` is the sum of the four counts behind it.
+
+    `held` counts what came to be held back less what was released, which is among the others. Without messages,
+    `first` and `last` mean nothing.
+    """
 
     topic: str
     partition: int
@@ -109,7 +115,7 @@ class Violation(msgspec.Struct):
     integrity: str
     event: str
     expected_seq: int | None
-    actual_seq: int
+    actual_seq: int | None
 
 
 class Account(msgspec.Struct):
@@ -117,11 +123,13 @@ class Account(msgspec.Struct):
 
     Attributes:
         rows: rows by kind of output.
+        quarantined_from: lowest offset of a quarantined message: one that was held back may be older than the batch.
     """
 
     partitions: list[PartitionAccount]
     rows: dict[str, int]
     violations: list[Violation] = []
+    quarantined_from: int | None = None
     format: int = 1
 
 

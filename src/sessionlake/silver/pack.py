@@ -1,4 +1,7 @@
-"""Packing: raw messages of one task, decoded and cut into one chunk a shard. Runs before the shuffle."""
+"""Packing: raw messages of one task, decoded and cut into one chunk a shard. Runs before the shuffle.
+
+Every shard is told, besides, what the task's messages did to the clocks of their topic-partitions.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.integrity.clock import Segment, encode_segments, segments_of
+from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.decode import DecodeRules, decode
 
@@ -27,6 +33,7 @@ class Packer:
     """
 
     rules: DecodeRules
+    shards: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages block by block."""
@@ -49,10 +56,23 @@ class Packer:
         chunk = decode(
             raw.drop_columns(["shard", "timestamp"]).append_column("kafka_ts", _ms(raw["timestamp"])), self.rules
         )
+        segments, clock = _clock(chunk)
+        place = chunk.schema.get_field_index("clock")
+        chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
         ends = np.append(starts[1:], len(shards))
         packed = [write_ipc(chunk.slice(a, b - a)) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        return pa.record_batch([pa.array(shards[starts], pa.int32()), pa.array(packed, pa.binary())], schema=PACKED)
+        numbers = np.concatenate([shards[starts], np.arange(self.shards)])
+        payloads = [*packed, *[encode_segments(segments)] * self.shards]
+        return pa.record_batch([pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED)
+
+
+def _clock(chunk: pa.Table) -> tuple[list[Segment], npt.NDArray[np.int64]]:
+    topic, topics = codes(chunk["topic"])
+    width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
+    lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
+    names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
+    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), chunk["kafka_ts"].to_numpy())
 
 
 def _ms(timestamps: Any) -> Any:

@@ -1,8 +1,14 @@
 """The judge: every message in its turn, and what time brings: new lives, watermarks, expiry.
 
-Where the protocol leaves a choice about class `window`, these hold: a seq that was applied or is held back is a
-duplicate, whatever its `ts`, and lateness is judged after that; what expiry releases takes positions from the
-session's last message on.
+Where the protocol leaves a choice, these hold:
+
+- Class `window`: a seq that was applied or is held back is a duplicate, whatever its `ts`, and lateness is judged after
+  that. Expiry releases what is held as soon as the topic-partition's stream time passes it, even if a message then
+  proves the expiry early: what was applied stays applied. It takes positions from the session's last message on.
+- Classes `once` and `window`: more held back, or more gaps, than the limits allow is a violation of the message that
+  came too much. Where it is applied all the same, the oldest held message, or gap, makes room for it.
+- A session is forgotten when its topic-partition's stream time is more than twice the session timeout past its last
+  message: until then a message's own timestamp may take the expiry back, from then on any message begins a new life.
 """
 
 from __future__ import annotations
@@ -10,9 +16,10 @@ from __future__ import annotations
 from bisect import insort
 
 from sessionlake.errors import UsageError
+from sessionlake.local.truth.account import Lane
 from sessionlake.local.truth.model import KafkaMessage, Rules, SessionKey, Tables
 from sessionlake.local.truth.reading import MalformedError, Said
-from sessionlake.local.truth.session import ENDED, EXPIRED, Life, Session, fold
+from sessionlake.local.truth.session import ENDED, EXPIRED, Life, Session, fold, is_taken, take
 from sessionlake.local.truth.verdict import Bench, Terms
 
 
@@ -48,6 +55,7 @@ class Truth:
         lane.counts["messages"] += 1
         lane.stream_time = max(lane.stream_time, message.timestamp)
         self._bench.judge_due_holes(lane, terms)
+        self._release_silent(lane, terms)
         try:
             said = terms.reader.read(message)
         except MalformedError as error:
@@ -89,7 +97,7 @@ class Truth:
         if session is None:
             session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
         last = session.life.last_timestamp
-        if last is not None and kafka.timestamp > last + terms.rules.session_timeout_ms:
+        if last is not None and self._is_over(terms, session, kafka):
             self._release(terms, session, session.life.last_offset, everything=True)
             session.life = Life()
             session.lives += 1
@@ -99,6 +107,12 @@ class Truth:
         life.last_offset, life.last_timestamp = kafka.offset, kafka.timestamp
         session.partition = kafka.partition
         return session
+
+    def _is_over(self, terms: Terms, session: Session, kafka: KafkaMessage) -> bool:
+        """Whether the session's life ended before this message: by its own timestamp, or because it is forgotten."""
+        last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
+        now = self._account.lanes[kafka.topic, kafka.partition].stream_time
+        return last is not None and (kafka.timestamp > last + timeout or now > last + 2 * timeout)
 
     def _arrive(self, terms: Terms, session: Session, said: Said) -> None:
         integrity, life = terms.rules.integrity, session.life
@@ -121,10 +135,34 @@ class Truth:
             self._account.event(said, "late", "quarantined", life.next_seq)
             self._account.quarantine(said.kafka, "late")
             return
+        if said.seq is not None and self._bench.has_too_many_gaps(terms, session, said, said.seq):
+            return
         if said.seq is not None:
-            life.taken.add(said.seq)
+            take(life, said.seq, terms.rules.max_gaps)
         insort(life.held, said, key=lambda held: (held.ts, held.seq))
+        self._account.lane_of(said.kafka).holding[id(session)] = session
         self._release(terms, session, said.kafka.offset)
+        self._make_room(terms, session, said)
+
+    def _make_room(self, terms: Terms, session: Session, said: Said) -> None:
+        rules, held = terms.rules, session.life.held
+
+        def too_much() -> bool:
+            return len(held) > rules.max_held_messages or sum(map(_size, held)) > rules.max_held_bytes
+
+        if too_much() and self._bench.may_pass(terms, session, said, "held_limit"):
+            while too_much():
+                self._bench.judge(terms, session, held.pop(0), said.kafka.offset)
+        elif too_much():
+            held.remove(said)
+
+    def _release_silent(self, lane: Lane, terms: Terms) -> None:
+        for session in list(lane.holding.values()):
+            last = session.life.last_timestamp
+            if last is not None and last + terms.rules.session_timeout_ms < lane.stream_time:
+                self._release(terms, session, session.life.last_offset, everything=True)
+            if not session.life.held:
+                del lane.holding[id(session)]
 
     def _release(self, terms: Terms, session: Session, releasing: int, *, everything: bool = False) -> None:
         life = session.life
@@ -148,9 +186,13 @@ class Truth:
             life.status, life.ended_at = EXPIRED, expiry
 
 
+def _size(said: Said) -> int:
+    return len(said.kafka.value or b"")
+
+
 def _is_duplicate(integrity: str, life: Life, seq: int | None) -> bool:
     if integrity == "none" or seq is None:
         return False
     if integrity in {"once", "window"}:
-        return seq in life.taken
+        return is_taken(life, seq)
     return life.next_seq is not None and seq < life.next_seq

@@ -35,6 +35,11 @@ class Rules:
     session_timeout_ms: int = 3_600_000
     max_future_skew_ms: int = 86_400_000
     max_message_bytes: int = 10 * 1024 * 1024
+    max_held_messages: int = 10_000
+    """A session's most held back messages (class `window`), and their bytes."""
+    max_held_bytes: int = 64 * 1024 * 1024
+    max_gaps: int = 10_000
+    """A session's most gaps between taken seqs (classes `once` and `window`)."""
     by_topic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:

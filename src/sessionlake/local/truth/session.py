@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from sessionlake.local.truth.model import Row
@@ -44,6 +45,10 @@ class Life:
     ended_at: int | None = None
     taken: set[int] = field(default_factory=set)
     """Seqs applied or held back (classes `once` and `window`)."""
+    runs: int = 0
+    """Into how many stretches without a gap they fall."""
+    given_up: list[tuple[int, int]] = field(default_factory=list)
+    """Gaps that count as filled: the taken seqs at their two ends."""
     epochs: dict[int, int] = field(default_factory=dict)
     """Seq to offset of every applied snapshot (class `once`)."""
     holes: list[Hole] = field(default_factory=list)
@@ -86,6 +91,45 @@ class Session:
             "partition": self.partition,
             "ended_at": life.ended_at,
         }
+
+
+def is_taken(life: Life, seq: int) -> bool:
+    """Whether the seq was applied, is held back, or lies in a gap that was given up."""
+    return seq in life.taken or any(low < seq < high for low, high in life.given_up)
+
+
+def gaps_with(life: Life, seq: int) -> int:
+    """How many gaps there would be between taken seqs, were this one taken too."""
+    return life.runs - is_taken(life, seq - 1) - is_taken(life, seq + 1)
+
+
+def take(life: Life, seq: int, max_gaps: int) -> None:
+    """Notes a seq as applied or held back; the oldest gaps beyond the limit count as filled from then on."""
+    if is_taken(life, seq):
+        return
+    life.runs = gaps_with(life, seq) + 1
+    life.taken.add(seq)
+    _fill(life, seq, seq + 1)
+    while life.runs - 1 > max_gaps:
+        low, high = next(
+            (low, high) for low, high in pairwise(sorted(life.taken)) if high > low + 1 and not is_taken(life, low + 1)
+        )
+        life.given_up.append((low, high))
+        life.runs -= 1
+        _fill(life, low + 1, high)
+
+
+def leave(life: Life, seq: int) -> None:
+    """Forgets a seq that was held back and never applied: sent again it is no duplicate."""
+    if seq in life.taken:
+        life.taken.discard(seq)
+        life.runs += is_taken(life, seq - 1) + is_taken(life, seq + 1) - 1
+
+
+def _fill(life: Life, start: int, end: int) -> None:
+    for hole in life.holes:
+        hole.missing -= max(0, min(end, hole.end) - max(start, hole.start))
+    life.holes = [hole for hole in life.holes if hole.missing]
 
 
 def fold(table: dict[str, Row], said: Said, epoch: int, all_null: Mapping[str, Any]) -> None:

@@ -15,7 +15,20 @@ import heapq
 from sessionlake.local.truth.account import Account, Lane
 from sessionlake.local.truth.model import Rules, Violation
 from sessionlake.local.truth.reading import Reader, Said
-from sessionlake.local.truth.session import BROKEN, ENDED, OPEN, Hole, Life, Session, changes, fold
+from sessionlake.local.truth.session import (
+    BROKEN,
+    ENDED,
+    OPEN,
+    Hole,
+    Life,
+    Session,
+    changes,
+    fold,
+    gaps_with,
+    is_taken,
+    leave,
+    take,
+)
 
 
 class Terms:
@@ -49,6 +62,8 @@ class Bench:
                 self._set_aside(session, said, "session_broken")
         elif integrity == "none":
             self._apply(terms, session, said, releasing)
+        elif integrity == "once" and said.seq is not None and self.has_too_many_gaps(terms, session, said, said.seq):
+            return
         elif expected is None:
             if is_snapshot or integrity == "once":
                 self._apply(terms, session, said, releasing)
@@ -58,6 +73,26 @@ class Bench:
             self._gap(terms, session, said, releasing)
         else:
             self._apply(terms, session, said, releasing)
+
+    def has_too_many_gaps(self, terms: Terms, session: Session, said: Said, seq: int) -> bool:
+        """Whether a message is set aside because taking its seq would leave more gaps than are allowed."""
+        too_many = gaps_with(session.life, seq) > terms.rules.max_gaps
+        return too_many and not self.may_pass(terms, session, said, "gap_limit")
+
+    def may_pass(self, terms: Terms, session: Session, said: Said, event: str) -> bool:
+        """Under `record`, notes the violation and lets the message on; under `isolate`, sets it aside."""
+        rules, life, kafka = terms.rules, session.life, said.kafka
+        if rules.on_violation == "fail":
+            raise Violation(
+                rules.integrity, event, kafka.topic, kafka.partition, said.session_id, kafka.offset,
+                life.next_seq, said.seq,
+            )  # fmt: skip
+        passes = rules.on_violation == "record"
+        self.account.event(said, event, "recorded" if passes else "isolated", life.next_seq)
+        if not passes:
+            life.status = life.status if life.status == ENDED else BROKEN
+            self._set_aside(session, said, event)
+        return passes
 
     def _gap(self, terms: Terms, session: Session, said: Said, releasing: int) -> None:
         session.life.gaps += 1
@@ -70,23 +105,11 @@ class Bench:
         self._apply(terms, session, said, releasing)
 
     def _violation(self, terms: Terms, session: Session, said: Said, releasing: int, event: str) -> None:
-        rules, life, kafka = terms.rules, session.life, said.kafka
-        if rules.on_violation == "fail":
-            raise Violation(
-                rules.integrity, event, kafka.topic, kafka.partition, said.session_id, kafka.offset,
-                life.next_seq, said.seq,
-            )  # fmt: skip
-        if rules.on_violation == "record":
-            self.account.event(said, event, "recorded", life.next_seq)
+        if event == "gap" and said.kind == "snapshot" and terms.rules.on_violation == "isolate":
+            self.account.event(said, event, "isolated", session.life.next_seq)
+            self._apply(terms, session, said, releasing)  # it names the gap and heals it at once
+        elif self.may_pass(terms, session, said, event):
             self._apply(terms, session, said, releasing)
-            return
-        self.account.event(said, event, "isolated", life.next_seq)
-        if event == "gap" and said.kind == "snapshot":  # it names the gap and heals it at once
-            self._apply(terms, session, said, releasing)
-            return
-        if event != "after_end":
-            life.status = BROKEN
-        self._set_aside(session, said, event)
 
     def _apply(self, terms: Terms, session: Session, said: Said, releasing: int) -> None:
         life, seq = session.life, said.seq
@@ -105,15 +128,14 @@ class Bench:
         if self._keep_changes:
             self.account.tables.session_changes += changes(said, epoch, session.position, terms.all_null)
         if terms.rules.integrity == "once" and seq is not None:
-            life.taken.add(seq)
-            _fill(life, seq)
+            take(life, seq, terms.rules.max_gaps)
             session.log.append((session.lives, seq, epoch, said))
         else:
             fold(session.rows, said, epoch, terms.all_null)
 
     def _set_aside(self, session: Session, said: Said, reason: str) -> None:
         if said.seq is not None:
-            session.life.taken.discard(said.seq)  # never applied, so sent again it is no duplicate
+            leave(session.life, said.seq)
         self.account.quarantine(said.kafka, reason)
 
     def _open_hole(self, terms: Terms, session: Session, said: Said) -> None:
@@ -136,7 +158,7 @@ class Bench:
                 self._unfilled(terms.rules, life, hole)
 
     def _unfilled(self, rules: Rules, life: Life, hole: Hole) -> None:
-        first = next(seq for seq in range(hole.start, hole.end) if seq not in life.taken)
+        first = next(seq for seq in range(hole.start, hole.end) if not is_taken(life, seq))
         said = hole.revealed
         if rules.on_violation == "fail":
             raise Violation(
@@ -165,10 +187,3 @@ def _epoch_of(integrity: str, life: Life, said: Said) -> int:
     if said.kind == "snapshot":
         life.epoch = said.kafka.offset
     return life.epoch
-
-
-def _fill(life: Life, seq: int) -> None:
-    for hole in life.holes:
-        if hole.start <= seq < hole.end:
-            hole.missing -= 1
-    life.holes = [hole for hole in life.holes if hole.missing]

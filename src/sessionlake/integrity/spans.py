@@ -1,0 +1,78 @@
+"""The seqs a session has taken, as disjoint intervals: state that grows with the gaps, not with the messages."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+
+class Spans:
+    """A set of seqs, kept as inclusive intervals in ascending order, no two of which touch.
+
+    Args:
+        bounds: `first, last, first, last, …` as `bounds` gives them.
+    """
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, bounds: list[int] | None = None) -> None:
+        self._firsts: list[int] = (bounds or [])[::2]
+        self._lasts: list[int] = (bounds or [])[1::2]
+
+    def __contains__(self, seq: int) -> bool:
+        place = bisect_left(self._lasts, seq)
+        return place < len(self._lasts) and self._firsts[place] <= seq
+
+    @property
+    def bounds(self) -> list[int]:
+        """Firsts and lasts of all intervals, alternating."""
+        return [seq for pair in zip(self._firsts, self._lasts, strict=True) for seq in pair]
+
+    @property
+    def gaps(self) -> int:
+        """How many gaps there are between the lowest and the highest seq."""
+        return max(len(self._firsts) - 1, 0)
+
+    def gaps_with(self, seq: int) -> int:
+        """How many there would be, were this seq, which is not in the set, added."""
+        place = bisect_left(self._lasts, seq)
+        below = place > 0 and self._lasts[place - 1] == seq - 1
+        above = place < len(self._firsts) and self._firsts[place] == seq + 1
+        return len(self._firsts) - below - above
+
+    def add(self, first: int, last: int | None = None) -> None:
+        """Adds a seq, or all from `first` to `last`."""
+        last = first if last is None else last
+        low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
+        if low < high:
+            first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+
+    def discard(self, seq: int) -> None:
+        """Takes a seq out, if it is there."""
+        place = bisect_left(self._lasts, seq)
+        if place == len(self._lasts) or self._firsts[place] > seq:
+            return
+        first, last = self._firsts[place], self._lasts[place]
+        self._firsts[place : place + 1] = [first] * (first < seq) + [seq + 1] * (seq < last)
+        self._lasts[place : place + 1] = [seq - 1] * (first < seq) + [last] * (seq < last)
+
+    def close_lowest_gap(self) -> None:
+        """Adds all seqs of the lowest gap."""
+        del self._firsts[1], self._lasts[0]
+
+    def missing(self, first: int, last: int) -> Iterator[int]:
+        """The seqs from `first` to `last` that are not in the set, ascending."""
+        seq = first
+        for place in range(bisect_left(self._lasts, first), len(self._lasts)):
+            yield from range(seq, min(self._firsts[place], last + 1))
+            seq = max(seq, self._lasts[place] + 1)
+            if seq > last:
+                return
+        yield from range(seq, last + 1)
+
+    def is_whole(self, first: int, last: int) -> bool:
+        """Whether no seq from `first` to `last` is missing."""
+        place = bisect_left(self._lasts, first)
+        return place < len(self._lasts) and self._firsts[place] <= first and self._lasts[place] >= last

@@ -1,0 +1,160 @@
+"""A shard's state between batches: all cursors as columns, the clock, and what is held back; versioned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.errors import LakeError
+from sessionlake.integrity.clock import Clock, LaneTime
+from sessionlake.integrity.cursor import FIELDS, Cursors, new_cursors
+from sessionlake.protocol.arrow import one
+from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
+from sessionlake.protocol.columns import Column
+
+FORMAT = "sessionlake.silver/2"
+_FIRST_FORMAT = b"sessionlake.cursors/1"
+
+Int64s = npt.NDArray[np.int64]
+Objects = npt.NDArray[np.object_]
+
+
+class _Stored(msgspec.Struct):
+    """The envelope: Arrow IPC inside MessagePack."""
+
+    format: str
+    cursors: bytes
+    lanes: list[LaneTime]
+    columns: list[tuple[str, str]]
+    held: bytes | None
+
+
+_decoder = msgspec.msgpack.Decoder(_Stored)
+
+
+@dataclass
+class ShardState:
+    """All that a shard remembers.
+
+    Attributes:
+        keys: `topic NUL session_id` of each cursor: neither part can contain a NUL.
+        memories: the cursors' encoded memories, None for most.
+        held: messages held back, as rows of a chunk.
+    """
+
+    keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
+    cursors: Cursors = field(default_factory=lambda: new_cursors(0))
+    memories: Objects = field(default_factory=lambda: np.empty(0, object))
+    clock: Clock = field(default_factory=lambda: Clock([]))
+    held: pa.Table | None = None
+    _stored: bytes | None = field(default=None, repr=False)
+    """The cursors as they were stored, while none has changed: a shard that only time passes in is not encoded anew."""
+
+    def find(self, keys: pa.Array) -> Int64s:
+        """Index of each key's cursor, -1 where there is none."""
+        return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
+
+    def update(self, places: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
+        """Puts cursors at their places, and behind the others where the place is -1; returns all their places."""
+        known = places >= 0
+        count = len(self.cursors)
+        self._stored = None
+        self.cursors = self.cursors.copy()
+        self.cursors[places[known]] = cursors[known]
+        self.memories[places[known]] = memories[known]
+        self.keys = pa.concat_arrays([self.keys, keys.filter(pa.array(~known))])
+        self.cursors = np.concatenate([self.cursors, cursors[~known]])
+        self.memories = np.concatenate([self.memories, memories[~known]])
+        whole = places.copy()
+        whole[~known] = count + np.arange(int((~known).sum()))
+        return whole
+
+    def mark_expired(self, sessions: Int64s) -> None:
+        """Marks cursors as those of expired sessions."""
+        if len(sessions):
+            self._stored = None
+            self.cursors["marked"][sessions] = 1
+
+    def keep(self, wanted: npt.NDArray[np.bool_]) -> None:
+        """Forgets the other cursors."""
+        if not wanted.all():
+            self._stored = None
+            self.keys = self.keys.filter(pa.array(wanted))
+            self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
+
+    def encode(self, columns: tuple[Column, ...]) -> bytes:
+        """The state as bytes."""
+        held = None if self.held is None or not self.held.num_rows else write_ipc(self.held)
+        declared = [(column.name, column.sql) for column in columns]
+        return msgspec.msgpack.encode(
+            _Stored(FORMAT, self._stored or self._encoded(), self.clock.lanes, declared, held)
+        )
+
+    def _encoded(self) -> bytes:
+        arrays = [np.ascontiguousarray(self.cursors[name]) for name in FIELDS]
+        columns = [self.keys, *map(pa.array, arrays), pa.array(self.memories, pa.binary())]
+        return write_ipc(pa.table(columns, names=["key", *FIELDS, "memory"]))
+
+    @classmethod
+    def decode(cls, stored: bytes | None, columns: tuple[Column, ...]) -> ShardState:
+        """Reads what `encode` wrote, or what the version before it did.
+
+        Args:
+            columns: those declared now: messages held back since before a column was declared are without it.
+
+        Raises:
+            LakeError: the state is of a format that this version does not read.
+        """
+        if stored is None:
+            return cls()
+        if is_chunk(stored):
+            return _migrated(read_ipc(stored))
+        found = _read(stored)
+        table = read_ipc(found.cursors)
+        cursors = new_cursors(table.num_rows)
+        for name in FIELDS:
+            cursors[name] = table[name].to_numpy()
+        held = None if found.held is None else conform(read_ipc(found.held), found.columns, columns)
+        memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
+        return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
+
+
+def _read(stored: bytes) -> _Stored:
+    try:
+        found = _decoder.decode(stored)
+    except msgspec.MsgspecError as error:
+        raise LakeError(f"the silver state cannot be read ({error}): {_REMEDY}") from None
+    if found.format != FORMAT:
+        raise LakeError(f"the silver state is of format {found.format!r}, this version reads {FORMAT!r}: {_REMEDY}")
+    return found
+
+
+_REMEDY = "run the version that wrote it, or start from a fresh home"
+
+
+def _migrated(table: pa.Table) -> ShardState:
+    """The state of version 0.1.0: no clock, no order of application, nothing held back."""
+    found = (table.schema.metadata or {}).get(b"format")
+    if found != _FIRST_FORMAT:
+        raise LakeError(f"the silver state is of format {found!r}, this version reads {FORMAT!r}: {_REMEDY}")
+    cursors = new_cursors(table.num_rows)
+    for name in set(FIELDS) & set(table.column_names):
+        cursors[name] = table[name].to_numpy()
+    cursors["position"] = cursors["last_offset"]
+    keys = one(table["key"])
+    lanes: dict[tuple[str, int], LaneTime] = {}
+    topics = pc.list_element(pc.split_pattern(keys, "\0", max_splits=1), 0).to_pylist()
+    numbers: dict[tuple[str, int], int] = {}
+    for row, (topic, cursor) in enumerate(zip(topics, cursors, strict=True)):
+        lane = lanes.setdefault((topic, int(cursor["partition"])), LaneTime(topic, int(cursor["partition"]), 0, 0))
+        numbers.setdefault((lane.topic, lane.partition), len(numbers))
+        lane.time = max(lane.time, int(cursor["last_kafka_ts"]))
+        lane.offset = max(lane.offset, int(cursor["last_offset"]))
+        cursors["lane"][row] = numbers[lane.topic, lane.partition]
+    memories = np.full(table.num_rows, None, object)
+    return ShardState(keys, cursors, memories, Clock(list(lanes.values())))

@@ -1,0 +1,50 @@
+"""Small things that Arrow lacks, used wherever columns are worked on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Int64s = npt.NDArray[np.int64]
+
+
+def one(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece: `combine_chunks` gives a chunked array of one chunk for some types."""
+    combined: Any = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
+    """Dictionary codes, -1 for null, and the dictionary."""
+    encoded = (one(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
+    return pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64), encoded.dictionary
+
+
+def pair_codes(left: pa.ChunkedArray, right: pa.ChunkedArray) -> tuple[Int64s, pa.Array, pa.Array]:
+    """Numbers of the distinct pairs of two columns, neither with nulls, and the two parts of each pair."""
+    left_code, lefts = codes(left)
+    right_code, rights = codes(right)
+    width = max(len(rights), 1)
+    distinct, number = np.unique(left_code * width + right_code, return_inverse=True)
+    a, b = np.divmod(distinct, width)
+    return number.reshape(-1), lefts.take(pa.array(a)), rights.take(pa.array(b))
+
+
+def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
+    """Concatenation of `starts[i] … starts[i] + lengths[i] - 1`."""
+    offsets = np.cumsum(lengths) - lengths
+    return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
+
+
+def session_keys(table: pa.Table) -> pa.Array:
+    """`topic NUL session_id` of each row: neither part can contain a NUL."""
+    return pc.binary_join_element_wise(one(table["topic"]), one(table["session_id"]), "\0")
+
+
+def are_of(table: pa.Table, sessions: pa.Table) -> pa.Array:
+    """Which rows are of one of these sessions."""
+    return pc.is_in(session_keys(table), value_set=session_keys(sessions))
