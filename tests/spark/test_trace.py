@@ -246,11 +246,11 @@ def test_the_command_gives_one_json_object(call):
     [
         ("1", [": applied", "update, seq 1", "silver batch 0 merged", "upsert", "status"]),
         ("2", [": applied", "it changes no rows"]),
-        ("3", [": duplicate", "duplicate dropped (seq 3 was due, seq 1 came)"]),
-        ("4", [": quarantined", "malformed", "quarantined: not_json"]),
-        ("6", ["quarantined: gap isolated (seq 3 was due, seq 5 came)"]),
-        ("7", ["session_broken", "broken at offset 6 by gap isolated"]),
-        ("8", ["healed applied", "not merged yet"]),
+        ("3", [": duplicate", "duplicate (class strict): seq 3 was due, 1 came"]),
+        ("4", [": quarantined", "malformed", "judgement  quarantined: not_json"]),
+        ("6", ["quarantined (class strict): gap, seq 3 was due, 5 came"]),
+        ("7", ["session_broken; broken at offset 6 by gap (isolated), seq 3 was due"]),
+        ("8", ["healed (applied)", "not merged yet"]),
     ],
 )
 def test_the_command_says_it_in_a_few_lines(call, offset, texts):

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from sessionlake.commands.show import Format, console_on, show, table_of
-from sessionlake.lake.trace import Commit, Judgement, Merge, Trace
+from sessionlake.lake.trace import Commit, Merge, Trace
 from sessionlake.lake.verdict import Fate
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
@@ -88,39 +88,48 @@ def _merge(merge: Merge) -> str:
 
 
 def _wrote(commit: Commit) -> str:
-    return "".join(f", {table.split('.')[1]} version {version}" for table, version in commit.versions.items())
+    """The tables' versions, as Delta's own time travel spells them."""
+    tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
+    return f": {tables}" if tables else ""
 
 
 def _judgement(found: Trace) -> str:
     judgement = found.judgement
-    text = f"{_fate(judgement)}, by class {judgement.integrity}"
-    remarks = [_event(event) for event in judgement.events if event["event"] != judgement.reason]
+    own = next((event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None)
+    said = [_fate(found, own)]
+    said += [_event(event) for event in judgement.events if event is not own]
     if judgement.broken_by:
-        remarks.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
+        said.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
     if judgement.fate is Fate.APPLIED and not found.changes:
-        remarks.append("it changes no rows")
+        said.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != found.silver.batch:
         when = f", committed {_time(judgement.committed_at)}" if judgement.committed_at else ""
-        remarks.append(f"held back until batch {judgement.batch}{when}")
-    return "; ".join([text, *remarks])
+        said.append(f"held back until batch {judgement.batch}{when}")
+    return "; ".join(said)
 
 
-def _fate(judgement: Judgement) -> str:
+def _fate(found: Trace, own: Mapping[str, Any] | None) -> str:
+    judgement = found.judgement
     if judgement.fate is Fate.HELD:
         return "held back until its session's watermark passes its event time"
-    if judgement.reason is None or judgement.fate is Fate.LATE:
-        return str(judgement.fate)
-    own = next((event for event in judgement.events if event["event"] == judgement.reason), None)
-    return f"{judgement.fate}: {_event(own) if own else judgement.reason}"
+    by = f" (class {judgement.integrity})" if found.message.type else ""
+    reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
+    seqs = _seqs(own) if own and judgement.fate is not Fate.LATE else ""
+    why = ", ".join(part for part in (reason, seqs) if part)
+    return f"{judgement.fate}{by}{f': {why}' if why else ''}"
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    due = "" if event["expected_seq"] is None else f"seq {event['expected_seq']} was due, "
-    return f"{event['event']} {event['action']} ({due}seq {event['actual_seq']} came)"
+    seqs = _seqs(event)
+    return f"{event['event']} ({event['action']}){f', {seqs}' if seqs else ''}"
+
+
+def _seqs(event: Mapping[str, Any]) -> str:
+    return "" if event["expected_seq"] is None else f"seq {event['expected_seq']} was due, {event['actual_seq']} came"
 
 
 def _session(session: Mapping[str, Any]) -> str:
-    counts = [f"{session[name]:,} {name}" for name in ("messages", "duplicates", "gaps", "late") if session[name]]
+    counts = [f"{name} {session[name]:,}" for name in ("messages", "duplicates", "gaps", "late") if session[name]]
     return ", ".join([session["session_id"], session["status"], f"next seq {session['next_seq']}", *counts])
 
 
