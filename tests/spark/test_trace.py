@@ -10,6 +10,7 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,15 @@ def test_both_readers_give_the_same_status(traced):
 
 def test_both_readers_know_the_same_spans(traced):
     assert traced.direct.spans() == traced.through_spark.spans() != []
+
+
+def test_both_readers_read_a_table_with_deletion_vectors(traced):
+    wanted = ("session_id", eq, "s")
+    told = [
+        list(reader.rows("silver.sessions", wanted, columns=["status", "next_seq", "ended_at"]))
+        for reader in (traced.direct, traced.through_spark)
+    ]
+    assert told[0] == told[1] == [{"status": "open", "next_seq": 3, "ended_at": None}]
 
 
 def test_rows_that_silver_should_have_and_has_not_are_told(traced, tmp_path):

@@ -1,7 +1,7 @@
-"""A few rows out of the lake's append-only tables: by delta-rs on a laptop, by Spark where tables are in a catalog.
+"""A few rows out of the lake's tables: by delta-rs on a laptop, by Spark where tables are in a catalog.
 
 A question about one message, or about the ledger, is answered by delta-rs before Spark would have started. Both
-readers give the same rows; only files whose statistics leave it open are read.
+readers give the same rows. Of the append-only tables, only files whose statistics leave it open are read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.runtime.interpreted import interpreted
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
@@ -39,7 +41,7 @@ class Span(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads append-only tables; a table that is not there yet has no rows."""
+    """Reads tables; one that is not there yet has no rows."""
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows that meet all conditions; times are aware, in UTC."""
@@ -98,31 +100,47 @@ class DirectReader:
     def _batches(
         self, table: str, conditions: Sequence[Condition], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        import pyarrow.dataset as ds
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
         folder = self._lake.path(table)
         if not (folder / "_delta_log").is_dir():
             return
-        meets = [compare(ds.field(name), value) for name, compare, value in conditions]
-        dataset = self._dataset(table)
-        names = dataset.schema.names if columns is None else list(columns)
-        yield from dataset.to_batches(columns=names, filter=reduce(operator.and_, meets) if meets else None)
-
-    def _dataset(self, table: str) -> Any:
-        import pyarrow.dataset as ds
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-        from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
-
-        folder = self._lake.path(table)
-        # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
-        files = SubTreeFileSystem(str(folder), LocalFileSystem())
-        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
-        options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+        meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+        wanted = reduce(operator.and_, meets) if meets else None
         try:
-            return DeltaTable(folder).to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+            delta = DeltaTable(folder)
+            marked = "deletionVectors" in (delta.protocol().reader_features or ())
+            yield from (_merged if marked else _appended)(delta, folder, wanted, columns)
         except DeltaError as error:
             raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
+
+
+def _appended(
+    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """From the files whose statistics leave it open."""
+    from pyarrow.dataset import ParquetReadOptions
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
+    files = SubTreeFileSystem(str(folder), LocalFileSystem())
+    # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+    yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=wanted)
+
+
+def _merged(
+    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """From a table with deletion vectors, which only delta-rs' own engine reads: all of it."""
+    del folder
+    schema = pa.schema(delta.schema().to_arrow())
+    for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=schema.names)):
+        rows = pa.Table.from_batches([batch]).cast(schema)
+        kept = rows if wanted is None else rows.filter(wanted)
+        yield from (kept if columns is None else kept.select(list(columns))).to_batches()
 
 
 class SparkReader:
