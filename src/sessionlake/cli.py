@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sessionlake.config import Settings
+    from sessionlake.lake.reading import Reader
     from sessionlake.local.broker import BrokerStatus
 
 DEBUG = "SESSIONLAKE_DEBUG"
 INTERRUPTED = 130
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 T = TypeVar("T")
 
 
@@ -159,11 +161,26 @@ def status(form: Form = Format.TABLE, config: Config = None) -> None:
     """What each layer has done, and how far it is behind."""
     settings = _settings(config)
     from sessionlake.commands.show import show
-    from sessionlake.lake.status import COLUMNS, LAYERS, LayerStatus, begun, layer_statuses
+    from sessionlake.lake.status import COLUMNS, layer_statuses
 
-    untouched = [LayerStatus(layer) for layer in LAYERS]
-    found = _with_spark(settings, lambda spark: layer_statuses(spark, settings)) if begun(settings) else untouched
+    found = _with_reader(settings, lambda reader: layer_statuses(reader, settings))
     show(COLUMNS, [layer.row() for layer in found], form)
+
+
+@app.command()
+def trace(
+    topic: Annotated[str, typer.Argument(help="Kafka topic.")],
+    partition: Annotated[int, typer.Argument(help="Its partition.", min=0, max=INT32_MAX)],
+    offset: Annotated[int, typer.Argument(help="The message's offset there.", min=0, max=INT64_MAX)],
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """Where one Kafka message is: bronze commit, silver batch, what became of it and why, the row changes it made."""
+    settings = _settings(config)
+    from sessionlake.commands.trace import show_trace
+    from sessionlake.lake.trace import trace as find
+
+    show_trace(_with_reader(settings, lambda reader: find(reader, settings, topic, partition, offset)), form)
 
 
 @app.command()
@@ -300,6 +317,15 @@ def _with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
         return work(spark_session(settings))
     finally:
         stop_spark()
+
+
+def _with_reader(settings: Settings, work: Callable[[Reader], T]) -> T:
+    """With what reads the tables: Spark only where they are in a catalog."""
+    from sessionlake.lake.reading import reader_for
+    from sessionlake.lake.tables import Lake
+
+    lake = Lake(settings)
+    return work(reader_for(lake)) if lake.local else _with_spark(settings, lambda spark: work(reader_for(lake, spark)))
 
 
 def _show_broker(found: BrokerStatus) -> None:

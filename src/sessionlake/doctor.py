@@ -17,6 +17,8 @@ from sessionlake.lake.tables import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sessionlake.lake.reading import Reader
+
 _CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
 _GROWING = ("bronze.messages", "silver.session_changes", "silver.quarantine", "silver.integrity_events")
@@ -107,6 +109,7 @@ def _checkpoints(settings: Settings) -> str:
 
 
 def _books(settings: Settings) -> list[Finding]:
+    from sessionlake.lake.reading import reader_for
     from sessionlake.lake.status import begun
     from sessionlake.runtime.spark import spark_session
 
@@ -115,17 +118,17 @@ def _books(settings: Settings) -> list[Finding]:
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor")
     return [
-        _finding("ledger", lambda: _balanced(spark, settings)),
+        _finding("ledger", lambda: _balanced(reader_for(lake, spark), settings)),
         _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(spark, settings)),
     ]
 
 
-def _balanced(spark: SparkSession, settings: Settings) -> str:
+def _balanced(reader: Reader, settings: Settings) -> str:
     from sessionlake.lake.status import layer_statuses
 
-    layers = layer_statuses(spark, settings)
+    layers = layer_statuses(reader, settings)
     for layer in layers:
         if layer.unaccounted:
             raise LakeError(

@@ -33,6 +33,10 @@ class LakeError(SessionlakeError):
     """A table or checkpoint does not fit what the job expects; no table was changed."""
 
 
+class NotThereError(SessionlakeError):
+    """What was asked for is not in the lake, or not yet: the text says what is."""
+
+
 class OffsetHoleError(LakeError):
     """Kafka offsets are missing where none may be: the messages are gone, or the topic was recreated."""
 

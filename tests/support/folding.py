@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
+from sessionlake.integrity.rules import decode_rules
 from sessionlake.local.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.job import decode_rules
 from sessionlake.silver.net import net_changes, refolded
 from sessionlake.silver.outputs import Account, Output, Violation, read_account
 from sessionlake.silver.pack import Packer

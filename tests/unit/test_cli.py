@@ -131,6 +131,17 @@ def test_status_before_the_first_batch_needs_no_spark(call):
     assert [json.loads(line)["batches"] for line in result.stdout.splitlines()] == [0, 0, 0, 0]
 
 
+def test_trace_of_an_empty_home_says_how_to_fill_it_and_needs_no_spark(call):
+    result = call("trace", "capture.a", "0", "0")
+    assert result.exit_code == 1
+    assert "bronze holds no messages yet: `sessionlake run all --once`" in said(result)
+
+
+@pytest.mark.parametrize("place", [("a", "0", "x"), ("a", "-1", "0"), ("a", str(2**31), "0"), ("a", "0", str(2**63))])
+def test_a_place_that_kafka_cannot_have_is_a_usage_error(call, place):
+    assert call("trace", *place).exit_code == 2
+
+
 @pytest.mark.parametrize("sql", ["DELETE FROM silver.sessions", "DROP TABLE silver.sessions", "", "/* nothing */"])
 def test_query_refuses_what_does_not_read(call, sql):
     result = call("query", sql)

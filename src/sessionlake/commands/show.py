@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from rich.console import Console
     from rich.table import Table
 
 Rows = Sequence[Sequence[Any]]
@@ -86,13 +87,17 @@ def _cell(value: Any, missing: str) -> str:
 
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
-    from rich.console import Console
-
-    # A file or a pipe has no width to fit into: nothing is cut or folded there.
-    console = Console(file=out, width=None if out.isatty() else _UNBOUNDED)
+    console = console_on(out)
     console.print(table_of(names, rows))
     if not rows:
         console.print("no rows")
+
+
+def console_on(out: TextIO) -> Console:
+    """A console that cuts and folds nothing where there is no width to fit into: in a file or a pipe."""
+    from rich.console import Console
+
+    return Console(file=out, width=None if out.isatty() else _UNBOUNDED)
 
 
 def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, milliseconds
+from sessionlake.protocol.decode import DecodeRules
 
 
 class Decision(StrEnum):
@@ -73,3 +74,9 @@ class SeqOptional:
     def __call__(self, topic: str) -> bool:
         """Answers for one topic."""
         return RuleBook(self.capture).of(topic).integrity is Integrity.NONE
+
+
+def decode_rules(capture: CaptureSettings) -> DecodeRules:
+    """What decides whether a value is a message, out of the configuration."""
+    skew = milliseconds(capture.max_future_skew)
+    return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))

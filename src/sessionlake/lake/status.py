@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.reading import Reader, Row, Span
 from sessionlake.lake.tables import Lake
-from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import client_config, require_broker
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
 
 LAYERS = ("bronze", "silver", "silver_tables", "gold")
 Place = tuple[str, int]
@@ -68,14 +66,13 @@ def begun(settings: Settings) -> bool:
     return not lake.local or (lake.path(LEDGER) / "_delta_log").is_dir()
 
 
-def layer_statuses(spark: SparkSession, settings: Settings) -> list[LayerStatus]:
+def layer_statuses(reader: Reader, settings: Settings) -> list[LayerStatus]:
     """Every layer's status, in the order in which data passes them."""
-    lake = Lake(settings)
-    if not lake.exists(spark, LEDGER):
+    batches = _batches(reader)
+    if not batches:
         return [LayerStatus(layer) for layer in LAYERS]
-    with interpreted(spark):
-        batches = _batches(spark, lake)
-        bronze, silver = (offset_ends(spark, lake, layer) for layer in ("bronze", "silver"))
+    spans = reader.spans()
+    bronze, silver = (_ends(spans, layer) for layer in ("bronze", "silver"))
     kafka = kafka_ends(settings)
     behind = {
         "bronze": None if kafka is None else _lag(kafka, bronze),
@@ -107,13 +104,9 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
         consumer.close()
 
 
-def offset_ends(spark: SparkSession, lake: Lake, layer: str) -> KafkaEnds:
+def _ends(spans: Iterable[Span], layer: str) -> KafkaEnds:
     """Where the layer stands in each topic-partition: one past the last offset that it has."""
-    from pyspark.sql import functions as F
-
-    ranges = lake.read(spark, LEDGER).where(F.col("layer") == layer).select(F.explode("offsets").alias("o"))
-    ends = ranges.groupBy("o.topic", "o.partition").agg((F.max("o.last") + 1).alias("end"))
-    return {(row["topic"], row["partition"]): row["end"] for row in ends.collect()}
+    return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
 
 class _Batch(NamedTuple):
@@ -127,27 +120,29 @@ class _Batch(NamedTuple):
     duplicates: int
     quarantined: int
     held: int
-    committed_ms: int
+    committed_at: datetime
     rows: int
     changes: int
     events: int
 
 
-def _batches(spark: SparkSession, lake: Lake) -> list[_Batch]:
-    """All of them: a narrow row each, summed up here, since cold queries cost more than rows do."""
-    from pyspark.sql import functions as F
+_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 
-    def written(condition: str) -> Column:
-        return F.expr(f"aggregate(outputs, 0L, (n, o) -> n + if({condition}, o.rows, 0L))")
 
-    computed = {
-        "committed_ms": F.unix_millis("committed_at"),
-        "rows": written("true"),
-        "changes": written("o.table = 'silver.session_changes'"),
-        "events": written("o.table = 'silver.integrity_events'"),
-    }
-    columns = [computed[name].alias(name) if name in computed else F.col(name) for name in _Batch._fields]
-    return [_Batch(*row) for row in lake.read(spark, LEDGER).select(*columns).collect()]
+def _batches(reader: Reader) -> list[_Batch]:
+    """All of them, a narrow row each."""
+    columns = ["layer", "batch_id", "source_to", *_COUNTS, "committed_at", "outputs"]
+    return [_narrow(row) for row in reader.rows(LEDGER, columns=columns)]
+
+
+def _narrow(row: Row) -> _Batch:
+    outputs = row.pop("outputs")
+
+    def written(*tables: str) -> int:
+        return sum(output["rows"] for output in outputs if not tables or output["table"] in tables)
+
+    changes, events = written("silver.session_changes"), written("silver.integrity_events")
+    return _Batch(**row, rows=written(), changes=changes, events=events)
 
 
 def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:
@@ -163,7 +158,8 @@ def _after(batches: list[_Batch], layer: str, what: str) -> int:
 def _status(layer: str, batches: list[_Batch], behind: int | None, now: datetime) -> LayerStatus:
     if not batches:
         return LayerStatus(layer, behind=behind)
-    committed = datetime.fromtimestamp(max(b.committed_ms for b in batches) / 1000, UTC)
+    committed = max(b.committed_at for b in batches)
+    committed = committed.replace(microsecond=committed.microsecond // 1000 * 1000)
     summed = ("messages", "rows", "duplicates", "quarantined", "held", "events")
     return LayerStatus(
         layer,

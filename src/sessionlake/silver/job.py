@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.bronze.job import MESSAGES
-from sessionlake.config import CaptureSettings, Settings, milliseconds
+from sessionlake.config import Settings
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import SeqOptional
+from sessionlake.integrity.rules import decode_rules
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
 from sessionlake.lake.progress import refuse_fresh_checkpoint
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.decode import DecodeRules
 from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -80,12 +79,6 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
         packer, PACKED_SCHEMA
     )
     return fold_shards(packed, SilverFold(capture.declared, capture))
-
-
-def decode_rules(capture: CaptureSettings) -> DecodeRules:
-    """What decides whether a value is a message, out of the configuration."""
-    skew = milliseconds(capture.max_future_skew)
-    return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))
 
 
 class _SilverBatch:

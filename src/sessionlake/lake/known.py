@@ -1,0 +1,54 @@
+"""What the ledger knows of a message that a trace does not find: which topics, partitions and offsets there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from sessionlake.config import Settings
+from sessionlake.lake.reading import Span
+
+_NAMED = 20
+
+
+def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int, offset: int) -> str:
+    """Why bronze has no such message, and what it has."""
+    known = [span for span in spans if span.layer == "bronze"]
+    of_topic = {span.partition: span for span in known if span.topic == topic}
+    if not known:
+        return "bronze holds no messages yet: `sessionlake run all --once` takes in what Kafka holds"
+    if not of_topic:
+        outside = "" if re.fullmatch(settings.kafka.topic_pattern, topic) else ", and kafka.topic_pattern excludes it"
+        return (
+            f"topic {topic}: bronze holds no message of it{outside}; it knows {_some({s.topic: None for s in known})}"
+        )
+    if partition not in of_topic:
+        return (
+            f"topic {topic}, partition {partition}: bronze holds no message of it; it holds "
+            f"{_some(f'partition {n} (offsets {span.first} to {span.last})' for n, span in of_topic.items())}"
+        )
+    span = of_topic[partition]
+    where = f"topic {topic}, partition {partition}: bronze holds offsets {span.first} to {span.last}"
+    if offset > span.last:
+        return f"{where}; {offset} has not been read yet"
+    if offset < span.first:
+        return f"{where}; {offset} had left Kafka before bronze began, or was never there"
+    return f"{where}, but none at {offset}: Kafka had no message there (compacted, or the mark of a transaction)"
+
+
+def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: str, partition: int, offset: int) -> str:
+    """How far silver is in the partition of a message that bronze committed with its batch `batch`."""
+    place = (topic, partition)
+    done = next((s for s in spans if s.layer == "silver" and (s.topic, s.partition) == place), None)
+    reach = f"silver has judged offsets {done.first} to {done.last}" if done else "silver has judged none of it"
+    return (
+        f"topic {topic}, partition {partition}: {reach} so far; {offset} is in bronze (batch {batch}, committed "
+        f"{committed_at:%Y-%m-%d %H:%M:%S} UTC) and waits for `sessionlake run silver`"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"{', '.join(found[:_NAMED])}{more}"

@@ -1,0 +1,195 @@
+"""A few rows out of the lake's tables: by delta-rs on a laptop, by Spark where tables are in a catalog.
+
+A question about one message, or about the ledger, is answered by delta-rs before Spark would have started. Both
+readers give the same rows. Of the append-only tables, only files whose statistics leave it open are read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.runtime.interpreted import interpreted
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+Row = dict[str, Any]
+# A column, a comparison of the `operator` module (which both engines' expressions understand), and a value.
+Condition = tuple[str, Callable[[Any, Any], Any], Any]
+_PLACE = ["layer", "topic", "partition"]
+
+
+class Span(NamedTuple):
+    """First and last offset of a topic-partition that a layer has taken in, both included."""
+
+    layer: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+
+
+class Reader(Protocol):
+    """Reads tables; one that is not there yet has no rows."""
+
+    def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """The rows that meet all conditions; times are aware, in UTC."""
+
+    def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
+        """The layer's ledger rows whose offset ranges include the message."""
+
+    def spans(self) -> list[Span]:
+        """What each layer has taken in of each topic-partition, by the ledger, in that order."""
+
+
+def reader_for(lake: Lake, spark: SparkSession | None = None) -> Reader:
+    """The lake's reader: local tables need no session.
+
+    Raises:
+        LakeError: the tables are in a catalog and there is no session.
+    """
+    if lake.local:
+        return DirectReader(lake)
+    if spark is None:
+        raise LakeError(f"the tables of catalog {lake.settings.catalog} are read by Spark: pass the session")
+    return SparkReader(lake, spark)
+
+
+class DirectReader:
+    """Reads local tables with delta-rs, batch by batch."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+
+    def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """See `Reader`."""
+        for batch in self._batches(table, conditions, columns):
+            yield from batch.to_pylist()
+
+    def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
+        """See `Reader`."""
+        found: list[Row] = []
+        for batch in self._batches(LEDGER, [("layer", operator.eq, layer)]):
+            place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
+            inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
+            found += batch.take(_ranges(batch).filter(inside)["row"].unique()).to_pylist()
+        return found
+
+    def spans(self) -> list[Span]:
+        """See `Reader`."""
+        found: dict[tuple[str, str, int], tuple[int, int]] = {}
+        for batch in self._batches(LEDGER, (), ["layer", "offsets"]):
+            spans = _ranges(batch).group_by(_PLACE).aggregate([("first", "min"), ("last", "max")])
+            for row in spans.to_pylist():
+                place = row["layer"], row["topic"], row["partition"]
+                first, last = found.get(place, (row["first_min"], row["last_max"]))
+                found[place] = min(first, row["first_min"]), max(last, row["last_max"])
+        return sorted(Span(*place, *span) for place, span in found.items())
+
+    def _batches(
+        self, table: str, conditions: Sequence[Condition], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        folder = self._lake.path(table)
+        if not (folder / "_delta_log").is_dir():
+            return
+        meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+        wanted = reduce(operator.and_, meets) if meets else None
+        try:
+            delta = DeltaTable(folder)
+            marked = "deletionVectors" in (delta.protocol().reader_features or ())
+            yield from (_merged if marked else _appended)(delta, folder, wanted, columns)
+        except DeltaError as error:
+            raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
+
+
+def _appended(
+    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """From the files whose statistics leave it open."""
+    from pyarrow.dataset import ParquetReadOptions
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
+    files = SubTreeFileSystem(str(folder), LocalFileSystem())
+    # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+    yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=wanted)
+
+
+def _merged(
+    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """From a table with deletion vectors, which only delta-rs' own engine reads: all of it."""
+    del folder
+    schema = pa.schema(delta.schema().to_arrow())
+    for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=schema.names)):
+        rows = pa.Table.from_batches([batch]).cast(schema)
+        kept = rows if wanted is None else rows.filter(wanted)
+        yield from (kept if columns is None else kept.select(list(columns))).to_batches()
+
+
+class SparkReader:
+    """Reads tables by Spark; what the ledger is asked is answered where it is."""
+
+    def __init__(self, lake: Lake, spark: SparkSession) -> None:
+        self._lake = lake
+        self._spark = spark
+
+    def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """See `Reader`."""
+        from pyspark.sql import functions as F
+
+        if not self._lake.exists(self._spark, table):
+            return
+        frame = self._lake.read(self._spark, table)
+        for name, compare, value in conditions:
+            frame = frame.where(compare(F.col(name), F.lit(value)))
+        yield from self._collected(frame if columns is None else frame.select(*columns))
+
+    def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
+        """See `Reader`."""
+        from pyspark.sql import functions as F
+
+        if not self._lake.exists(self._spark, LEDGER):
+            return []
+        place = (F.col("o.topic") == topic) & (F.col("o.partition") == partition)
+        inside = place & F.lit(offset).between(F.col("o.first"), F.col("o.last"))
+        rows = self._lake.read(self._spark, LEDGER).where(F.col("layer") == layer)
+        return self._collected(rows.withColumn("o", F.explode("offsets")).where(inside).drop("o"))
+
+    def spans(self) -> list[Span]:
+        """See `Reader`."""
+        from pyspark.sql import functions as F
+
+        if not self._lake.exists(self._spark, LEDGER):
+            return []
+        ranges = self._lake.read(self._spark, LEDGER).select("layer", F.explode("offsets").alias("o"))
+        ends = ranges.groupBy("layer", "o.topic", "o.partition").agg(F.min("o.first"), F.max("o.last"))
+        return sorted(Span(*row.values()) for row in self._collected(ends))
+
+    def _collected(self, frame: DataFrame) -> list[Row]:
+        with interpreted(self._spark):
+            return list(frame.toArrow().to_pylist())
+
+
+def _ranges(batch: pa.RecordBatch) -> pa.Table:
+    """The offset ranges of ledger rows: `row` (index of the one it stands in), `layer` and the range's fields."""
+    offsets = batch.column("offsets")
+    row, ranges = pc.list_parent_indices(offsets), offsets.flatten()
+    columns = {name: ranges.field(name) for name in ("topic", "partition", "first", "last")}
+    return pa.table({"row": row, "layer": batch.column("layer").take(row)} | columns)

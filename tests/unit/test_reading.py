@@ -1,0 +1,117 @@
+"""Reading local tables without Spark: conditions and the ledger's offset ranges."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from operator import eq, ge, le
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.reading import DirectReader, Span, reader_for
+from sessionlake.lake.tables import Lake
+
+OFFSETS = pa.list_(
+    pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64())])
+)
+SCHEMA = pa.schema(
+    [("layer", pa.string()), ("batch_id", pa.int64()), ("offsets", OFFSETS), ("at", pa.timestamp("us", tz="UTC"))]
+)
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def entry(layer: str, batch: int, *ranges: tuple[str, int, int, int]) -> dict[str, Any]:
+    offsets = [dict(zip(("topic", "partition", "first", "last"), span, strict=True)) for span in ranges]
+    return {"layer": layer, "batch_id": batch, "offsets": offsets, "at": NOON}
+
+
+FILES = [
+    [entry("bronze", 0, ("a", 0, 5, 9), ("b", 0, 0, 3)), entry("gold", 0)],
+    [entry("silver", 0, ("a", 0, 5, 9)), entry("bronze", 1, ("a", 1, 0, 0), ("a", 0, 12, 20))],
+    [entry("bronze", 2, ("b", 0, 4, 4))],
+]
+
+
+@pytest.fixture
+def lake(settings: Settings) -> Lake:
+    found = Lake(settings)
+    for rows in FILES:
+        write_deltalake(found.path(LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "batches"),
+    [
+        (("a", 0, 4), []),
+        (("a", 0, 5), [0]),
+        (("a", 0, 9), [0]),
+        (("a", 0, 10), []),
+        (("a", 0, 12), [1]),
+        (("a", 1, 0), [1]),
+        (("b", 0, 4), [2]),
+        (("c", 0, 0), []),
+    ],
+)
+def test_a_batch_covers_its_ranges_first_and_last_offset_and_no_other(lake, place, batches):
+    assert [row["batch_id"] for row in DirectReader(lake).covering("bronze", *place)] == batches
+
+
+def test_a_span_reaches_over_all_batches_of_a_layer(lake):
+    assert DirectReader(lake).spans() == [
+        Span("bronze", "a", 0, 5, 20),
+        Span("bronze", "a", 1, 0, 0),
+        Span("bronze", "b", 0, 0, 4),
+        Span("silver", "a", 0, 5, 9),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "batches"),
+    [
+        ([], [0, 0, 0, 1, 2]),
+        ([("layer", eq, "bronze")], [0, 1, 2]),
+        ([("layer", eq, "bronze"), ("batch_id", ge, 1)], [1, 2]),
+        ([("batch_id", le, 1), ("batch_id", ge, 1)], [1]),
+        ([("at", ge, NOON), ("batch_id", eq, 2)], [2]),
+        ([("layer", eq, "' OR true --")], []),
+    ],
+)
+def test_rows_are_those_that_meet_every_condition(lake, conditions, batches):
+    assert sorted(row["batch_id"] for row in DirectReader(lake).rows(LEDGER, *conditions)) == batches
+
+
+def test_columns_are_those_asked_for_and_times_are_in_utc(lake):
+    rows = list(DirectReader(lake).rows(LEDGER, ("batch_id", eq, 2), columns=["at"]))
+    assert rows == [{"at": NOON}]
+    assert rows[0]["at"].utcoffset().total_seconds() == 0
+
+
+def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(settings):
+    reader = DirectReader(Lake(settings))
+    assert (list(reader.rows(LEDGER)), reader.spans(), reader.covering("bronze", "a", 0, 0)) == ([], [], [])
+
+
+def test_a_damaged_table_is_told_by_its_name(lake):
+    for file in (lake.path(LEDGER) / "_delta_log").glob("*.json"):
+        file.write_text("{")
+    with pytest.raises(LakeError, match=r"ops\.ledger cannot be read by delta-rs"):
+        DirectReader(lake).spans()
+
+
+def test_a_catalog_s_tables_need_a_session():
+    with pytest.raises(LakeError, match="catalog main"):
+        reader_for(Lake(Settings(catalog="main")))
+
+
+def test_files_are_opened_without_python_which_a_process_that_ends_would_not_survive(lake, monkeypatch):
+    """Arrow's threads may still hold a file when Python is gone: with delta-rs' file system, that often aborts."""
+    opened: list[str] = []
+    monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.open_input_file", lambda _, path: opened.append(path))
+    assert len(list(DirectReader(lake).rows(LEDGER))) == 5
+    assert opened == []
