@@ -228,6 +228,32 @@ def session_show(
 
 
 @app.command()
+def resolve(
+    session: Annotated[str, typer.Option("--session", help="The session's id.")],
+    accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Apply the message all the same.")] = False,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Break the session until its next snapshot.")] = False,
+    skip_message: Annotated[
+        int | None, typer.Option("--skip-message", metavar="OFFSET", min=0, help="As if it had not arrived.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")] = None,
+    why: Annotated[str | None, typer.Option("--why", help="Kept with the decision.")] = None,
+    config: Config = None,
+) -> None:
+    """Decide about the place at which a session broke its class under `fail`, so that silver passes it, once."""
+    settings = _settings(config)
+    from sessionlake.commands import resolve as deciding
+
+    decision = deciding.chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message)
+    place = offset if skip_message is None else skip_message
+
+    def work(spark: SparkSession | None) -> str:
+        return str(deciding.resolve(spark, settings, session, decision, offset=place, topic=topic, why=why))
+
+    say(work(None) if settings.catalog is None else _with_spark(settings, work))
+
+
+@app.command()
 @with_scenario_options
 def simulate(
     mode: Annotated[Mode, typer.Option("--mode", help="live keeps to the clock; burst and bench do not.")] = Mode.LIVE,

@@ -12,10 +12,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
-from sessionlake.errors import IntegrityViolationError, OffsetHoleError
+from sessionlake.errors import IntegrityViolationError, LakeError, OffsetHoleError, UsageError
+from sessionlake.integrity.rules import Decision
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import job
+from sessionlake.silver.decisions import decide, stopped_at
 from sessionlake.silver.tables import TableMerger
 from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
@@ -111,7 +113,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert pipeline.content() == before
 
 
-def test_a_violation_under_fail_commits_nothing_and_stops_again_at_the_same_place(spark: Any, tmp_path: Path) -> None:
+def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides(
+    spark: Any, tmp_path: Path
+) -> None:
     pipeline = Pipeline(spark, tmp_path / "home", OnViolation.FAIL)
     now = 1_700_000_000_000
     texts = [b'{"type":"snapshot","seq":0,"ts":0,"rows":[{"id":"a"}]}', b'{"type":"heartbeat","seq":2,"ts":0}']
@@ -122,6 +126,26 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_at_the_same_plac
             pipeline.stream()
         assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in TABLES[:4])
         assert pipeline.lake.read(spark, "ops.ledger").count() == 0
+    assert stopped_at(pipeline.settings) is not None
+
+    with pytest.raises(UsageError, match="silver did not stop at session 't'"):
+        decide(pipeline.settings, None, "t", Decision.ACCEPT_GAP, who="me")
+    with pytest.raises(LakeError, match="has no message of session 't' at offset 1"):
+        decide(pipeline.settings, None, "t", Decision.ACCEPT_GAP, offset=1, who="me")
+    decide(pipeline.settings, None, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
+    with pytest.raises(UsageError, match="decided already: accept-gap"):
+        decide(pipeline.settings, None, "s", Decision.ISOLATE, who="me")
+    pipeline.stream()
+    entry = pipeline.lake.read(spark, "ops.ledger").first()
+    assert (entry["applied"], [row.asDict() for row in entry["decisions"]]) == (
+        2,
+        [{"topic": "capture.a", "session_id": "s", "offset": 1, "decision": "accept-gap"}],
+    )
+    event = pipeline.lake.read(spark, "silver.integrity_events").first()
+    assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
+    assert stopped_at(pipeline.settings) is None
+    with pytest.raises(UsageError, match="silver has passed offset 0"):
+        decide(pipeline.settings, None, "s", Decision.ISOLATE, offset=0, who="me")
 
 
 def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
-from sessionlake.integrity.rules import decode_rules
+from sessionlake.integrity.rules import Decision, Place, decode_rules
 from sessionlake.local.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold import SilverFold
@@ -69,11 +69,19 @@ def _shard(message: KafkaMessage, shards: int) -> int:
 class Folder:
     """Runs micro-batches through pack, fold and net, keeping every shard's state as the bytes that Spark would keep."""
 
-    def __init__(self, capture: CaptureSettings, shards: int, rnd: random.Random, *, bulk: bool = True) -> None:
+    def __init__(
+        self,
+        capture: CaptureSettings,
+        shards: int,
+        rnd: random.Random,
+        *,
+        bulk: bool = True,
+        decisions: dict[Place, Decision] | None = None,
+    ) -> None:
         columns = capture.declared
         self._columns, self._shards, self._rnd = columns, shards, rnd
         self._packer = Packer(decode_rules(capture), shards)
-        self._fold = SilverFold(columns, capture, bulk=bulk)
+        self._fold = SilverFold(columns, capture, {} if decisions is None else decisions, bulk=bulk)
         self._states: dict[int, bytes | None] = {}
         self._history: list[pa.Table] = []
         self.silver = Silver()
@@ -194,9 +202,10 @@ def fold(
     shards: int,
     rnd: random.Random,
     bulk: bool = True,
+    decisions: dict[Place, Decision] | None = None,
 ) -> Silver:
     """What silver holds after these micro-batches."""
-    folder = Folder(capture, shards, rnd, bulk=bulk)
+    folder = Folder(capture, shards, rnd, bulk=bulk, decisions=decisions)
     for batch in messages:
         folder.batch(batch)
     return folder.silver

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake.integrity.rules import Decision, Place
 from sessionlake.local.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, StoppedError, fold, of_silver, of_truth, truth_of, truth_rules
@@ -121,6 +122,32 @@ def test_fail_stops_at_the_truth_s_violation_and_commits_nothing_of_that_batch(s
             assert told(stopped.value.violation) == told(due)
         break
     assert_same(of_silver(folder.silver), of_truth(truth_of(done, rules)))
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("seed", range(4_000, 4_000 + STREAMS // 8))
+def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginning(seed: int, integrity: str) -> None:
+    rnd, messages = stream(seed)
+    rules = capture(integrity, "fail", seed)
+    decisions: dict[Place, Decision] = {}
+    folder = Folder(rules, rnd.randint(1, 4), rnd, decisions=decisions)
+    for batch in cut(rnd, messages, rnd.randint(1, 8)):
+        here = {(message.topic, message.partition, message.offset) for message in batch}
+        for _ in messages:
+            try:
+                folder.batch(batch)
+                break
+            except StoppedError as stopped:
+                at = stopped.violation
+                place = at.topic, at.session_id, at.offset
+                assert place not in decisions, "a place is passed once it is decided"
+                # What was taken in by an earlier batch cannot be skipped any more.
+                skippable = (at.topic, at.partition, at.offset) in here and not (
+                    integrity == "once" and at.event == "gap"
+                )
+                decisions[place] = rnd.choice([d for d in Decision if skippable or d is not Decision.SKIP])
+    again = fold(cut(rnd, messages, rnd.randint(1, 8)), rules, shards=2, rnd=rnd, decisions=decisions)
+    assert_same(of_silver(folder.silver), of_silver(again))
 
 
 def told(violation: object) -> tuple[object, ...]:

@@ -122,6 +122,7 @@ class Outcome:
         life: of applied messages: the offset that names the session's life.
         events: in the order of judging, session after session.
         beneath: sessions of which a message was applied beneath newer ones (class `once`).
+        decided: sessions and offsets at which an operator's decision was taken.
     """
 
     def __init__(self, count: int) -> None:
@@ -132,6 +133,7 @@ class Outcome:
         self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.events: list[Event] = []
         self.beneath: set[int] = set()
+        self.decided: set[tuple[int, int]] = set()
         self.session = 0
 
 
@@ -171,6 +173,7 @@ class Judge:
         """
         self.pass_time(message.now)
         if self._decisions.get(message.offset) is Decision.SKIP:
+            self.outcome.decided.add((self.outcome.session, message.offset))
             self._event(message, EventKind.SKIPPED, Action.QUARANTINED)
             self._set_aside(message, Reason.SKIPPED)
             return
@@ -389,7 +392,10 @@ class Judge:
 
     def _policy(self, offset: int) -> OnViolation:
         decision = self._decisions.get(offset)
-        return (decision and decision.policy) or self.rules.on_violation
+        if decision is None or decision.policy is None:
+            return self.rules.on_violation
+        self.outcome.decided.add((self.outcome.session, offset))
+        return decision.policy
 
     def _action(self, offset: int, policy: OnViolation) -> Action:
         if policy is OnViolation.RECORD:

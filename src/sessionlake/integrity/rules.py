@@ -23,6 +23,10 @@ class Decision(StrEnum):
         return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
 
 
+Place = tuple[str, str, int]
+"""Topic, session and offset: what a decision is about."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """How the sessions of one topic are judged. Times in milliseconds, limits a session."""

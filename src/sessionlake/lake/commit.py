@@ -41,10 +41,11 @@ class Txn:
         return f"{self.app_id}:{table}"
 
 
-def append(spark: SparkSession, lake: Lake, table: str, rows: DataFrame | pa.Table, txn: Txn) -> None:
+def append(spark: SparkSession | None, lake: Lake, table: str, rows: DataFrame | pa.Table, txn: Txn) -> None:
     """Appends the rows once, whatever the number of replays.
 
     Args:
+        spark: needed unless a local table takes rows at hand.
         rows: a frame, or few rows at hand, which a local table takes without a Spark job.
     """
     fault_point(f"before:{table}")

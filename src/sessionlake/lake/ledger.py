@@ -57,6 +57,7 @@ class LedgerEntry:
         source: the table or system read; `source_from` and `source_to` are its first and last version or
             batch, both included, where it has such.
         offsets: Kafka offsets the batch covered.
+        decisions: what operators had decided about places in it (`topic, session_id, offset, decision`).
     """
 
     layer: str
@@ -73,6 +74,7 @@ class LedgerEntry:
     quarantined: int = 0
     held: int = 0
     config_hash: str = field(default="")
+    decisions: tuple[Mapping[str, object], ...] = ()
 
 
 def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
@@ -95,6 +97,7 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
         "committed_at": datetime.now(UTC),
         "code_version": __version__,
         "config_hash": entry.config_hash,
+        "decisions": list(entry.decisions),
     }
     append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), entry.txn)
 

@@ -222,6 +222,19 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "window_start"),
         writes=Writes.BOTH,
     ),
+    "ops.decisions": TableSchema(
+        (
+            ("topic", "string"),
+            ("session_id", "string"),
+            ("offset", "bigint"),
+            ("decision", "string"),
+            ("who", "string"),
+            ("why", "string"),
+            ("decided_at", "timestamp"),
+        ),
+        "What operators decided about places at which a session broke its class",
+        writes=Writes.APPEND,
+    ),
     "ops.ledger": TableSchema(
         (
             ("layer", "string"),
@@ -241,6 +254,7 @@ TABLES: dict[str, TableSchema] = {
             ("committed_at", "timestamp"),
             ("code_version", "string"),
             ("config_hash", "string"),
+            ("decisions", "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"),
         ),
         "What each micro-batch of each layer took in and gave out",
         skipping=("layer", "batch_id", "committed_at"),

@@ -18,7 +18,7 @@ from sessionlake.integrity.batch import Docket, Stream
 from sessionlake.integrity.clock import Segment, decode_segments, stream_times
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
 from sessionlake.integrity.judge import Outcome, Verdict
-from sessionlake.integrity.rules import Decision, RuleBook
+from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
@@ -27,8 +27,6 @@ from sessionlake.silver.sent import Judged, payloads
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Place = tuple[str, str, int]
-"""Topic, session and offset."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,17 +12,19 @@ import pyarrow as pa
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import decode_rules
+from sessionlake.integrity.rules import Decision, Place, decode_rules
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
 from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
 from sessionlake.runtime.streams import LayerQuery
+from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on, note_stop, taken
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, Violation, read_account
 from sessionlake.silver.pack import Packer
@@ -60,14 +63,15 @@ def start(
         LakeError: the checkpoint is new and the tables are not, or declared columns do not fit the tables.
     """
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, LEDGER])
+    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    job = _SilverBatch(lake, settings, on_batch)
-    return query.start(folded(spark, lake, settings), job, trigger=settings.silver.trigger, once=once)
+    decided = decisions(reader_for(lake, spark))
+    job = _SilverBatch(lake, settings, decided, on_batch)
+    return query.start(folded(spark, lake, settings, decided), job, trigger=settings.silver.trigger, once=once)
 
 
-def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
+def folded(spark: SparkSession, lake: Lake, settings: Settings, decided: dict[Place, Decision]) -> DataFrame:
     """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
     from pyspark.sql import functions as F
 
@@ -78,15 +82,18 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
     packed = raw.select(shard, "topic", "partition", "offset", "timestamp", "key", "value").mapInArrow(
         packer, PACKED_SCHEMA
     )
-    return fold_shards(packed, SilverFold(capture.declared, capture))
+    return fold_shards(packed, SilverFold(capture.declared, capture, decided))
 
 
 class _SilverBatch:
     """Commits one micro-batch: checks first, then the appended tables, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, on_batch: OnBatch | None) -> None:
+    def __init__(
+        self, lake: Lake, settings: Settings, decided: dict[Place, Decision], on_batch: OnBatch | None
+    ) -> None:
         self._lake = lake
         self._settings = settings
+        self._decided = decided
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
         self._few = False  # whether the batch before was small, which is the best guess for the next
@@ -99,7 +106,7 @@ class _SilverBatch:
                 folded, written = collect(frame, Output.ACCOUNT, _INLINE_BYTES)
             accounts = [read_account(account) for account in written]
             partitions = total(accounts)
-            refuse_violations(accounts)
+            self._refuse_violations(accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
             ranges = tuple(
                 OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages
@@ -121,12 +128,26 @@ class _SilverBatch:
             quarantined=sum(p.quarantined for p in partitions),
             held=sum(p.held for p in partitions),
             config_hash=config_hash(self._settings),
+            decisions=taken((place for account in accounts for place in account.decided), self._decided),
         )
         write(spark, self._lake, entry)
         self._log.advance(ranges)
+        note_going_on(self._settings)
         self._few = entry.messages <= _FEW_MESSAGES
         if self._on_batch:
             self._on_batch(entry, rows)
+
+    def _refuse_violations(self, accounts: list[Account]) -> None:
+        """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
+
+        Raises:
+            IntegrityViolationError: see `violation_error`.
+        """
+        found = [violation for account in accounts for violation in account.violations]
+        if found:
+            first = min(found, key=lambda v: (v.topic, v.partition, v.offset))
+            note_stop(self._settings, first)
+            raise violation_error(first)
 
     def _append(
         self, folded: Folded, accounts: list[Account], ranges: tuple[OffsetRange, ...], txn: Txn
@@ -208,20 +229,18 @@ def total(accounts: list[Account]) -> list[PartitionAccount]:
     return [whole[place] for place in sorted(whole)]
 
 
-def refuse_violations(accounts: list[Account]) -> None:
-    """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
-
-    Raises:
-        IntegrityViolationError: naming class, session, place, and expected and actual seq.
-    """
-    found: list[Violation] = [violation for account in accounts for violation in account.violations]
-    if not found:
-        return
-    first = min(found, key=lambda v: (v.topic, v.partition, v.offset))
+def violation_error(first: Violation) -> IntegrityViolationError:
+    """Names class, session, place, and expected and actual seq, and the command that decides the matter."""
     due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
-    raise IntegrityViolationError(
+    found = "no seq" if first.actual_seq is None else f"seq {first.actual_seq}"
+    session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
+    return IntegrityViolationError(
         f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, "
-        f"partition {first.partition}, offset {first.offset}: expected {due}, found seq {first.actual_seq}. "
-        "Nothing of the batch was committed. Set capture.on_violation to isolate or record "
-        f"(for this topic alone: under capture.by_topic, pattern {first.topic!r}) and run again"
+        f"partition {first.partition}, offset {first.offset}: expected {due}, found {found}. "
+        "Nothing of the batch was committed. Decide, and run silver again:\n"
+        f"  {session} --offset {first.offset} --accept-gap  # apply the message all the same\n"
+        f"  {session} --offset {first.offset} --isolate  # break the session until its next snapshot\n"
+        f"  {session} --skip-message {first.offset}  # as if the message had not arrived\n"
+        "or set capture.on_violation to isolate or record "
+        f"(for this topic alone: under capture.by_topic, pattern {first.topic!r})"
     )

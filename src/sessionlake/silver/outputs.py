@@ -123,6 +123,7 @@ class Account(msgspec.Struct):
 
     Attributes:
         rows: rows by kind of output.
+        decided: topics, sessions and offsets at which an operator's decision was taken.
         quarantined_from: lowest offset of a quarantined message: one that was held back may be older than the batch.
     """
 
@@ -130,6 +131,7 @@ class Account(msgspec.Struct):
     rows: dict[str, int]
     violations: list[Violation] = []
     quarantined_from: int | None = None
+    decided: list[tuple[str, str, int]] = []
     format: int = 1
 
 

@@ -80,6 +80,7 @@ def payloads(
         rows={str(kind): table.num_rows for kind, table in tables.items()},
         violations=_violations(judged, rules),
         quarantined_from=pc.min(quarantine["offset"]).as_py(),
+        decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
     )
     sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
     return [*sent, (str(Output.ACCOUNT), write_account(account))]
