@@ -83,9 +83,13 @@ app = typer.Typer(
     help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
 )
 broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
+rebuild_app = typer.Typer(no_args_is_help=True, help="Build a layer once more from what it was made of.")
+verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 app.add_typer(broker_app, name="broker")
 app.add_typer(session_app, name="session")
+app.add_typer(rebuild_app, name="rebuild")
+app.add_typer(verify_app, name="verify")
 
 Config = Annotated[Path | None, typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else ./sessionlake.yml]")]
 Form = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
@@ -278,6 +282,30 @@ def simulate(
     line.end()
     found = report.to_dict()
     show(list(found), [list(found.values())], form)
+
+
+@rebuild_app.command("silver")
+def rebuild_silver(
+    from_bronze_version: Annotated[
+        int | None, typer.Option("--from-bronze-version", min=0, help="The version to build from [the latest].")
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Build silver from bronze beside the live tables, then put it in their place."""
+    settings = _settings(config)
+    from sessionlake.commands import rebuild
+
+    _with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, say))
+
+
+@verify_app.command("silver")
+def verify_silver(config: Config = None) -> None:
+    """Prove that silver is what bronze makes of it; exit code 1 and the first difference if not."""
+    settings = _settings(config)
+    from sessionlake.commands import rebuild
+
+    if not _with_spark(settings, lambda spark: rebuild.verify_silver(spark, settings, say)):
+        raise typer.Exit(1)
 
 
 @broker_app.command("up")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import BrokerError, ConfigError, LakeError, SessionlakeError
 from sessionlake.lake.checkpoint import require_readable
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.ledger import LEDGER, REBUILD, current
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _contiguous(spark: SparkSession, lake: Lake, *, allow_gaps: bool) -> str:
     from pyspark.sql import functions as F
 
     ranges = (
-        lake.read(spark, LEDGER)
+        current(lake.read(spark, LEDGER))
         .select("layer", F.explode("offsets").alias("o"))
         .groupBy("layer", "o.topic", "o.partition")
     )
@@ -165,7 +165,7 @@ def _as_booked(spark: SparkSession, lake: Lake) -> str:
     from pyspark.sql import functions as F
 
     outputs = (
-        lake.read(spark, LEDGER)
+        current(lake.read(spark, LEDGER))
         .select(F.explode("outputs").alias("o"))
         .groupBy("o.table")
         .agg(F.sum("o.rows").alias("n"))
@@ -183,7 +183,10 @@ def _as_booked(spark: SparkSession, lake: Lake) -> str:
 
 
 def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
-    ran = {row["layer"] for row in Lake(settings).read(spark, LEDGER).select("layer").distinct().collect()}
+    from pyspark.sql import functions as F
+
+    entries = current(Lake(settings).read(spark, LEDGER)).where(~F.col("app_id").startswith(REBUILD))
+    ran = {row["layer"] for row in entries.select("layer").distinct().collect()}
     lost = [
         settings.checkpoint(layer)
         for layer in _CHECKPOINTED

@@ -65,7 +65,7 @@ def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: thread
     Raises:
         SessionlakeError: what stopped a layer; later layers are not begun.
     """
-    with _claimed(settings, layer):
+    with claimed(settings, layer):
         return all(_to_the_end(spark, settings, part, stop) for part in layer.parts)
 
 
@@ -75,7 +75,7 @@ def run_live(spark: SparkSession, settings: Settings, layer: Layer, stop: thread
     Raises:
         SessionlakeError: the first error of any of them; the others have been stopped.
     """
-    with _claimed(settings, layer), Pipeline(spark, settings, layer) as pipeline:
+    with claimed(settings, layer), Pipeline(spark, settings, layer) as pipeline:
         pipeline.watch(stop)
 
 
@@ -193,7 +193,7 @@ def _to_the_end(spark: SparkSession, settings: Settings, part: Layer, stop: thre
 
 
 @contextmanager
-def _claimed(settings: Settings, layer: Layer) -> Iterator[None]:
+def claimed(settings: Settings, layer: Layer) -> Iterator[None]:
     """Keeps a second process of this machine from running the same layers over the same home.
 
     Raises:

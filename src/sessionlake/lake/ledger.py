@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,9 +19,11 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LEDGER = "ops.ledger"
+REBUILD = "rebuild:"
+"""What the application id of a rebuild's entry begins with: the layer's entries before it tell of tables replaced."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,26 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
     append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), entry.txn)
 
 
+def current(ledger: DataFrame) -> DataFrame:
+    """The entries that tell of what the tables hold now: each layer's since it was rebuilt."""
+    from pyspark.sql import functions as F
+
+    rebuilt = ledger.where(F.col("app_id").startswith(REBUILD)).groupBy("layer").agg(F.max("committed_at"))
+    for layer, at in (tuple(row) for row in rebuilt.collect()):
+        ledger = ledger.where((F.col("layer") != layer) | (F.col("committed_at") >= at))
+    return ledger
+
+
+def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same of rows that are at hand, with `layer`, `app_id` and `committed_at`."""
+    known = list(rows)
+    rebuilt: dict[str, datetime] = {}
+    for row in known:
+        if row["app_id"].startswith(REBUILD):
+            rebuilt[row["layer"]] = max(row["committed_at"], rebuilt.get(row["layer"], row["committed_at"]))
+    return [row for row in known if row["layer"] not in rebuilt or row["committed_at"] >= rebuilt[row["layer"]]]
+
+
 @lru_cache(maxsize=1)
 def _arrow_schema() -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -118,18 +140,25 @@ class OffsetLog:
         self._ends = dict(ends or {})
 
     @classmethod
-    def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn) -> OffsetLog:
-        """Reads the layer's ledger up to, and without, the batch `before`."""
+    def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
+        """Reads the layer's ledger, up to, and without, the batch `before`."""
         from pyspark.sql import functions as F
 
-        replayed = (F.col("app_id") == before.app_id) & (F.col("batch_id") >= before.version)
-        kept = lake.read(spark, LEDGER).where((F.col("layer") == layer) & ~replayed)
+        replayed = F.lit(col=False)
+        if before is not None:
+            replayed = (F.col("app_id") == before.app_id) & (F.col("batch_id") >= before.version)
+        kept = current(lake.read(spark, LEDGER)).where((F.col("layer") == layer) & ~replayed)
         ends = (
             kept.select(F.explode("offsets").alias("o"))
             .groupBy("o.topic", "o.partition")
             .agg(F.max("o.last").alias("last"))
         )
         return cls({(row["topic"], row["partition"]): row["last"] for row in ends.collect()})
+
+    @property
+    def ends(self) -> Mapping[tuple[str, int], int]:
+        """Last offset taken in, by topic and partition."""
+        return self._ends
 
     def check(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
         """Every range must go on where the last ended and have as many messages as offsets.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.ledger import LEDGER, REBUILD, current
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
@@ -20,10 +20,13 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     Raises:
         LakeError: naming the checkpoint and what to do.
     """
+    from pyspark.sql import functions as F
+
     checkpoint = settings.checkpoint(layer)
     if (Path(checkpoint) / "metadata").exists() or not lake.exists(spark, LEDGER):
         return
-    known = lake.read(spark, LEDGER).where(f"layer = '{layer}'").limit(1).count()
+    entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == layer)
+    known = entries.where(~F.col("app_id").startswith(REBUILD)).limit(1).count()
     if known:
         raise LakeError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "

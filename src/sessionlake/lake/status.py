@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.ledger import LEDGER, current_rows
 from sessionlake.lake.reading import Reader, Row, Span
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config, require_broker
@@ -113,6 +113,7 @@ class _Batch(NamedTuple):
     """A ledger row, less its lists: `rows` written in all, and of those to `session_changes` and `integrity_events`."""
 
     layer: str
+    app_id: str
     batch_id: int
     source_to: int | None
     messages: int
@@ -131,8 +132,8 @@ _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 
 def _batches(reader: Reader) -> list[_Batch]:
     """All of them, a narrow row each."""
-    columns = ["layer", "batch_id", "source_to", *_COUNTS, "committed_at", "outputs"]
-    return [_narrow(row) for row in reader.rows(LEDGER, columns=columns)]
+    columns = ["layer", "app_id", "batch_id", "source_to", *_COUNTS, "committed_at", "outputs"]
+    return [_narrow(row) for row in current_rows(reader.rows(LEDGER, columns=columns))]
 
 
 def _narrow(row: Row) -> _Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from sessionlake.lake.schemas import TABLES
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+
+    from sessionlake.lake.commit import Txn
 
 
 # What Spark and delta-rs call the number of rows that a commit wrote.
@@ -115,6 +118,35 @@ class Lake:
                 self._evolve(spark, table)
             else:
                 self._create(spark, table)
+
+    def overwrite(
+        self, spark: SparkSession, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool
+    ) -> None:
+        """Replaces a table's rows in one commit, once, whatever the number of repetitions.
+
+        Args:
+            metadata: kept with the commit: its `userMetadata` in the table's history.
+            changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
+        """
+        append_only = "delta.appendOnly" in TABLES[table].properties()
+        if append_only:
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+        writer = rows.write.format("delta").mode("overwrite").option("userMetadata", metadata)
+        writer = writer.option("dataChange", str(changes).lower())
+        writer = writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version)
+        if self.local:
+            writer.save(str(self.path(table)))
+        else:
+            writer.saveAsTable(self.identifier(table))
+        if append_only:
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+
+    def drop(self, spark: SparkSession, table: str) -> None:
+        """Removes a table and its history: for tables that are only built to be copied."""
+        if self.local:
+            shutil.rmtree(self.path(table), ignore_errors=True)
+        else:
+            spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Gives local tables their two-level names in this session's catalog; returns those that exist."""

@@ -57,3 +57,30 @@ def fold_shards(packed: DataFrame, fold: ShardFold) -> DataFrame:
             yield pd.DataFrame(out, columns=["kind", "payload"])
 
     return packed.groupBy("shard").applyInPandasWithState(call, FOLDED_SCHEMA, "state binary", "append", "NoTimeout")
+
+
+def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
+    """Runs the fold over one slice in batch.
+
+    Args:
+        packed: `shard int, chunk binary`.
+        states: the shards' states before, in the same form; shards without one begin.
+
+    Returns:
+        `shard int, kind string, payload binary`; the new states are of kind `state`.
+    """
+    from pyspark.sql import functions as F
+
+    def call(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+        before = [bytes(chunk) for chunk in rows.loc[rows["is_state"], "chunk"]]
+        chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
+        after, out = fold(int(key[0]), before[0] if before else None, chunks)
+        state = after if after is not None else before[0] if before else None
+        sent = [*out, *([] if state is None else [("state", state)])]
+        return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in sent], columns=_SLICE_COLUMNS)
+
+    both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
+    return both.groupBy("shard").applyInPandas(call, "shard int, kind string, payload binary")
+
+
+_SLICE_COLUMNS = ["shard", "kind", "payload"]

@@ -22,10 +22,12 @@ from sessionlake.lake.tables import Lake
 from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
+from sessionlake.runtime.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 from sessionlake.runtime.streams import LayerQuery
+from sessionlake.silver import handover
 from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on, note_stop, taken
 from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.handover import Handover
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, Violation, read_account
 from sessionlake.silver.pack import Packer
 from sessionlake.silver.unpack import Unpack, unpacked
@@ -66,40 +68,59 @@ def start(
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
+    if handover.is_interrupted(settings):
+        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
+    begin = handover.in_force(settings)
     decided = decisions(reader_for(lake, spark))
-    job = _SilverBatch(lake, settings, decided, on_batch)
-    return query.start(folded(spark, lake, settings, decided), job, trigger=settings.silver.trigger, once=once)
+    job = _SilverBatch(lake, settings, decided, begin.first_batch if begin else 0, on_batch)
+    frame = folded(spark, lake, settings, decided, begin)
+    return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
-def folded(spark: SparkSession, lake: Lake, settings: Settings, decided: dict[Place, Decision]) -> DataFrame:
+def folded(
+    spark: SparkSession, lake: Lake, settings: Settings, decided: dict[Place, Decision], begin: Handover | None
+) -> DataFrame:
     """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
     from pyspark.sql import functions as F
 
-    raw = lake.stream(spark, MESSAGES, {"maxFilesPerTrigger": settings.silver.max_files_per_trigger})
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger}
+    if begin is not None:
+        options["startingVersion"] = begin.bronze_version + 1
+    raw = lake.stream(spark, MESSAGES, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     capture = settings.capture
     packer = Packer(decode_rules(capture), settings.silver.shards)
     packed = raw.select(shard, "topic", "partition", "offset", "timestamp", "key", "value").mapInArrow(
         packer, PACKED_SCHEMA
     )
-    return fold_shards(packed, SilverFold(capture.declared, capture, decided))
+    fold: ShardFold = SilverFold(capture.declared, capture, decided)
+    if begin is not None:
+        fold = handover.HandedOver(fold, str(handover.folder(settings)))
+    return fold_shards(packed, fold)
 
 
 class _SilverBatch:
     """Commits one micro-batch: checks first, then the appended tables, then the ledger row."""
 
     def __init__(
-        self, lake: Lake, settings: Settings, decided: dict[Place, Decision], on_batch: OnBatch | None
+        self,
+        lake: Lake,
+        settings: Settings,
+        decided: dict[Place, Decision],
+        first_batch: int,
+        on_batch: OnBatch | None,
     ) -> None:
         self._lake = lake
         self._settings = settings
         self._decided = decided
+        self._first_batch = first_batch
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
         self._few = False  # whether the batch before was small, which is the best guess for the next
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
+        txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
             with interpreted(spark, when=self._lake.local and self._few):
@@ -112,7 +133,7 @@ class _SilverBatch:
                 OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages
             )
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
-            outputs, rows = self._append(folded, accounts, ranges, txn)
+            outputs, rows = self._append(folded, accounts, txn)
         finally:
             frame.unpersist()
         entry = LedgerEntry(
@@ -141,16 +162,15 @@ class _SilverBatch:
         """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
 
         Raises:
-            IntegrityViolationError: see `violation_error`.
+            StoppedError: naming the place, and the commands that decide the matter.
         """
-        found = [violation for account in accounts for violation in account.violations]
-        if found:
-            first = min(found, key=lambda v: (v.topic, v.partition, v.offset))
-            note_stop(self._settings, first)
-            raise violation_error(first)
+        error = violation_of(accounts)
+        if error is not None:
+            note_stop(self._settings, error.violation)
+            raise error
 
     def _append(
-        self, folded: Folded, accounts: list[Account], ranges: tuple[OffsetRange, ...], txn: Txn
+        self, folded: Folded, accounts: list[Account], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
         """Appends what there is; a table that gets nothing gets no commit."""
         spark, outputs, at_hand = folded.frame.sparkSession, [], {}
@@ -160,8 +180,7 @@ class _SilverBatch:
                 continue
             rows = self._rows(folded, kind, table, txn)
             if kind is Output.QUARANTINE:
-                oldest = min(a.quarantined_from for a in accounts if a.quarantined_from is not None)
-                rows = self._with_messages(spark, rows, ranges, oldest)
+                rows = with_messages(self._lake.read(spark, MESSAGES), as_frame(spark, rows), accounts)
             if isinstance(rows, pa.Table):
                 at_hand[table] = rows
             append(spark, self._lake, table, rows, txn)
@@ -188,24 +207,24 @@ class _SilverBatch:
         frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
         return frame.mapInArrow(Unpack(txn.version), row_ddl(self._settings, table))
 
-    def _with_messages(
-        self, spark: SparkSession, rows: DataFrame | pa.Table, ranges: tuple[OffsetRange, ...], low: int
-    ) -> DataFrame:
-        """Adds the raw key and value, from bronze: what is quarantined is kept whole."""
-        from pyspark.sql import functions as F
 
-        high = max(r.last for r in ranges)
-        topics = sorted({r.topic for r in ranges})
-        frame = as_frame(spark, rows)
-        bronze = self._lake.read(spark, MESSAGES).where(
-            F.col("offset").between(low, high) & F.col("topic").isin(topics)
-        )
-        raw = bronze.select("topic", "partition", "offset", "key", "value")
-        return (
-            F.broadcast(frame)
-            .join(raw, ["topic", "partition", "offset"])
-            .select("topic", "partition", "offset", "kafka_timestamp", "session_id", "reason", "key", "value", "_batch")
-        )
+def with_messages(bronze: DataFrame, rows: DataFrame, accounts: list[Account]) -> DataFrame:
+    """Adds the raw key and value to rows for the quarantine: what is kept there is kept whole.
+
+    What was held back may be older than the batch that these are the accounts of.
+    """
+    from pyspark.sql import functions as F
+
+    low = min(a.quarantined_from for a in accounts if a.quarantined_from is not None)
+    parts = [part for account in accounts for part in account.partitions if part.messages]
+    inside = F.col("offset").between(low, max(part.last for part in parts))
+    inside &= F.col("topic").isin(sorted({part.topic for part in parts}))
+    raw = bronze.where(inside).select("topic", "partition", "offset", "key", "value")
+    return (
+        F.broadcast(rows)
+        .join(raw, ["topic", "partition", "offset"])
+        .select("topic", "partition", "offset", "kafka_timestamp", "session_id", "reason", "key", "value", "_batch")
+    )
 
 
 def row_ddl(settings: Settings, table: str) -> str:
@@ -229,12 +248,26 @@ def total(accounts: list[Account]) -> list[PartitionAccount]:
     return [whole[place] for place in sorted(whole)]
 
 
-def violation_error(first: Violation) -> IntegrityViolationError:
+class StoppedError(IntegrityViolationError):
+    """The place at which the job must stop, in an operator's words."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(_told(violation))
+        self.violation = violation
+
+
+def violation_of(accounts: list[Account]) -> StoppedError | None:
+    """The first violation under `on_violation: fail`, by topic, partition and offset."""
+    found = [violation for account in accounts for violation in account.violations]
+    return StoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
+
+
+def _told(first: Violation) -> str:
     """Names class, session, place, and expected and actual seq, and the command that decides the matter."""
     due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
     found = "no seq" if first.actual_seq is None else f"seq {first.actual_seq}"
     session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
-    return IntegrityViolationError(
+    return (
         f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, "
         f"partition {first.partition}, offset {first.offset}: expected {due}, found {found}. "
         "Nothing of the batch was committed. Decide, and run silver again:\n"

@@ -1,0 +1,41 @@
+"""Silver built once more from bronze: compared with the live tables, or put in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.pipeline import Layer, claimed
+from sessionlake.silver.rebuild import rebuild, verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+
+
+def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
+    """Says whether silver is what bronze makes of it; so it returns."""
+    with claimed(settings, Layer.SILVER):
+        found = verify(spark, settings)
+    if found.first is None:
+        say(f"exact: {found.sessions} sessions, every row of every silver table")
+        return True
+    say(f"{found.different} of {found.sessions} sessions differ from a rebuild; the first difference:\n  {found.first}")
+    return False
+
+
+def rebuild_silver(spark: SparkSession, settings: Settings, version: int | None, say: Say) -> None:
+    """Puts a silver built from bronze in the place of the live one."""
+    with claimed(settings, Layer.ALL):
+        found = rebuild(spark, settings, version=version)
+    say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
+    if found.verified is None:
+        return
+    if found.verified.first is None:
+        say("every row is what it was before")
+    else:
+        what = f"{found.verified.different} of {found.verified.sessions} sessions were other before"
+        say(f"{what}; the first difference:\n  {found.verified.first}")
+        say("gold is emptied, and computed anew when it runs next")

@@ -1,0 +1,125 @@
+"""What a rebuilt silver hands over to the stream that goes on from it.
+
+A streaming checkpoint cannot be filled from outside. So a rebuild leaves, beside the checkpoint's place, where bronze
+is to be read on from, the number of the next batch, and the shards' states: a stream with a new checkpoint begins
+there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.runtime.sharded import ShardFold
+
+_LAYER = "silver"
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """Where the stream begins.
+
+    Attributes:
+        bronze_version: the last one that is taken in.
+        first_batch: number of the stream's first batch: `_batch` goes on rising.
+        shards: how many the states are of.
+        rebuild: names the rebuild.
+    """
+
+    bronze_version: int
+    first_batch: int
+    shards: int
+    rebuild: str
+    format: int = 1
+
+
+def folder(settings: Settings) -> Path:
+    """Where the handover in force is."""
+    return Path(f"{settings.checkpoint(_LAYER)}.handover")
+
+
+def prepared(settings: Settings) -> Path:
+    """Where the next one is put together."""
+    return Path(f"{settings.checkpoint(_LAYER)}.handover.next")
+
+
+def read(place: Path) -> Handover | None:
+    """The handover in a folder, if there is one.
+
+    Raises:
+        LakeError: it cannot be read.
+    """
+    file = place / "handover.json"
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Handover)
+    except msgspec.MsgspecError as error:
+        raise LakeError(f"{file} is damaged ({error}): run `sessionlake rebuild silver` again") from None
+
+
+def journal(settings: Settings) -> Path:
+    """What is left to publish of a rebuild, while it is being published."""
+    return Path(f"{settings.checkpoint(_LAYER)}.publishing.json")
+
+
+def is_interrupted(settings: Settings) -> bool:
+    """Whether a rebuild's publication has not come to its end."""
+    return journal(settings).exists()
+
+
+def in_force(settings: Settings) -> Handover | None:
+    """The handover that silver's stream begins from.
+
+    Raises:
+        LakeError: it is of another number of shards.
+    """
+    found = read(folder(settings))
+    if found is not None and found.shards != settings.silver.shards:
+        raise LakeError(
+            f"silver was rebuilt with silver.shards: {found.shards}, the configuration says {settings.silver.shards}: "
+            "set it back, or run `sessionlake rebuild silver` to change it"
+        )
+    return found
+
+
+def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, bytes]]) -> None:
+    """Puts a handover together; it comes into force with `swap`."""
+    place = prepared(settings)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for shard, state in states:
+        (place / f"{shard}.state").write_bytes(state)
+    (place / "handover.json").write_bytes(msgspec.json.encode(handover))
+
+
+def swap(settings: Settings, rebuild: str) -> None:
+    """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
+    checkpoint = Path(settings.checkpoint(_LAYER))
+    if prepared(settings).is_dir():
+        for old in (checkpoint, folder(settings)):
+            if old.exists():
+                old.rename(old.with_name(f"{old.name}.before-{rebuild}"))
+        prepared(settings).rename(folder(settings))
+
+
+@dataclass
+class HandedOver:
+    """A fold whose shards begin with the states of a handover."""
+
+    fold: ShardFold
+    place: str
+
+    def __call__(
+        self, shard: int, state: bytes | None, chunks: list[bytes]
+    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+        """See `ShardFold`."""
+        if state is None:
+            file = Path(self.place) / f"{shard}.state"
+            state = file.read_bytes() if file.exists() else None
+        return self.fold(shard, state, chunks)

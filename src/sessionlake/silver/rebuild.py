@@ -1,0 +1,248 @@
+"""`sessionlake rebuild silver` and `verify silver`: silver from bronze once more, and in the place of the live tables.
+
+A rebuild is built beside the live tables, then published table by table, each in one commit that says by which code and
+configuration; its ledger row comes last. What it replaces stays reachable by time travel. An interrupted publication is
+finished by running the command again; until then the stream refuses to start.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sessionlake import __version__
+from sessionlake.bronze.job import MESSAGES
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.commit import Txn
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.ledger import LEDGER, REBUILD, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
+from sessionlake.lake.reading import reader_for
+from sessionlake.lake.tables import Lake
+from sessionlake.silver import handover
+from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on
+from sessionlake.silver.handover import Handover
+from sessionlake.silver.job import CHANGES, LAYER
+from sessionlake.silver.replay import REPLAYED, Lane, Replayed, replay, staging
+from sessionlake.silver.tables import LAYER as TABLES_LAYER
+from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.verify import COMPARED, Verified, compare
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_GOLD = ("gold.rolling_average", "gold.metrics_1m")
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The outcome.
+
+    Attributes:
+        version: of bronze.
+        batch: the number the rebuild has among silver's batches.
+        messages: how many it took in.
+        verified: how the tables before it compare; None if it finished an interrupted publication.
+    """
+
+    version: int
+    batch: int
+    messages: int
+    verified: Verified | None
+
+
+class _Plan(msgspec.Struct):
+    """What is left to publish, should the process die."""
+
+    rebuild: str
+    version: int
+    batch: int
+    started_at: datetime
+    changed: list[str]
+    ranges: list[tuple[str, int, int, int, int]]
+    counts: dict[str, int]
+
+
+def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
+    """Builds silver once more, from the messages that it has taken in, and compares.
+
+    Raises:
+        LakeError: there is nothing to compare.
+    """
+    lake = _require_silver(spark, settings)
+    TableMerger(spark, settings).catch_up()
+    ends = OffsetLog.load(spark, lake, LAYER).ends
+    _replay(spark, settings, lake, lake.last_commit(spark, MESSAGES).version, ends, slice_messages)
+    found = _compare(spark, settings, lake)
+    _clean(spark, settings)
+    return found
+
+
+def rebuild(
+    spark: SparkSession, settings: Settings, *, version: int | None = None, slice_messages: int | None = None
+) -> Rebuilt:
+    """Builds silver from bronze and puts it in the place of the live tables.
+
+    Args:
+        version: of bronze to build from, the latest by default; the stream goes on behind it.
+
+    Raises:
+        LakeError: bronze has no such version.
+    """
+    plan = interrupted(settings)
+    lake = _require_silver(spark, settings)
+    if plan is not None:
+        _publish(spark, settings, lake, plan)
+        return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None)
+    started = datetime.now(UTC)
+    latest = lake.last_commit(spark, MESSAGES).version
+    if version is not None and not 0 <= version <= latest:
+        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
+    version = latest if version is None else version
+    TableMerger(spark, settings).catch_up()
+    replayed = _replay(spark, settings, lake, version, None, slice_messages)
+    found = _compare(spark, settings, lake)
+    plan = _plan(spark, lake, replayed, found, started)
+    states = () if replayed.states is None else replayed.states.toLocalIterator()
+    begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
+    handover.prepare(settings, begin, ((row["shard"], bytes(row["chunk"])) for row in states))
+    handover.journal(settings).write_bytes(msgspec.json.encode(plan))
+    _publish(spark, settings, lake, plan)
+    return Rebuilt(version, plan.batch, plan.counts["messages"], found)
+
+
+def interrupted(settings: Settings) -> _Plan | None:
+    """A publication that has not come to its end."""
+    try:
+        return msgspec.json.decode(handover.journal(settings).read_bytes(), type=_Plan)
+    except FileNotFoundError:
+        return None
+
+
+def _require_silver(spark: SparkSession, settings: Settings) -> Lake:
+    lake = Lake(settings)
+    if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
+        raise LakeError(f"there is no silver in {settings.catalog or settings.home} yet: run `sessionlake run all`")
+    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    return lake
+
+
+def _replay(
+    spark: SparkSession,
+    settings: Settings,
+    lake: Lake,
+    version: int,
+    ends: Mapping[Lane, int] | None,
+    slice_messages: int | None,
+) -> Replayed:
+    decided = decisions(reader_for(lake, spark))
+    sized = {} if slice_messages is None else {"slice_messages": slice_messages}
+    return replay(spark, settings, decided, version=version, ends=ends, **sized)
+
+
+def _compare(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
+    beside = Lake(staging(settings))
+    return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
+
+
+def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, started: datetime) -> _Plan:
+    from pyspark.sql import functions as F
+
+    batches = lake.read(spark, LEDGER).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
+    last = -1 if batches is None or batches[0] is None else batches[0]
+    names = ("messages", "applied", "duplicates", "quarantined", "held")
+    return _Plan(
+        rebuild=uuid.uuid4().hex[:12],
+        version=replayed.version,
+        batch=last + 1,
+        started_at=started,
+        changed=sorted(found.tables),
+        ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
+        counts={name: sum(getattr(lane, name) for lane in replayed.lanes) for name in names},
+    )
+
+
+def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
+    """Every step can be taken twice."""
+    beside, txn = Lake(staging(settings)), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
+    told = {"sessionlake": __version__, "config": config_hash(settings), "rebuild": plan.rebuild}
+    text = json.dumps(told | {"bronze_version": plan.version})
+    outputs = []
+    for table in REPLAYED:
+        rows = _numbered(beside.read(spark, table), plan.batch)
+        fault_point(f"before:publish:{table}")
+        # Rows that were the same before are only rearranged: who follows the table has nothing to do.
+        lake.overwrite(spark, table, rows, txn, text, changes=table in plan.changed or table not in COMPARED)
+        fault_point(f"after:publish:{table}")
+        outputs.append(Output(table, lake.last_commit(spark, table).version, rows.count()))
+    if plan.changed:
+        _reset_gold(spark, settings, lake, plan)
+    write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
+    write(spark, lake, _merged(settings, plan, txn))
+    fault_point("before:publish:swap")
+    handover.swap(settings, plan.rebuild)
+    note_going_on(settings)
+    _clean(spark, settings)
+    handover.journal(settings).unlink()
+
+
+def _numbered(rows: DataFrame, batch: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("_batch", F.lit(batch).cast("bigint")) if "_batch" in rows.columns else rows
+
+
+def _entry(settings: Settings, plan: _Plan, txn: Txn, outputs: tuple[Output, ...]) -> LedgerEntry:
+    return LedgerEntry(
+        layer=LAYER,
+        txn=txn,
+        source=MESSAGES,
+        source_to=plan.version,
+        started_at=plan.started_at,
+        offsets=tuple(OffsetRange(*item) for item in plan.ranges),
+        outputs=outputs,
+        config_hash=config_hash(settings),
+        **plan.counts,  # type: ignore[arg-type]
+    )
+
+
+def _merged(settings: Settings, plan: _Plan, txn: Txn) -> LedgerEntry:
+    return LedgerEntry(
+        layer=TABLES_LAYER,
+        txn=Txn(f"{txn.app_id}:{TABLES_LAYER}", txn.version),
+        source=MESSAGES,
+        source_from=plan.batch,
+        source_to=plan.batch,
+        started_at=plan.started_at,
+        messages=plan.counts["messages"],
+        config_hash=config_hash(settings),
+    )
+
+
+def _reset_gold(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
+    """Empties gold: what it was computed from has changed, so it is computed anew when it runs next."""
+    checkpoint = Path(settings.checkpoint("gold"))
+    if checkpoint.exists():
+        checkpoint.rename(checkpoint.with_name(f"gold.before-{plan.rebuild}"))
+    known = [table for table in _GOLD if lake.exists(spark, table)]
+    for table in known:
+        lake.delta(spark, table).delete()
+    if known:
+        txn = Txn(f"{REBUILD}{plan.rebuild}:gold", plan.batch)
+        write(spark, lake, LedgerEntry("gold", txn, CHANGES, plan.started_at, config_hash=config_hash(settings)))
+
+
+def _clean(spark: SparkSession, settings: Settings) -> None:
+    beside = staging(settings)
+    for table in REPLAYED:
+        Lake(beside).drop(spark, table)
+    if beside.catalog is None:
+        shutil.rmtree(beside.home, ignore_errors=True)

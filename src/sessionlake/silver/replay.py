@@ -1,0 +1,235 @@
+"""Silver computed a second time from bronze, beside the live tables: in batch, slice after slice in offset order.
+
+The fold is a pure function of state and messages, so it needs no stream: a slice is a stretch of offsets of every
+topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sessionlake.bronze.job import MESSAGES
+from sessionlake.config import Integrity, Settings
+from sessionlake.errors import LakeError
+from sessionlake.integrity.rules import Decision, Place, RuleBook, decode_rules
+from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.tables import Lake, quote
+from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_slice
+from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.job import (
+    CHANGES,
+    EVENTS,
+    PROGRESS,
+    QUARANTINE,
+    row_ddl,
+    total,
+    violation_of,
+    with_messages,
+)
+from sessionlake.silver.merge_source import ROWS, SESSION
+from sessionlake.silver.net import NetChanges, Refolded, net_ddl
+from sessionlake.silver.outputs import Account, Output, PartitionAccount, read_account
+from sessionlake.silver.pack import Packer
+from sessionlake.silver.unpack import Unpack
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SESSIONS = "silver.sessions"
+REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, ROWS, SESSIONS)
+_APPENDED = ((Output.CHANGES, CHANGES), (Output.PROGRESS, PROGRESS), (Output.EVENTS, EVENTS))
+SLICE_MESSAGES = 1_000_000
+# What one Python worker reduces at a time.
+_TASK_CHANGES = 500_000
+Lane = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Offsets of every topic-partition that has any left: first and last, both included."""
+
+    spans: Mapping[Lane, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay took in.
+
+    Attributes:
+        version: of bronze.
+        lanes: the account of every topic-partition.
+        states: the shards' final states: `shard int, chunk binary`.
+    """
+
+    version: int
+    lanes: tuple[PartitionAccount, ...]
+    states: DataFrame | None
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """What it took in, as the ledger tells it."""
+        return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in self.lanes)
+
+
+def staging(settings: Settings) -> Settings:
+    """Where a replay puts its tables: a home, or schemas, of its own."""
+    if settings.catalog is None:
+        return settings.model_copy(update={"home": settings.home / "rebuild"})
+    schemas = settings.schemas
+    beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
+    return settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
+
+
+def replay(
+    spark: SparkSession,
+    settings: Settings,
+    decided: Mapping[Place, Decision],
+    *,
+    version: int,
+    ends: Mapping[Lane, int] | None = None,
+    slice_messages: int = SLICE_MESSAGES,
+) -> Replayed:
+    """Fills the staging tables from bronze.
+
+    Args:
+        version: of bronze to read.
+        ends: last offset to take in of each topic-partition; all others are left out. By default everything.
+        slice_messages: about how many messages to take in at a time.
+
+    Raises:
+        IntegrityViolationError: under `fail`, at a place that nobody has decided about.
+    """
+    lake, beside = Lake(settings), Lake(staging(settings))
+    _empty(spark, beside)
+    source = lake.read(spark, MESSAGES, version)
+    states: DataFrame | None = None
+    lanes: list[PartitionAccount] = []
+    for number, part in enumerate(_slices(source, ends, slice_messages)):
+        folded = _fold(spark, settings, source.where(_inside(part)), states, decided).localCheckpoint()
+        accounts = [read_account(bytes(row["payload"])) for row in folded.where("kind = 'account'").collect()]
+        violation = violation_of(accounts)
+        if violation is not None:
+            raise violation
+        _append(spark, settings, source, folded, accounts, number)
+        lanes += total(accounts)
+        states = folded.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
+    _fill_rows(spark, settings)
+    _fill_sessions(spark, settings)
+    whole = total([Account(lanes, {})]) if lanes else []
+    return Replayed(version, tuple(whole), states)
+
+
+def _empty(spark: SparkSession, beside: Lake) -> None:
+    """Fresh staging tables."""
+    if not beside.local:
+        for schema in ("silver", "ops"):
+            name = quote(beside.settings.schemas.name_of(schema))
+            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(str(beside.settings.catalog))}.{name}")
+    for table in REPLAYED:
+        beside.drop(spark, table)
+    beside.ensure(spark, REPLAYED)
+
+
+def _slices(source: DataFrame, ends: Mapping[Lane, int] | None, size: int) -> Iterator[Slice]:
+    """Cuts every topic-partition's offsets into the same number of stretches."""
+    from pyspark.sql import functions as F
+
+    known = source.groupBy("topic", "partition").agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
+    lanes: dict[Lane, tuple[int, int]] = {}
+    messages = 0
+    for topic, partition, first, last, count in (tuple(row) for row in known):
+        if ends is not None and ends.get((topic, partition), first - 1) < first:
+            continue
+        lanes[topic, partition] = first, last if ends is None else min(last, ends[topic, partition])
+        messages += count
+    number = max(1, -(-messages // size))
+    for i in range(number):
+        spans = {
+            lane: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
+            for lane, (first, last) in lanes.items()
+        }
+        yield Slice({lane: span for lane, span in spans.items() if span[0] <= span[1]})
+
+
+def _inside(part: Slice) -> Column:
+    from pyspark.sql import functions as F
+
+    spans = [
+        (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
+        for (topic, partition), (first, last) in part.spans.items()
+    ]
+    return reduce(lambda a, b: a | b, spans, F.lit(col=False))
+
+
+def _fold(
+    spark: SparkSession,
+    settings: Settings,
+    messages: DataFrame,
+    states: DataFrame | None,
+    decided: Mapping[Place, Decision],
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    capture, shards = settings.capture, settings.silver.shards
+    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
+    raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
+    packed = raw.mapInArrow(Packer(decode_rules(capture), shards), PACKED_SCHEMA)
+    before = states if states is not None else spark.createDataFrame([], PACKED_SCHEMA)
+    return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided)))
+
+
+def _append(
+    spark: SparkSession,
+    settings: Settings,
+    source: DataFrame,
+    folded: DataFrame,
+    accounts: list[Account],
+    number: int,
+) -> None:
+    from pyspark.sql import functions as F
+
+    beside = Lake(staging(settings))
+    for kind, table in (*_APPENDED, (Output.QUARANTINE, QUARANTINE)):
+        count = sum(account.rows.get(kind, 0) for account in accounts)
+        if not count:
+            continue
+        payloads = folded.where(F.col("kind") == str(kind)).select("payload")
+        rows = payloads.mapInArrow(Unpack(number), row_ddl(settings, table))
+        if kind is Output.QUARANTINE:
+            rows = with_messages(source, rows, accounts)
+        append(spark, beside, table, rows, Txn("rebuild", number))
+        found = beside.last_commit(spark, table).rows
+        if found != count:
+            raise LakeError(f"{table}: a rebuilt slice of {count} rows left {found}; report a fault of sessionlake")
+
+
+def _fill_rows(spark: SparkSession, settings: Settings) -> None:
+    """The tables of all sessions out of all their changes."""
+    from pyspark.sql import functions as F
+
+    beside, columns = Lake(staging(settings)), settings.capture.declared
+    changes = beside.read(spark, CHANGES).drop("_batch", "partition", "kafka_timestamp")
+    tasks = max(spark.sparkContext.defaultParallelism, -(-changes.count() // _TASK_CHANGES))
+    by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
+    rules = RuleBook(settings.capture)
+    topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
+    by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
+    usual = by_session.where(~F.col("topic").isin(by_seq)).mapInArrow(NetChanges(columns), net_ddl(columns))
+    in_seq = by_session.where(F.col("topic").isin(by_seq)).mapInArrow(Refolded(columns), net_ddl(columns))
+    net = usual.unionByName(in_seq) if by_seq else usual
+    rows = net.where(F.col("row_id").isNotNull() & ~F.col("_delete")).drop("_delete", "_written")
+    append(spark, beside, ROWS, rows, Txn("rebuild", 0))
+
+
+def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
+    from pyspark.sql import functions as F
+
+    beside = Lake(staging(settings))
+    progress = beside.read(spark, PROGRESS)
+    fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
+    newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
+    append(spark, beside, SESSIONS, newest.select(*SESSION, "newest.*"), Txn("rebuild", 0))

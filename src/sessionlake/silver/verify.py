@@ -1,0 +1,129 @@
+"""Two silvers compared: a hash a session and table, and for the first that differs, the first difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.silver.job import CHANGES, EVENTS, QUARANTINE
+from sessionlake.silver.merge_source import ROWS
+from sessionlake.silver.replay import SESSIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# What tells the rows of one session apart.
+COMPARED: dict[str, tuple[str, ...]] = {
+    CHANGES: ("_position", "ordinal"),
+    ROWS: ("row_id",),
+    SESSIONS: (),
+    QUARANTINE: ("partition", "offset"),
+    EVENTS: ("partition", "offset", "event", "action"),
+}
+_BOOKKEEPING = "_batch"
+_SESSION = ("topic", "session_id")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome.
+
+    Attributes:
+        sessions: how many there are on either side; messages without a session count as one a topic.
+        tables: names of the tables that differ.
+        different: how many sessions differ in some table.
+        first: the first difference, by table, topic and session; None if there is none.
+    """
+
+    sessions: int
+    tables: frozenset[str]
+    different: int
+    first: str | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything is equal."""
+        return self.first is None
+
+
+def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:
+    """Compares the tables, row for row in any order, apart from the batches that wrote the rows.
+
+    Args:
+        live: the present tables by name.
+        built: the tables as they should be.
+    """
+    from pyspark.sql import functions as F
+
+    sides = _hashes(live).alias("l").join(_hashes(built).alias("b"), _same("l", "b"), "full_outer")
+    differs = ~(F.col("l.rows").eqNullSafe(F.col("b.rows")) & F.col("l.hash").eqNullSafe(F.col("b.hash")))
+    names = [F.coalesce(f"l.{name}", f"b.{name}").alias(name) for name in ("table", *_SESSION)]
+    judged = sides.select(*names, differs.alias("differs")).localCheckpoint()
+    sessions = judged.select(*_SESSION).distinct().count()
+    wrong = judged.where("differs")
+    tables = frozenset(row["table"] for row in wrong.select("table").distinct().collect())
+    if not tables:
+        return Verified(sessions, tables, 0, None)
+    first = wrong.orderBy("table", *_SESSION).first()
+    assert first is not None  # noqa: S101 - there are tables
+    place = (first["table"], first["topic"], first["session_id"])
+    different = wrong.select(*_SESSION).distinct().count()
+    return Verified(sessions, tables, different, _first_difference(live, built, *place))
+
+
+def _hashes(read: Callable[[str], DataFrame]) -> DataFrame:
+    """Number and hash of the rows of each session in each table: `table, topic, session_id, rows, hash`."""
+    from pyspark.sql import functions as F
+
+    found: DataFrame | None = None
+    for table in COMPARED:
+        frame = read(table).drop(_BOOKKEEPING)
+        # Hashing skips nulls: which values are null is hashed as well.
+        nulls = F.concat(*(F.when(F.col(f"`{name}`").isNull(), "0").otherwise("1") for name in frame.columns))
+        row = F.xxhash64(*(f"`{name}`" for name in frame.columns), nulls).cast("decimal(38,0)")
+        part = frame.groupBy(*_SESSION).agg(F.count("*").alias("rows"), F.sum(row).alias("hash"))
+        part = part.select(F.lit(table).alias("table"), *_SESSION, "rows", "hash")
+        found = part if found is None else found.unionByName(part)
+    if found is None:
+        raise ValueError("nothing to compare")
+    return found
+
+
+def _same(left: str, right: str) -> Column:
+    from pyspark.sql import functions as F
+
+    table, topic, session = (
+        F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in ("table", *_SESSION)
+    )
+    return table & topic & session
+
+
+def _first_difference(
+    live: Callable[[str], DataFrame],
+    built: Callable[[str], DataFrame],
+    table: str,
+    topic: str,
+    session: str | None,
+) -> str:
+    from pyspark.sql import functions as F
+
+    keys = COMPARED[table]
+    mine = F.col("topic").eqNullSafe(F.lit(topic)) & F.col("session_id").eqNullSafe(F.lit(session))
+
+    def rows(read: Callable[[str], DataFrame]) -> dict[tuple[Any, ...], dict[str, Any]]:
+        frame = read(table).where(mine).drop(_BOOKKEEPING).orderBy(*keys)
+        return {tuple(row[key] for key in keys): row.asDict(recursive=True) for row in frame.collect()}
+
+    found, expected = rows(live), rows(built)
+    where = f"{table}: session {session!r}, topic {topic}"
+    for key in sorted({*found, *expected}, key=repr):
+        named = "".join(f", {name} {value!r}" for name, value in zip(keys, key, strict=True))
+        if key not in found:
+            return f"{where}{named}: missing"
+        if key not in expected:
+            return f"{where}{named}: should not be there"
+        for column, wanted in expected[key].items():
+            if found[key][column] != wanted:
+                return f"{where}{named}, {column}: found {found[key][column]!r}, expected {wanted!r}"
+    return f"{where}: rows that occur more than once differ in number"

@@ -1,0 +1,101 @@
+"""Silver built once more: equal to the live tables, put in their place, and gone on from."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.errors import LakeError
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.local.truth import KafkaMessage
+from sessionlake.silver import handover, job
+from sessionlake.silver.rebuild import rebuild, verify
+from sessionlake.silver.tables import TableMerger
+from support.lakes import assert_silver_is_the_truth, write_bronze
+from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
+
+RULES = tuple(
+    TopicRule(pattern=rf"capture\.{integrity}", integrity=integrity, on_violation=OnViolation.RECORD, lateness="2 s")
+    for integrity in Integrity
+)
+SLICE = 150
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    capture = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES, by_topic=RULES, gap_timeout="5 s")
+    return Settings(home=tmp_path / "home", capture=capture, silver=SilverSettings(shards=3))
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[list[KafkaMessage]]:
+    rnd = random.Random(9)
+    cuts = [list(cut(rnd, StreamMaker(rnd, LIGHT, [f"capture.{i}"]).make(90), 3)) for i in Integrity]
+    return [[message for part in parts for message in part] for parts in zip(*cuts, strict=True)]
+
+
+def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, ["bronze.messages"])
+    for batch in batches:
+        write_bronze(spark, lake, batch)
+    job.start(spark, settings, once=True).wait()
+    TableMerger(spark, settings).catch_up()
+
+
+def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_from_it(
+    spark: Any, settings: Settings, batches: list[list[KafkaMessage]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(settings)
+    run(spark, settings, *batches[:2])
+    bronze = lake.delta(spark, "bronze.messages")
+    bronze.optimize().executeCompaction()
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    bronze.vacuum(0)
+
+    # One value in one row is found, and named; all else is equal.
+    row = lake.read(spark, "silver.session_rows").where("qty IS NOT NULL").orderBy("topic", "session_id").first()
+    same = " AND ".join(f"{name} = '{row[name]}'" for name in ("topic", "session_id", "row_id"))
+    lake.delta(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
+    found = verify(spark, settings, slice_messages=SLICE)
+    assert (found.different, found.tables) == (1, {"silver.session_rows"})
+    assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (found.first or "")
+
+    # A process that dies before the end of the publication leaves a stream that refuses, and a command that finishes.
+    tampered = lake.last_commit(spark, "silver.session_rows").version
+    with monkeypatch.context() as patch:
+        patch.setattr(handover, "swap", _power_cut)
+        with pytest.raises(PowerCutError):
+            rebuild(spark, settings, slice_messages=SLICE)
+    with pytest.raises(LakeError, match="was interrupted while it was published: run `sessionlake rebuild silver`"):
+        job.start(spark, settings, once=True)
+    assert rebuild(spark, settings).verified is None
+    assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
+
+    history = lake.delta(spark, "silver.session_rows").history().orderBy("version").collect()
+    told = json.loads(history[-1]["userMetadata"])
+    assert set(told) == {"sessionlake", "config", "rebuild", "bronze_version"}
+    before = lake.read(spark, "silver.session_rows", tampered).where(same).first()
+    assert before["qty"] == row["qty"] - 1
+
+    run(spark, settings)  # nothing has come yet
+    run(spark, settings, batches[2])
+    assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch], ledger=False)
+    numbers = [row["batch_id"] for row in lake.read(spark, LEDGER).where("layer = 'silver'").collect()]
+    assert len(numbers) == len(set(numbers))
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def _power_cut(*_: object) -> None:
+    raise PowerCutError
