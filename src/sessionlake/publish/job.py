@@ -17,7 +17,8 @@ from sessionlake.lake.ledger import LEDGER, LedgerEntry, config_hash, write
 from sessionlake.lake.tables import Lake
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.messages import CHANGE, DDL, DELETE, VERSION, Messages
-from sessionlake.publish.topic import prepare, require_outlet
+from sessionlake.publish.topic import BATCH_BYTES, prepare, require_outlet
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.runtime.streams import LayerQuery
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 # What can be published, by which key. A table here needs `feed=True` in `lake.schemas`, and rows that are unique by it.
 KEYS: dict[str, tuple[str, ...]] = {"silver.session_rows": ("topic", "session_id", "row_id")}
 
+_FEW_MESSAGES = 20_000
 _PREIMAGE = "update_preimage"
-_LARGEST = 64 << 20
+_LARGEST = 64 << 20  # bytes of one message
 _PRODUCER = {
     # A retry neither repeats nor overtakes: within a partition, and so within a key, the order sent is the order kept.
     "kafka.enable.idempotence": "true",
     "kafka.acks": "all",
+    "kafka.batch.size": str(BATCH_BYTES),
     # How large a message may be is for the topic to say.
     "kafka.max.request.size": str(_LARGEST),
     "kafka.buffer.memory": str(_LARGEST),
@@ -125,11 +128,14 @@ class _PublishBatch:
         self._settings = settings
         self._publication = publication
         self._on_batch = on_batch
+        self._few = True  # whether the batch before was small, which is the best guess for the next
 
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
         fault_point("before:kafka")
-        count, first, last = self._send(changes, txn.version)
+        with interpreted(spark, when=self._lake.local and self._few):
+            count, first, last = self._send(changes, txn.version)
+        self._few = count <= _FEW_MESSAGES
         fault_point("after:kafka")
         if not count:  # versions that changed no row, as a compaction
             return

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, UsageError
+from sessionlake.errors import BrokerError, ConfigError, UsageError
 from sessionlake.runtime.kafka import client_config
 
 if TYPE_CHECKING:
@@ -16,6 +16,11 @@ _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 # Kafka takes 249 characters, but the name is part of a folder's, which takes 255.
 _LONGEST = 200
 _SECONDS = 10.0
+# The producer sends several messages at once up to so many bytes, and a topic must take twice that. When one refuses a
+# batch of several, Kafka's producer splits it and tells Spark that all is sent before it is: a message that is refused
+# after that would be lost in silence. A larger message travels alone, and its refusal is told.
+BATCH_BYTES = 16_384
+_SMALLEST_LIMIT = 2 * BATCH_BYTES
 _COMPACTED = {"cleanup.policy": "compact"}
 _UNLIMITED = "-1"
 
@@ -40,7 +45,8 @@ def require_outlet(settings: Settings, topic: str) -> None:
 def prepare(settings: Settings, topic: str, *, first: bool, anew: str) -> int | None:
     """Makes sure that the topic is there and keeps the last message of every key.
 
-    Without the package `confluent_kafka`, as on a cluster that has only Spark's client, nothing is looked at.
+    Nothing is looked at without the package `confluent_kafka`, as on a cluster that has only Spark's client, or where a
+    key or trust store is one that only Java reads.
 
     Args:
         first: whether nothing has been published to it yet: then it is created if missing, compacted and with the
@@ -56,13 +62,14 @@ def prepare(settings: Settings, topic: str, *, first: bool, anew: str) -> int | 
     try:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
-    except ImportError:
+
+        admin = AdminClient({**client_config(settings), "log_level": 0})
+    except (ImportError, ConfigError):
         return None
-    admin = AdminClient({**client_config(settings), "log_level": 0})
     try:
         known = admin.list_topics(timeout=_SECONDS).topics
         if topic in known:
-            _require_lasting(admin, topic)
+            _require_fit(admin, topic)
             written = _written(settings, topic, list(known[topic].partitions))
         elif first:
             _create(admin, topic)
@@ -93,8 +100,8 @@ def _create(admin: AdminClient, topic: str) -> None:
         ) from error
 
 
-def _require_lasting(admin: AdminClient, topic: str) -> None:
-    """Refuses a topic that forgets a row because nobody has changed it for long."""
+def _require_fit(admin: AdminClient, topic: str) -> None:
+    """Refuses a topic that forgets a row because nobody has changed it for long, or takes only tiny ones."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource
 
@@ -104,14 +111,22 @@ def _require_lasting(admin: AdminClient, topic: str) -> None:
     except KafkaException:
         return  # who may write need not be allowed to look
     config = {name: entry.value for name, entry in found.items()}
-    limits = {name: config.get(name) for name in ("retention.ms", "retention.bytes")}
-    if "delete" in config.get("cleanup.policy", "").split(",") and set(limits.values()) != {_UNLIMITED}:
+    limits = {name: config[name] for name in ("retention.ms", "retention.bytes")}
+    if "delete" in config["cleanup.policy"].split(",") and set(limits.values()) != {_UNLIMITED}:
         spelled = ", ".join(f"{name}={value}" for name, value in limits.items())
         raise BrokerError(
             f"publish: topic {topic} drops messages by age or size (cleanup.policy={config['cleanup.policy']}, "
-            f"{spelled}): rows would be lost to whoever reads it later. Compact it: `kafka-configs.sh --alter --topic "
-            f"{topic} --add-config cleanup.policy=compact`"
+            f"{spelled}): rows would be lost to whoever reads it later. {_alter(topic, 'cleanup.policy=compact')}"
         )
+    if int(config["max.message.bytes"]) < _SMALLEST_LIMIT:
+        raise BrokerError(
+            f"publish: topic {topic} takes {config['max.message.bytes']} bytes at once, at least {_SMALLEST_LIMIT} are "
+            f"needed. {_alter(topic, 'max.message.bytes=1048588')}"
+        )
+
+
+def _alter(topic: str, config: str) -> str:
+    return f"Change it: `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
 
 
 def _written(settings: Settings, topic: str, partitions: list[int]) -> int:
