@@ -217,6 +217,31 @@ def query(
     _with_spark(settings, lambda spark: answer(spark, settings, sql, form))
 
 
+@app.command()
+def publish(
+    table: Annotated[str, typer.Argument(help="The table, as in silver.session_rows.")],
+    topic: Annotated[str, typer.Option("--topic", help="Where to; made, compacted, if there is none.")],
+    once: Annotated[bool, typer.Option("--once", help="Send what is there now, then end.")] = False,
+    config: Config = None,
+) -> None:
+    """Send a table's changes on to Kafka: an upsert or tombstone by its key for every row that changes."""
+    settings = _settings(config)
+    from sessionlake.commands import publish as command
+    from sessionlake.publish.job import Publication
+    from sessionlake.runtime.signals import StopFlag
+    from sessionlake.runtime.spark import spark_session, stop_spark
+
+    publication = Publication(table, topic)
+    command.preflight(settings, publication)
+    with StopFlag() as stop:
+        try:
+            spark = spark_session(settings, app="publish", lasting=not once)
+            stop.take()
+            command.publish(spark, settings, publication, stop, once=once, say=say)
+        finally:
+            stop_spark()
+
+
 @session_app.command("show")
 def session_show(
     session: Annotated[str, typer.Argument(help="The session's id.")],

@@ -182,6 +182,13 @@ class GoldSettings(_Section):
     shards: int = Field(64, gt=0, le=65_536)
 
 
+class PublishSettings(_Section):
+    """A table's changes to Kafka."""
+
+    trigger: Duration = timedelta(seconds=1)
+    """Least time between two micro-batches."""
+
+
 class SchemaSettings(_Section):
     """What the four schemas are called in the catalog (development targets put a prefix before them)."""
 
@@ -210,6 +217,7 @@ class Settings(BaseSettings):
     bronze: BronzeSettings = BronzeSettings()
     silver: SilverSettings = SilverSettings()
     gold: GoldSettings = GoldSettings()
+    publish: PublishSettings = PublishSettings()
     schemas: SchemaSettings = SchemaSettings()
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,11 +12,11 @@ import pyarrow as pa
 
 from sessionlake.bronze import job as bronze
 from sessionlake.config import Settings
-from sessionlake.errors import MachineError, SessionlakeError
+from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.runtime.home import require_home
+from sessionlake.runtime.home import claim, require_home
 from sessionlake.runtime.kafka import require_broker
 from sessionlake.runtime.streams import LayerQuery, explain
 from sessionlake.silver import job as silver
@@ -200,15 +199,6 @@ def claimed(settings: Settings, layer: Layer) -> Iterator[None]:
         MachineError: one does already.
     """
     with ExitStack() as held:
-        if settings.catalog is None:
-            folder = require_home(settings, "locks") / "locks"
-            for part in layer.parts:
-                lock = held.enter_context((folder / part).open("w"))
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise MachineError(
-                        f"another process runs {part} over {settings.home}: stop it first, "
-                        "or name another home with SESSIONLAKE_HOME"
-                    ) from None
+        for part in layer.parts:
+            held.enter_context(claim(settings, part, f"runs {part}"))
         yield

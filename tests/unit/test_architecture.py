@@ -16,6 +16,7 @@ PURE = sorted(
     [
         *ROOT.glob("protocol/*.py"),
         *ROOT.glob("integrity/*.py"),
+        ROOT / "publish" / "messages.py",
         *(ROOT / "silver" / f"{name}.py" for name in ("fold", "changes", "net", "pack", "unpack", "outputs")),
         *(
             ROOT / "gold" / f"{name}.py"

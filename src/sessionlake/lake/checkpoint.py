@@ -13,8 +13,13 @@ _LATEST = 2
 _NO_OFFSET = "-"
 
 
-def require_readable(checkpoint: str, layer: str) -> None:
+def require_readable(
+    checkpoint: str, layer: str, *, instead: str = "start over with an empty home (make clean-home)"
+) -> None:
     """Returns if the checkpoint is new, or its metadata and latest log entries are whole.
+
+    Args:
+        instead: what can be done where there is no backup.
 
     Raises:
         LakeError: naming the file that is not, and what to do.
@@ -25,7 +30,7 @@ def require_readable(checkpoint: str, layer: str) -> None:
         if why is not None:
             raise LakeError(
                 f"{layer}: the checkpoint {folder} is damaged: {file.relative_to(folder)} {why}. No table was changed. "
-                "Restore the checkpoint from a backup, or start over with an empty home (make clean-home)"
+                f"Restore the checkpoint from a backup, or {instead}"
             )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sessionlake.config import Settings
@@ -33,3 +36,28 @@ def require_home(settings: Settings, *folders: str) -> Path:
             "or name another folder with SESSIONLAKE_HOME"
         ) from None
     return home
+
+
+@contextmanager
+def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
+    """Keeps a second process of this machine from doing the same over the same home. A catalog is not claimed.
+
+    Args:
+        name: of the lock file.
+        doing: what the other process does, as in "runs silver".
+
+    Raises:
+        MachineError: one does already.
+    """
+    if settings.catalog is not None:
+        yield
+        return
+    with (require_home(settings, "locks") / "locks" / name).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MachineError(
+                f"another process {doing} over {settings.home}: stop it first, "
+                "or name another home with SESSIONLAKE_HOME"
+            ) from None
+        yield

@@ -1,0 +1,207 @@
+"""A table's change feed to Kafka: the whole table once, then every version's changes, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.errors import BrokerError, LakeError, MachineError, UsageError
+from sessionlake.lake.checkpoint import require_readable
+from sessionlake.lake.commit import Txn
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.ledger import LEDGER, LedgerEntry, config_hash, write
+from sessionlake.lake.tables import Lake
+from sessionlake.publish.failures import PublishQuery
+from sessionlake.publish.messages import CHANGE, DDL, DELETE, VERSION, Messages
+from sessionlake.publish.topic import BATCH_BYTES, prepare, require_outlet
+from sessionlake.runtime.interpreted import interpreted
+from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.runtime.streams import LayerQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What can be published, by which key. A table here needs `feed=True` in `lake.schemas`, and rows that are unique by it.
+KEYS: dict[str, tuple[str, ...]] = {"silver.session_rows": ("topic", "session_id", "row_id")}
+
+_FEW_MESSAGES = 20_000
+_PREIMAGE = "update_preimage"
+_LARGEST = 64 << 20  # bytes of one message
+_PRODUCER = {
+    # A retry neither repeats nor overtakes: within a partition, and so within a key, the order sent is the order kept.
+    "kafka.enable.idempotence": "true",
+    "kafka.acks": "all",
+    "kafka.batch.size": str(BATCH_BYTES),
+    # How large a message may be is for the topic to say.
+    "kafka.max.request.size": str(_LARGEST),
+    "kafka.buffer.memory": str(_LARGEST),
+}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A table published to a topic."""
+
+    table: str
+    topic: str
+
+    @property
+    def layer(self) -> str:
+        """What the ledger calls it."""
+        return f"publish:{self.table}:{self.topic}"
+
+    @property
+    def name(self) -> str:
+        """What its checkpoint and its lock are called."""
+        return f"publish-{self.table}-{self.topic}"
+
+    def require_allowed(self, settings: Settings) -> None:
+        """Returns if the table has a key to be published by, and the topic is none that bronze captures.
+
+        Raises:
+            UsageError: naming what can be published, or what is wrong with the topic.
+        """
+        if self.table not in KEYS:
+            raise UsageError(
+                f"publish: {self.table!r} is no table with a change feed and a key to be published by; "
+                f"these are: {', '.join(KEYS)}"
+            )
+        require_outlet(settings, self.topic)
+
+
+def start(
+    spark: SparkSession,
+    settings: Settings,
+    publication: Publication,
+    *,
+    once: bool = False,
+    on_batch: Callable[[LedgerEntry], None] | None = None,
+) -> LayerQuery:
+    """Starts to publish a table: first all its rows, or from where the last run ended.
+
+    Delivery is at least once: a batch that did not end is sent again, the same messages in the same order.
+
+    Args:
+        once: send what the table holds now, then end.
+        on_batch: told of every batch that sent something.
+
+    Raises:
+        UsageError: as `Publication.require_allowed`.
+        BrokerError: Kafka does not answer, or the topic does not serve (see `topic.prepare`).
+        LakeError: the table is missing or keeps no change feed, or the checkpoint is damaged.
+        MachineError: Spark may run a task twice at once.
+    """
+    publication.require_allowed(settings)
+    require_broker(settings)
+    checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
+    query = PublishQuery(publication.layer, checkpoint, publication.topic)
+    require_readable(checkpoint, publication.layer, instead=query.anew)
+    _require_feed(spark, lake, publication.table)
+    _refuse_speculation(spark)
+    lake.ensure(spark, [LEDGER])
+    first = not (Path(checkpoint) / "metadata").exists()
+    written = prepare(settings, publication.topic, first=first, anew=query.anew)
+    if written == 0 and not first and _has_sent(spark, lake, publication.layer):
+        raise BrokerError(
+            f"publish: topic {publication.topic} was made anew, without what was published to it: {query.anew}"
+        )
+    stream = lake.stream(spark, publication.table, {"readChangeFeed": "true"})
+    batch = _PublishBatch(lake, settings, publication, on_batch)
+    return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
+
+
+class _PublishBatch:
+    """Sends one micro-batch, then writes the ledger row."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        settings: Settings,
+        publication: Publication,
+        on_batch: Callable[[LedgerEntry], None] | None,
+    ) -> None:
+        self._lake = lake
+        self._settings = settings
+        self._publication = publication
+        self._on_batch = on_batch
+        self._few = True  # whether the batch before was small, which is the best guess for the next
+
+    def __call__(self, changes: DataFrame, txn: Txn) -> None:
+        started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
+        fault_point("before:kafka")
+        with interpreted(spark, when=self._lake.local and self._few):
+            count, first, last = self._send(changes, txn.version)
+        self._few = count <= _FEW_MESSAGES
+        fault_point("after:kafka")
+        if not count:  # versions that changed no row, as a compaction
+            return
+        entry = LedgerEntry(
+            layer=publication.layer,
+            txn=txn,
+            source=publication.table,
+            source_from=first,
+            source_to=last,
+            started_at=started,
+            messages=count,
+            applied=count,
+            config_hash=config_hash(self._settings),
+        )
+        write(spark, self._lake, entry)
+        if self._on_batch:
+            self._on_batch(entry)
+
+    def _send(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
+        """Number of messages, first and last version."""
+        from pyspark.sql import functions as F
+
+        messages = self._messages(changes, batch).persist()
+        try:
+            account = messages.agg(F.count("version"), F.min("version"), F.max("version")).collect()[0]
+            if account[0]:
+                options = spark_kafka_options(self._settings) | _PRODUCER
+                kafka = messages.select("key", "value", "headers").write.format("kafka").options(**options)
+                kafka.option("topic", self._publication.topic).save()
+        finally:
+            messages.unpersist()
+        return tuple(account)
+
+    def _messages(self, changes: DataFrame, batch: int) -> DataFrame:
+        """Every key in one task, its versions in order: what keeps their order in Kafka."""
+        from pyspark.sql import functions as F
+
+        key = KEYS[self._publication.table]
+        tasks = changes.sparkSession.sparkContext.defaultParallelism
+        written = F.col(CHANGE) != DELETE
+        return (
+            changes.where(F.col(CHANGE) != _PREIMAGE)
+            .repartition(tasks, *key)
+            .sortWithinPartitions(VERSION, *key, written)
+            .mapInArrow(Messages(key, batch), DDL)
+        )
+
+
+def _require_feed(spark: SparkSession, lake: Lake, table: str) -> None:
+    if not lake.exists(spark, table):
+        raise LakeError(f"publish: {table} is not there yet: fill it with `sessionlake run all --once`")
+    properties = lake.delta(spark, table).detail().select("properties").collect()[0]["properties"]
+    if properties.get("delta.enableChangeDataFeed") != "true":
+        raise LakeError(
+            f"publish: {table} was made without a change feed. Switch it on, for the versions from there on, with "
+            f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+        )
+
+
+def _refuse_speculation(spark: SparkSession) -> None:
+    """A second copy of a task could still send a key's older version when the first has sent the newer."""
+    if spark.conf.get("spark.speculation", "false") == "true":
+        raise MachineError("publish: spark.speculation is on and would mix up the order of changes: switch it off")
+
+
+def _has_sent(spark: SparkSession, lake: Lake, layer: str) -> bool:
+    from pyspark.sql import functions as F
+
+    return lake.read(spark, LEDGER).where(F.col("layer") == layer).limit(1).count() > 0

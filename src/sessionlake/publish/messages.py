@@ -1,0 +1,125 @@
+"""What a changed row is as a Kafka message: an upsert (the whole row) or a tombstone (no value), by the table's key.
+
+The key is a JSON object of the key columns, always in the same order and spelling: Kafka compares bytes. The value is
+a JSON object of every column, a null among them as `null`. JSON has no type for some values:
+
+- `NaN`, `Infinity` and `-Infinity` are strings;
+- a timestamp is an integer, microseconds since the Unix epoch;
+- integers are numbers of up to 64 bits, which a reader must not take for doubles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.errors import LakeError
+
+CHANGE = "_change_type"
+VERSION = "_commit_version"
+# What Delta's change feed adds to a table's columns.
+FEED = (CHANGE, VERSION, "_commit_timestamp")
+DELETE = "delete"
+# Headers of every message: a consumer may skip what is not newer than the last it saw of the same key.
+VERSION_HEADER = "sessionlake.version"
+BATCH_HEADER = "sessionlake.batch"
+
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("version", pa.int64()),
+    ]
+)
+DDL = "key binary, value binary, headers array<struct<key:string,value:binary>>, version bigint"
+# Rows may be large: messages leave in chunks of about so many bytes.
+_CHUNK_BYTES = 16 << 20
+
+_json = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Rows of a change feed to messages, as a `mapInArrow` function.
+
+    The rows, without pre-images, must be sorted by version, then key, then deletes before upserts. A version that
+    both deletes and writes a row, as RESTORE does, gives the one message that says what it left.
+
+    Attributes:
+        key: the table's key columns.
+        batch: id of the micro-batch, for the header.
+    """
+
+    key: tuple[str, ...]
+    batch: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Encodes the task's rows (see `SCHEMA`), in their order."""
+        for rows in _left_by_version(batches, (VERSION, *self.key)):
+            yield from self._encoded(rows)
+
+    def _encoded(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        names = [name for name in rows.column_names if name not in FEED]
+        columns = {name: _plain(name, rows[name]) for name in names}
+        keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _across(columns, self.key)]
+        changes, versions = rows[CHANGE].to_pylist(), rows[VERSION].to_pylist()
+        batch, chunk, size = str(self.batch).encode(), [], 0
+        for key, row, change, version in zip(keys, _across(columns, names), changes, versions, strict=True):
+            value = None if change == DELETE else _json.encode(dict(zip(names, row, strict=True)))
+            headers = [(VERSION_HEADER, str(version).encode()), (BATCH_HEADER, batch)]
+            chunk.append((key, value, headers, version))
+            size += len(key) + len(value or b"")
+            if size >= _CHUNK_BYTES:
+                yield _record_batch(chunk)
+                chunk, size = [], 0
+        if chunk:
+            yield _record_batch(chunk)
+
+
+def _record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*messages, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _left_by_version(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
+    """The last row of each run of rows that are equal in the columns `by`; runs may cross batches."""
+    held: pa.Table | None = None
+    for batch in batches:
+        fresh = pa.Table.from_batches([batch])
+        rows = (fresh if held is None else pa.concat_tables([held, fresh])).combine_chunks()
+        if not rows.num_rows:
+            continue
+        same = reduce(pc.and_, (pc.equal(rows[name][:-1], rows[name][1:]) for name in by))
+        yield rows[:-1].filter(pc.invert(same))
+        held = rows[-1:]
+    if held is not None:
+        yield held
+
+
+def _across(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(columns[name] for name in names), strict=True)
+
+
+def _plain(name: str, column: pa.ChunkedArray) -> list[Any]:
+    """A column's values in the types that JSON has."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return [value if value is None or math.isfinite(value) else _spelled(value) for value in column.to_pylist()]
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
+        return column.to_pylist()
+    raise LakeError(f"publish: column {name} is {kind}, and it is not laid down how JSON spells that: leave it out")
+
+
+def _spelled(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

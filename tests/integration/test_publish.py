@@ -1,0 +1,243 @@
+"""A table published to a real broker: whoever folds the topic has the table, through kills, replays and restores."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+
+from sessionlake.commands.publish import publish
+from sessionlake.config import Settings, load_settings
+from sessionlake.errors import BrokerError, LakeError
+from sessionlake.lake.commit import Txn, merge
+from sessionlake.lake.faults import VARIABLE
+from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.publish.job import Publication
+from sessionlake.publish.topic import prepare
+from sessionlake.runtime.interpreted import interpreted
+from sessionlake.runtime.kafka import client_config
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+ROWS = "silver.session_rows"
+KEY = ("topic", "session_id", "row_id")
+VALUES: dict[str, list[Any]] = {
+    "double": [0.1, -0.0, 5e-324, 1.7976931348623157e308, 1e22, float("nan"), float("inf"), float("-inf")],
+    "float": [0.0, -0.0, 0.5, 3.4028234663852886e38, float("nan"), float("-inf")],
+    "bigint": [0, 2**63 - 1, -(2**63), 2**53 + 1],
+    "tinyint": [-128, 127],
+    "string": ["", "ü", "\n", "\x00", "\u2028", "😀", '"\\/', "null"],
+    "boolean": [True, False],
+}
+COLUMNS = {f"a_{kind}": kind for kind in VALUES}
+FLOATS = {"a_double", "a_float"}
+
+
+class Message(NamedTuple):
+    """One message as the broker has it."""
+
+    key: bytes
+    value: bytes | None
+    version: int
+
+
+class Scene:
+    """A table that changes at random, and the topics that it is published to."""
+
+    def __init__(self, spark: Any, file: Path, seed: int) -> None:
+        self.spark, self.file, self.settings = spark.newSession(), file, load_settings(file)
+        self.spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+        self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
+        self.said: list[str] = []
+        self.lake.ensure(spark, [ROWS, LEDGER])
+        self.schema = self.lake.read(spark, ROWS).schema.add("_delete", "boolean")
+
+    def change(self, rows: int = 15) -> None:
+        """One version: rows inserted, updated and deleted by a real MERGE."""
+        picked = {
+            (self.rnd.choice("ab"), f"s{self.rnd.randint(0, 2)}", self.rnd.choice(VALUES["string"])): None
+            for _ in range(rows)
+        }
+        source = [(*key, *self.values(), self.rnd.random() < 0.3) for key in picked]
+        frame = self.spark.createDataFrame(source, self.schema)
+        names = [name for name in self.schema.names if name != "_delete"]
+        every: dict[str, Any] = {name: f"s.{name}" for name in names}
+        same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+        self.merges += 1
+        with interpreted(self.spark):
+            merge(
+                self.lake, ROWS, frame, same,
+                lambda m: m.whenMatchedDelete("s._delete").whenMatchedUpdate(set=every)
+                .whenNotMatchedInsert("NOT s._delete", values=every), Txn("test", self.merges),
+            )  # fmt: skip
+
+    def values(self) -> list[Any]:
+        rnd = self.rnd
+        declared = [rnd.choice([*VALUES[kind], None]) for kind in COLUMNS.values()]
+        return [*declared, rnd.choice([None, '{"x":"ö"}']), *(rnd.randint(-(2**63), 2**63 - 1) for _ in range(4))]
+
+    def publish(self, topic: str) -> str:
+        """One run to its end; what it said last."""
+        publication = Publication(ROWS, topic)
+        publish(self.spark, self.settings, publication, threading.Event(), once=True, say=self.said.append)
+        return self.said[-1]
+
+    def publish_killed(self, topic: str, place: str) -> subprocess.CompletedProcess[str]:
+        """The same by the command, in a process of its own that dies at a fault point."""
+        words = ["--config", str(self.file), "publish", ROWS, "--topic", topic, "--once"]
+        command = [sys.executable, "-m", "sessionlake", *words]
+        environment = os.environ | {VARIABLE: place}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def table(self) -> dict[tuple[str, ...], Any]:
+        rows = self.lake.read(self.spark, ROWS).toArrow().to_pylist()
+        return {tuple(row[name] for name in KEY): exactly(row) for row in rows}
+
+    def sent(self, topic: str) -> list[Message]:
+        """All that the topic holds, each partition in order."""
+        consumer, found = Consumer({**self.client, "group.id": "fold"}), []
+        for number in consumer.list_topics(topic).topics[topic].partitions:
+            end = consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
+            consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+            for _ in range(end):
+                message = consumer.poll(20)
+                assert message is not None
+                assert message.error() is None
+                version = dict(message.headers())["sessionlake.version"]
+                found.append(Message(message.key(), message.value(), int(version)))
+        consumer.close()
+        return found
+
+    @property
+    def client(self) -> dict[str, str]:
+        return client_config(self.settings)
+
+
+def folded(messages: list[Message]) -> dict[tuple[str, ...], Any]:
+    """What any consumer of a compacted topic does: the last value of each key counts, none is a deletion."""
+    last = {message.key: message.value for message in messages}
+    rows = [json.loads(value) for value in last.values() if value is not None]
+    assert [json.loads(key) for key, value in last.items() if value] == [{n: row[n] for n in KEY} for row in rows]
+    return {tuple(row[name] for name in KEY): exactly(row) for row in rows}
+
+
+def exactly(row: dict[str, Any]) -> dict[str, Any]:
+    """Floating-point values by their bits: NaN is itself, and the zeros differ."""
+    return {n: struct.pack("d", float(v)) if n in FLOATS and v is not None else v for n, v in row.items()}
+
+
+def without_replays(messages: list[Message]) -> list[Message]:
+    """Only what is newer than the last of its key, by the header."""
+    newest: dict[bytes, int] = {}
+    kept = []
+    for message in messages:
+        if message.version > newest.get(message.key, -1):
+            newest[message.key] = message.version
+            kept.append(message)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def scene(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    folder = tmp_path_factory.mktemp("publish")
+    kafka = {"bootstrap_servers": broker.bootstrap_servers}
+    content = {"home": str(folder / "home"), "kafka": kafka, "capture": {"columns": COLUMNS}}
+    (folder / "sessionlake.yml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return Scene(spark, folder / "sessionlake.yml", seed=11)
+
+
+def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore(scene: Scene) -> None:
+    topic = "rows.killed"
+    scene.change()
+    assert scene.publish(topic).startswith("done: ")
+    assert folded(scene.sent(topic)) == scene.table()
+    scene.change()
+    scene.change()
+    with interpreted(scene.spark):
+        scene.lake.delta(scene.spark, ROWS).restoreToVersion(1)  # deletes and inserts the same rows in one version
+    killed = scene.publish_killed(topic, "after:kafka")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    scene.change()
+    scene.publish(topic)
+    messages = scene.sent(topic)
+    assert folded(messages) == scene.table()
+
+    once = set(messages)
+    assert len(messages) > len(once), "nothing was replayed"
+    assert len({(m.key, m.version) for m in once}) == len(once), "one message a key and version, and the same again"
+    assert folded(without_replays(messages)) == scene.table()
+    ledger = scene.lake.read(scene.spark, LEDGER).collect()
+    assert sum(row["messages"] for row in ledger if row["layer"].endswith(topic)) == len(once)
+
+
+def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are_told(scene: Scene) -> None:
+    topic, admin = "rows.small", AdminClient(scene.client)
+    made(admin, topic, {"max.message.bytes": "40000"})
+    scene.change()
+    scene.lake.delta(scene.spark, ROWS).update("topic = 'a'", {"a_string": "repeat('x', 50000)"})
+    with pytest.raises(BrokerError, match=r"larger than topic rows\.small takes"):
+        scene.publish(topic)
+    assert 0 < len(scene.sent(topic)) < len(scene.table())
+    entry = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    scene.publish(topic)
+    assert folded(scene.sent(topic)) == scene.table()
+
+    scene.change()
+    for file in (scene.lake.path(ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
+        file.unlink()
+    with pytest.raises(LakeError, match=r"changes that were not sent yet are gone.*publish into a new topic"):
+        scene.publish(topic)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"retention.ms": "604800000"}, "drops messages by age or size"),
+        ({"cleanup.policy": "compact,delete", "retention.bytes": "1"}, "drops messages by age or size"),
+        ({"max.message.bytes": "1000"}, "takes 1000 bytes at once"),
+    ],
+)
+def test_a_topic_that_would_lose_rows_is_refused(broker_settings: Settings, tmp_path: Path, config: Any, text: str):
+    admin = AdminClient(client_config(broker_settings))
+    made(admin, tmp_path.name, config)
+    with pytest.raises(BrokerError, match=text):
+        prepare(broker_settings, tmp_path.name, first=True, anew="")
+
+
+def test_a_missing_topic_is_made_compacted_at_first_and_told_later(broker_settings: Settings, tmp_path: Path):
+    with pytest.raises(BrokerError, match=r"is gone.*begin anew"):
+        prepare(broker_settings, tmp_path.name, first=False, anew="begin anew")
+    assert prepare(broker_settings, tmp_path.name, first=True, anew="") == 0
+    resource = ConfigResource(ConfigResource.Type.TOPIC, tmp_path.name)
+    admin = AdminClient(client_config(broker_settings))
+    assert admin.describe_configs([resource])[resource].result(30)["cleanup.policy"].value == "compact"
+
+
+def test_a_topic_that_holds_other_messages_is_refused_at_first_and_gone_on_with_later(
+    broker_settings: Settings, tmp_path: Path
+):
+    producer = Producer(client_config(broker_settings))
+    made(AdminClient(client_config(broker_settings)), tmp_path.name, {})
+    producer.produce(tmp_path.name, b"{}", b"{}")
+    assert producer.flush(30) == 0
+    with pytest.raises(BrokerError, match="would live on in it"):
+        prepare(broker_settings, tmp_path.name, first=True, anew="")
+    assert prepare(broker_settings, tmp_path.name, first=False, anew="") == 1
+
+
+def made(admin: AdminClient, topic: str, config: dict[str, str]) -> None:
+    admin.create_topics([NewTopic(topic, config=config)])[topic].result(30)

@@ -1,0 +1,180 @@
+"""A table's rows as messages, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sessionlake import cli
+from sessionlake.config import KafkaSettings, Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake.schemas import TABLES
+from sessionlake.publish.job import KEYS, Publication
+from sessionlake.publish.messages import CHANGE, SCHEMA, VERSION, Messages
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+# The first row of all waits for Arrow to be loaded.
+UNHURRIED = settings(deadline=None)
+ROWS = pa.schema(
+    [
+        ("k", pa.string()),
+        ("n", pa.int64()),
+        ("double", pa.float64()),
+        ("float", pa.float32()),
+        ("int", pa.int64()),
+        ("tiny", pa.int8()),
+        ("flag", pa.bool_()),
+        ("text", pa.string()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        (CHANGE, pa.string()),
+        (VERSION, pa.int64()),
+    ]
+)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+VALUES = st.fixed_dictionaries(
+    {
+        "double": st.none() | st.floats(),
+        "float": st.none() | st.floats(width=32),
+        "int": st.none() | INT64,
+        "tiny": st.none() | st.integers(-128, 127),
+        "flag": st.none() | st.booleans(),
+        "text": st.none() | TEXT,
+        "time": st.none() | INT64,
+    }
+)
+
+
+def row(key: str = "r", number: int = 0, version: int = 1, change: str = "insert", **values: Any) -> dict[str, Any]:
+    none = dict.fromkeys(("double", "float", "int", "tiny", "flag", "text", "time"))
+    return {"k": key, "n": number, **none, **values, CHANGE: change, VERSION: version}
+
+
+def encoded(*batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    given = [pa.RecordBatch.from_pylist(batch, schema=ROWS) for batch in batches]
+    made = list(Messages(("k", "n"), batch=7)(given))
+    assert all(batch.schema == SCHEMA for batch in made)
+    return [message for batch in made for message in batch.to_pylist()]
+
+
+def bits(value: Any) -> Any:
+    """A floating-point value, as a number or spelled out, by its bits; any NaN is one."""
+    if value is None:
+        return None
+    return "nan" if math.isnan(float(value)) else struct.pack("d", float(value))
+
+
+@UNHURRIED
+@given(TEXT, INT64, VALUES)
+def test_a_row_can_be_read_back_exactly_by_a_reader_of_json(key, number, values):
+    (message,) = encoded([row(key, number, **values)])
+    assert json.loads(message["key"]) == {"k": key, "n": number}
+    found = json.loads(message["value"])
+    assert list(found) == [name for name in ROWS.names if name not in {CHANGE, VERSION}]
+    assert [bits(found[name]) for name in ("double", "float")] == [bits(values[name]) for name in ("double", "float")]
+    assert {n: found[n] for n in ("int", "tiny", "flag", "text", "time")} == {
+        n: values[n] for n in ("int", "tiny", "flag", "text", "time")
+    }
+
+
+@UNHURRIED
+@given(TEXT, INT64)
+def test_a_key_is_spelled_in_the_one_way_that_is_laid_down(key, number):
+    (message,) = encoded([row(key, number)])
+    assert message["key"] == json.dumps({"k": key, "n": number}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def test_what_json_has_no_number_for_is_spelled_out():
+    messages = encoded([row(number=i, double=float(text)) for i, text in enumerate(("nan", "inf", "-inf", "-0.0"))])
+    assert [json.dumps(json.loads(m["value"])["double"]) for m in messages] == [
+        '"NaN"',
+        '"Infinity"',
+        '"-Infinity"',
+        "-0.0",
+    ]
+
+
+def test_a_delete_is_a_tombstone_and_every_message_names_version_and_batch():
+    upsert, tombstone = encoded([row("a", version=3), row("a", version=4, change="delete")])
+    assert (upsert["key"], upsert["value"] is None) == (tombstone["key"], False)
+    assert tombstone["value"] is None
+    assert [m["headers"][0] for m in (upsert, tombstone)] == [
+        {"key": "sessionlake.version", "value": b"3"},
+        {"key": "sessionlake.version", "value": b"4"},
+    ]
+    assert upsert["headers"][1] == {"key": "sessionlake.batch", "value": b"7"}
+
+
+CHANGES = st.lists(
+    st.tuples(st.integers(1, 3), st.sampled_from("ab"), st.integers(0, 1), st.booleans()), unique=True, max_size=12
+).map(sorted)
+
+
+@UNHURRIED
+@given(CHANGES, st.lists(st.integers(0, 12), max_size=4))
+def test_a_version_gives_a_key_one_message_what_it_left_however_arrow_cuts_the_rows(changes, cuts):
+    rows = [
+        row(key, number, version, "update_postimage" if written else "delete")
+        for version, key, number, written in changes
+    ]
+    places = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    messages = encoded(*(rows[start:end] for start, end in itertools.pairwise(places)))
+    left = {(version, key, number): written for version, key, number, written in changes}
+    assert [(m["version"], *json.loads(m["key"]).values(), m["value"] is not None) for m in messages] == [
+        (*place, written) for place, written in left.items()
+    ]
+
+
+def test_large_rows_leave_in_chunks():
+    batch = pa.RecordBatch.from_pylist([row(number=i, text="x" * (5 << 20)) for i in range(9)], schema=ROWS)
+    sizes = [made.num_rows for made in Messages(("k", "n"), 0)([batch])]
+    assert sum(sizes) == 9
+    assert max(sizes) == 4
+
+
+def test_a_type_without_a_spelling_is_refused_by_name():
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "raw": [b"x"], CHANGE: ["insert"], VERSION: [1]})
+    with pytest.raises(LakeError, match="column raw is binary"):
+        list(Messages(("k",), 0)([batch]))
+
+
+@pytest.mark.parametrize("table", KEYS)
+def test_what_can_be_published_has_a_change_feed_and_its_key_s_columns(table):
+    assert TABLES[table].feed
+    assert set(KEYS[table]) <= {name for name, _ in TABLES[table].columns}
+
+
+@pytest.mark.parametrize(
+    ("table", "topic", "text"),
+    [
+        ("silver.quarantine", "out", "'silver.quarantine' is no table with a change feed.*: silver.session_rows"),
+        ("silver.session_rows", "capture.x", r"topic capture.x matches kafka.topic_pattern \(capture\\..\+\)"),
+        ("silver.session_rows", "in valid", "'in valid' cannot be a topic"),
+        ("silver.session_rows", "..", "cannot be a topic"),
+        ("silver.session_rows", "x" * 201, "up to 200 letters"),
+        ("silver.session_rows", "", "cannot be a topic"),
+    ],
+)
+def test_a_table_without_a_key_and_a_topic_that_cannot_serve_are_refused(table, topic, text):
+    with pytest.raises(UsageError, match=text):
+        Publication(table, topic).require_allowed(Settings())
+
+
+def test_a_pattern_refuses_whole_names_only():
+    ours = Settings(kafka=KafkaSettings(topic_pattern="rows"))
+    Publication("silver.session_rows", "rows.out").require_allowed(ours)
+
+
+def test_publishing_before_there_is_a_table_names_the_way_to_it(tmp_path):
+    words = ["publish", "silver.session_rows", "--topic", "out", "--once"]
+    result = CliRunner().invoke(cli.app, words, env={"SESSIONLAKE_HOME": str(tmp_path / "home")})
+    assert result.exit_code == 1
+    assert "sessionlake run all --once" in result.stderr
