@@ -85,9 +85,11 @@ app = typer.Typer(
 broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
 rebuild_app = typer.Typer(no_args_is_help=True, help="Build a layer once more from what it was made of.")
 verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
+state_app = typer.Typer(no_args_is_help=True, help="What silver's state store remembers.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 app.add_typer(broker_app, name="broker")
 app.add_typer(session_app, name="session")
+app.add_typer(state_app, name="state")
 app.add_typer(rebuild_app, name="rebuild")
 app.add_typer(verify_app, name="verify")
 
@@ -307,6 +309,29 @@ def simulate(
     line.end()
     found = report.to_dict()
     show(list(found), [list(found.values())], form)
+
+
+@state_app.command("show")
+def state_show(
+    session: Annotated[str, typer.Option("--session", help="The session's id.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """One session: where its stream stands, which seqs are missing, what is held back."""
+    settings = _settings(config)
+    from sessionlake.commands.state import show_session_state
+
+    _with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form))
+
+
+@state_app.command("stats")
+def state_stats(form: Form = Format.TABLE, config: Config = None) -> None:
+    """How many sessions and held-back messages each shard remembers, in how many bytes."""
+    settings = _settings(config)
+    from sessionlake.commands.state import show_state_stats
+
+    _with_spark(settings, lambda spark: show_state_stats(spark, settings, form))
 
 
 @rebuild_app.command("silver")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import sys
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,8 @@ def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
 def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_from_it(
     spark: Any, settings: Settings, batches: list[list[KafkaMessage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pyspark.sql import functions as F
+
     lake = Lake(settings)
     run(spark, settings, *batches[:2])
     bronze = lake.delta(spark, "bronze.messages")
@@ -63,7 +67,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
 
     # One value in one row is found, and named; all else is equal.
     row = lake.read(spark, "silver.session_rows").where("qty IS NOT NULL").orderBy("topic", "session_id").first()
-    same = " AND ".join(f"{name} = '{row[name]}'" for name in ("topic", "session_id", "row_id"))
+    same = reduce(and_, (F.col(name) == row[name] for name in ("topic", "session_id", "row_id")))
     lake.delta(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
     found = verify(spark, settings, slice_messages=SLICE)
     assert (found.different, found.tables) == (1, {"silver.session_rows"})

@@ -14,10 +14,12 @@ sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import IntegrityViolationError, LakeError, OffsetHoleError, UsageError
 from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.state import ShardState
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at
+from sessionlake.silver.inspect import session_state, shard_of, shard_states, stats_of
 from sessionlake.silver.tables import TableMerger
 from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
@@ -105,6 +107,17 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
+
+    states = dict(shard_states(spark, pipeline.settings))
+    stats = [stats_of(shard, state, pipeline.settings) for shard, state in states.items()]
+    held = pipeline.lake.read(spark, "ops.ledger").where("layer = 'silver'").groupBy().sum("held").first()[0]
+    assert sum(shard.held for shard in stats) == held > 0
+    holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
+    assert holding.held is not None
+    topic, session = (holding.held[name][0].as_py() for name in ("topic", "session_id"))
+    shard = shard_of(spark, pipeline.settings, topic, session)
+    told = session_state(states[shard], pipeline.settings, topic, session)
+    assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
     pipeline.forget(pipeline.batches()[-1])

@@ -141,6 +141,12 @@ class Lake:
         if append_only:
             spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
 
+    def add_version(self, spark: SparkSession, table: str, after: int) -> None:
+        """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
+        if self.last_commit(spark, table).version <= after:
+            noted = f"'sessionlake.built_from' = '{int(after)}'"
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({noted})")
+
     def drop(self, spark: SparkSession, table: str) -> None:
         """Removes a table and its history: for tables that are only built to be copied."""
         if self.local:

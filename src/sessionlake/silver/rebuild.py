@@ -187,6 +187,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         _reset_gold(spark, settings, lake, plan)
     write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
     write(spark, lake, _merged(settings, plan, txn))
+    lake.add_version(spark, MESSAGES, plan.version)
     fault_point("before:publish:swap")
     handover.swap(settings, plan.rebuild)
     note_going_on(settings)

@@ -1,0 +1,56 @@
+"""What silver's state store remembers."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import astuple
+from typing import TYPE_CHECKING
+
+from sessionlake.commands.show import Format, show
+from sessionlake.config import Settings
+from sessionlake.errors import UsageError
+from sessionlake.lake.reading import reader_for
+from sessionlake.lake.tables import Lake
+from sessionlake.silver.inspect import STATS, session_state, shard_of, shard_states, stats_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SESSIONS = "silver.session_progress"
+
+
+def show_session_state(spark: SparkSession, settings: Settings, session: str, topic: str | None, form: Format) -> None:
+    """Writes what is remembered of one session: a row a field, or one object.
+
+    Raises:
+        UsageError: nothing is remembered of it, or several topics have one and `topic` is None.
+    """
+    topic = topic or _topic(spark, settings, session)
+    shard = shard_of(spark, settings, topic, session)
+    stored = next((state for _, state in shard_states(spark, settings, shard)), None)
+    if stored is None:
+        raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
+    found = {"shard": shard, **session_state(stored, settings, topic, session)}
+    if form is Format.TABLE:
+        show(("field", "value"), [(name, value) for name, value in found.items() if value not in (None, [])], form)
+    else:
+        show(list(found), [list(found.values())], form)
+
+
+def show_state_stats(spark: SparkSession, settings: Settings, form: Format) -> None:
+    """Writes a row a shard, by number; in a table, a last row sums them up."""
+    rows = sorted(astuple(stats_of(shard, state, settings)) for shard, state in shard_states(spark, settings))
+    if form is Format.TABLE and rows:
+        rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
+    show(STATS, rows, form)
+
+
+def _topic(spark: SparkSession, settings: Settings, session: str) -> str:
+    own = ("session_id", operator.eq, session)
+    rows = reader_for(Lake(settings), spark).rows(_SESSIONS, own, columns=["topic"])
+    topics = sorted({row["topic"] for row in rows})
+    if not topics:
+        raise UsageError(f"session {session!r} is unknown")
+    if len(topics) > 1:
+        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
+    return str(topics[0])

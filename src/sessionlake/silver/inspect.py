@@ -1,0 +1,129 @@
+"""A look into silver's state store: what judging remembers of a session, and how much there is of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Cursor, Status, decode_memory
+from sessionlake.integrity.state import ShardState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LAYER = "silver"
+_HELD = ("offset", "seq", "ts", "size")
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """One shard's state.
+
+    Attributes:
+        sessions: how many are remembered; of these, how many are past their session timeout, have gaps, and hold
+            messages back.
+        held: messages held back in all.
+        bytes: size of the state as stored.
+    """
+
+    shard: int
+    sessions: int
+    expired: int
+    with_gaps: int
+    holding: int
+    held: int
+    bytes: int
+
+
+STATS = tuple(ShardStats.__dataclass_fields__)
+
+
+def shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """The shards' states after the last committed batch, by Spark's state reader.
+
+    Args:
+        shard: of this one alone.
+
+    Raises:
+        LakeError: silver has no checkpoint yet.
+    """
+    from pyspark.sql import functions as F
+
+    checkpoint = settings.checkpoint(_LAYER)
+    if not (Path(checkpoint) / "commits").is_dir():
+        raise LakeError(f"there is no silver state in {checkpoint} yet: run `sessionlake run silver`")
+    frame = spark.read.format("statestore").load(checkpoint).select("key.shard", F.col("value.*"))
+    wanted = frame if shard is None else frame.where(F.col("shard") == shard)
+    for row in wanted.selectExpr("shard", "groupState.state AS state").toLocalIterator():
+        yield row["shard"], bytes(row["state"])
+
+
+def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
+    """The shard that a session is in."""
+    from pyspark.sql import functions as F
+
+    number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(settings.silver.shards))
+    row = spark.range(1).select(number.cast("int").alias("shard")).first()
+    assert row is not None  # noqa: S101 - one row is one row
+    return int(row["shard"])
+
+
+def stats_of(shard: int, stored: bytes, settings: Settings) -> ShardStats:
+    """How much a shard remembers."""
+    state = ShardState.decode(stored, settings.capture.declared)
+    return ShardStats(
+        shard=shard,
+        sessions=len(state.cursors),
+        expired=int((state.cursors["marked"] == 1).sum()),
+        with_gaps=sum(memory is not None for memory in state.memories.tolist()),
+        holding=int((state.cursors["held"] > 0).sum()),
+        held=int(state.cursors["held"].sum()),
+        bytes=len(stored),
+    )
+
+
+def session_state(stored: bytes, settings: Settings, topic: str, session: str) -> dict[str, Any]:
+    """What a shard remembers of one session; times in ms, absent ones None.
+
+    Raises:
+        UsageError: nothing.
+    """
+    state = ShardState.decode(stored, settings.capture.declared)
+    place = pc.index(state.keys, f"{topic}\0{session}").as_py()
+    if place < 0:
+        raise UsageError(
+            f"the state holds nothing of session {session!r} of topic {topic}: it never came, or it is forgotten, "
+            "as a session is twice its session timeout after its last message"
+        )
+    cursor = Cursor.of(state.cursors[place], decode_memory(state.memories[place]))
+    lane = state.clock.lanes[cursor.lane]
+    told = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
+    bounds = cursor.taken.bounds
+    return {
+        "topic": topic,
+        "session_id": session,
+        **{name: None if value in {NO_SEQ, NO_TIME, NEVER} else value for name, value in told.items()},
+        "status": Status(cursor.status).name.lower(),
+        "expired": bool(cursor.marked),
+        "stream_time": lane.time,
+        "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
+        "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.holes],
+        "held": _held(state, topic, session),
+    }
+
+
+_INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
+
+
+def _held(state: ShardState, topic: str, session: str) -> list[dict[str, int]]:
+    if state.held is None:
+        return []
+    mine = pc.and_(pc.equal(state.held["topic"], topic), pc.equal(state.held["session_id"], session))
+    found: list[dict[str, int]] = state.held.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
+    return found
