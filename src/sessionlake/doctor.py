@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
 _GROWING = ("bronze.messages", "silver.session_changes", "silver.quarantine", "silver.integrity_events")
+# Of the topics that are not active, as many are named.
+_NAMED = 10
 
 
 class Level(StrEnum):
@@ -207,12 +209,17 @@ def _topics(spark: SparkSession, lake: Lake) -> Finding:
     rows = read_topics(spark, lake)
     now = latest(rows).values()
     known = ", ".join(
-        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({', '.join(names)})")
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_some(names)})")
         for state in TopicState
         if (names := sorted(row.topic for row in now if row.state is state))
     )
     lost = sorted({row.topic for row in rows if row.lost})
     if not lost and all(row.state in WAITED_FOR for row in now):
         return Finding(Level.OK, "topics", known or "none yet")
-    gone = f"; messages were lost unread of {', '.join(lost)}" if lost else ""
+    gone = f"; messages were lost unread of {_some(lost)}" if lost else ""
     return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+
+
+def _some(names: list[str]) -> str:
+    """The first of them."""
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
