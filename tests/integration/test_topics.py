@@ -140,6 +140,16 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
             (TopicState.RECREATED, 5),
             (TopicState.ACTIVE, None),
         ]
+    for topic in ("a", "b"):
+        world.delete(topic)
+    world.run(world.under(OnTopicChange.FORGET))  # nothing is left to subscribe to
+    world.send("c", 0, 2)
+    world.run(world.settings)
+    assert (world.state("a"), world.state("c"), world.offsets("c")) == (
+        TopicState.FORGOTTEN,
+        TopicState.ACTIVE,
+        [0, 1],
+    )
 
 
 def power_cut(*_: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
 from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import TOPICS, latest, read_topics
 from sessionlake.runtime.interpreted import interpreted
@@ -174,12 +176,11 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, batch: int | No
     Raises:
         LakeError: the ledger knows later batches of this checkpoint.
     """
-    from pyspark.sql import functions as F
-
     checkpoint = settings.checkpoint(LAYER)
     query = json.loads((Path(checkpoint) / "metadata").read_text(encoding="utf-8"))["id"]
-    mine = lake.read(spark, LEDGER).where((F.col("layer") == LAYER) & (F.col("app_id") == query))
-    recorded = mine.agg(F.max("batch_id")).collect()[0][0]
+    of_it = ("layer", eq, LAYER), ("app_id", eq, query)
+    rows = reader_for(lake, spark).rows(LEDGER, *of_it, columns=["batch_id"])
+    recorded = max((row["batch_id"] for row in rows), default=None)
     if recorded is not None and (batch is None or recorded > batch):
         raise LakeError(
             f"the checkpoint {checkpoint} is at batch {batch}, the tables hold batches up to {recorded}: it is older "

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from sessionlake.bronze.topic_rules import READ, Decision, Seen, decide
 from sessionlake.config import Settings
 from sessionlake.errors import TopicChangedError
-from sessionlake.lake.ledger import LEDGER, OffsetRange
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Place, Topic, TopicPartition, TopicState, latest, read_topics, write_topics
 from sessionlake.runtime.kafka_admin import KafkaAdmin
@@ -171,27 +172,20 @@ class TopicBook:
 
     def _seen(self, names: Iterable[str], ids: dict[str, str | None]) -> dict[str, Seen]:
         asked = sorted(names)
-        offsets = self._admin.offsets(self._admin.partitions(asked)) if asked else {}
-        return {
-            name: Seen(ids[name], {number: span for (topic, number), span in offsets.items() if topic == name})
-            for name in asked
-        }
+        spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
+        if asked:
+            for (topic, number), span in self._admin.offsets(self._admin.partitions(asked)).items():
+                spans[topic][number] = span
+        return {name: Seen(ids[name], found) for name, found in spans.items()}
 
     def _take_in_ledger(self) -> None:
         """Brings `next_offset` to where the ledger is, also of topics that were read before this table was."""
-        from pyspark.sql import functions as F
-
-        ranges = self._lake.read(self._spark, LEDGER).where("layer = 'bronze'")
-        spans = ranges.select("committed_at", F.explode("offsets").alias("o")).groupBy("o.topic", "o.partition")
-        found = spans.agg(
-            F.min("o.first").alias("first"), F.max("o.last").alias("last"), F.max("committed_at").alias("at")
-        )
-        known = self.topics
-        for topic, partition, first, last, at in found.collect():
-            now = at.astimezone(UTC)
-            row = known.get(topic) or Topic(topic, 0, TopicState.ACTIVE, None, now, now)
-            row = _advanced(row, partition, first, last + 1, now)
-            known[topic] = self._rows[row.topic, row.generation] = row
+        known, now = self.topics, datetime.now(UTC)
+        for span in reader_for(self._lake, self._spark).spans():
+            if span.layer == "bronze":
+                row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
+                row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)
+                self._rows[row.topic, row.generation] = row
 
 
 def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
@@ -221,11 +215,6 @@ def _differs(row: Topic, ids: dict[str, str | None]) -> bool:
         return True
     there = ids[row.topic]
     return row.topic_id is not None and there is not None and row.topic_id != there
-
-
-def _has_news(row: Topic, found: Seen) -> bool:
-    held = {part.partition: part.next_offset - row.offset_shift for part in row.partitions}
-    return any(end > held.get(number, first) for number, (first, end) in found.partitions.items())
 
 
 def _refusal(reasons: tuple[str, ...]) -> str:
