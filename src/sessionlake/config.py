@@ -90,6 +90,14 @@ class OnViolation(StrEnum):
     RECORD = "record"
 
 
+class OnTopicChange(StrEnum):
+    """What bronze does about a topic that was deleted, created anew, or cut before it was read."""
+
+    FAIL = "fail"
+    FORGET = "forget"
+    RESTART = "restart"
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,6 +111,10 @@ class KafkaSettings(_Section):
     """Any further client option, without its `kafka.` prefix: `security.protocol: SASL_SSL`."""
     allow_offset_gaps: bool = False
     """True for compacted or transactional topics, whose offsets legitimately have holes."""
+    on_topic_change: OnTopicChange = OnTopicChange.FAIL
+    """For topics that are deleted, created anew, or cut by retention before they were read."""
+    inactive_after: Duration = timedelta(days=7)
+    """A topic without a message for so long leaves the subscription until one comes."""
 
     @field_validator("options", mode="before")
     @classmethod

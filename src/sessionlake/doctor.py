@@ -13,6 +13,7 @@ from sessionlake.errors import BrokerError, ConfigError, LakeError, SessionlakeE
 from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LEDGER, REBUILD, current
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
 _GROWING = ("bronze.messages", "silver.session_changes", "silver.quarantine", "silver.integrity_events")
+# Of the topics that are not active, as many are named.
+_NAMED = 10
 
 
 class Level(StrEnum):
@@ -122,6 +125,7 @@ def _books(settings: Settings) -> list[Finding]:
         _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(spark, settings)),
+        _topics(spark, lake),
     ]
 
 
@@ -149,9 +153,10 @@ def _contiguous(spark: SparkSession, lake: Lake, *, allow_gaps: bool) -> str:
     spans = ranges.agg(
         F.min("o.first").alias("first"), F.max("o.last").alias("last"), F.sum("o.messages").alias("messages")
     )
-    found = spans.collect()
+    found, over = spans.collect(), jumps(read_topics(spark, lake))
     for row in found:
-        missing = row["last"] - row["first"] + 1 - row["messages"]
+        between = jumped(over, (row["topic"], row["partition"]), row["first"], row["last"] + 1)
+        missing = row["last"] - row["first"] + 1 - row["messages"] - between
         if missing < 0 or (missing and not allow_gaps):
             what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
             raise LakeError(
@@ -198,3 +203,23 @@ def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
             "empty home (make clean-home)"
         )
     return "every layer that has run has its checkpoint"
+
+
+def _topics(spark: SparkSession, lake: Lake) -> Finding:
+    rows = read_topics(spark, lake)
+    now = latest(rows).values()
+    known = ", ".join(
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_some(names)})")
+        for state in TopicState
+        if (names := sorted(row.topic for row in now if row.state is state))
+    )
+    lost = sorted({row.topic for row in rows if row.lost})
+    if not lost and all(row.state in WAITED_FOR for row in now):
+        return Finding(Level.OK, "topics", known or "none yet")
+    gone = f"; messages were lost unread of {_some(lost)}" if lost else ""
+    return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+
+
+def _some(names: list[str]) -> str:
+    """The first of them."""
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -41,6 +41,10 @@ class OffsetHoleError(LakeError):
     """Kafka offsets are missing where none may be: the messages are gone, or the topic was recreated."""
 
 
+class TopicChangedError(OffsetHoleError):
+    """A topic was deleted, made anew or cut, and the rule is `fail`: decide by `kafka.on_topic_change`."""
+
+
 class IntegrityViolationError(SessionlakeError):
     """A session broke its integrity class under `on_violation: fail`; nothing of the batch was committed."""
 

@@ -130,9 +130,7 @@ class Pipeline:
                 raise error
             raise explain(error, "silver's tables", self._settings.checkpoint("silver")) from error
         for query in self.queries.values():
-            if not query.active:
-                query.wait()
-                raise SessionlakeError(f"{query.layer} was ended from outside: run it again")
+            query.check()
 
     def drain(self) -> None:
         """Waits until everything that Kafka holds now has reached every table.
@@ -141,11 +139,7 @@ class Pipeline:
             SessionlakeError: what stopped a layer before.
         """
         for part, query in self.queries.items():
-            try:
-                query.query.processAllAvailable()
-            except Exception:
-                query.wait()  # says it better
-                raise
+            query.drain()
             if part is Layer.SILVER and self._merger is not None:
                 self._merger.drain()
                 self.check()

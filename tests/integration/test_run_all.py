@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.config import OnViolation, Settings
-from sessionlake.errors import IntegrityViolationError, LakeError, OffsetHoleError, SessionlakeError
+from sessionlake.errors import IntegrityViolationError, LakeError, SessionlakeError, TopicChangedError
 from sessionlake.lake.tables import Lake
 from sessionlake.local.simulate import run_simulation
 from sessionlake.local.simulate.readback import truth_from_broker
@@ -174,8 +174,10 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
 
         errors: list[SessionlakeError] = []
         eventually(stopped)
-    assert isinstance(errors[0], OffsetHoleError)
-    assert "topic" in str(errors[0])
+    assert isinstance(errors[0], TopicChangedError)
+    assert f"topic {topic} was deleted" in str(errors[0])
+    assert "up to offset 2" in str(errors[0])
+    assert "kafka.on_topic_change: forget" in str(errors[0])
     assert "Traceback" not in str(errors[0])
     assert count(spark, mine, "bronze.messages") == 3
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import threading
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from operator import eq
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.bronze.query import BronzeQuery
+from sessionlake.bronze.subscription import pattern
+from sessionlake.bronze.topics import TopicBook
 from sessionlake.config import Settings
+from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
 from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import TOPICS, latest, read_topics
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.runtime.streams import LayerQuery
@@ -26,6 +36,8 @@ MESSAGES = "bronze.messages"
 _FEW_MESSAGES = 20_000
 # Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
 _TOO_BIG = "maxResultSize"
+
+Planned = dict[tuple[str, int], tuple[int, int]]
 
 
 def start(
@@ -44,33 +56,48 @@ def start(
     Raises:
         BrokerError: Kafka does not answer.
         LakeError: the checkpoint is new and the tables are not.
+        TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
     require_broker(settings)
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES, LEDGER])
+    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    job = _BronzeBatch(lake, settings, on_batch)
-    return query.start(_source(spark, settings), job, trigger=settings.bronze.trigger, once=once)
+    book = TopicBook(spark, lake, settings)
+    return BronzeQuery(
+        LAYER,
+        settings.checkpoint(LAYER),
+        book,
+        source=lambda left_out: (
+            _source(spark, settings, left_out, book.shifts),
+            _BronzeBatch(lake, settings, book, on_batch),
+        ),
+        settle=lambda batch: _settle(spark, lake, settings, batch),
+        trigger=settings.bronze.trigger,
+        once=once,
+    ).begin()
 
 
-def _source(spark: SparkSession, settings: Settings) -> DataFrame:
+def _source(spark: SparkSession, settings: Settings, left_out: frozenset[str], shifts: Mapping[str, int]) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = (
         spark.readStream.format("kafka")
         .options(**spark_kafka_options(settings))
-        .option("subscribePattern", f"^(?:{settings.kafka.topic_pattern})$")
+        .option("subscribePattern", pattern(settings.kafka.topic_pattern, left_out))
         .option("startingOffsets", "earliest")
         .option("failOnDataLoss", "true")
         .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
+    offset = F.col("offset")
+    if shifts:
+        by_topic = F.create_map(*(F.lit(item) for pair in shifts.items() for item in pair))
+        offset = offset + F.coalesce(by_topic[F.col("topic")], F.lit(0))
     return stream.select(
         "topic",
         "partition",
-        "offset",
+        offset.alias("offset"),
         "timestamp",
         F.col("timestampType").alias("timestamp_type"),
         "key",
@@ -83,39 +110,51 @@ def _source(spark: SparkSession, settings: Settings) -> DataFrame:
 class _BronzeBatch:
     """Commits one micro-batch: the messages, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, on_batch: Callable[[LedgerEntry], None] | None) -> None:
+    def __init__(
+        self, lake: Lake, settings: Settings, book: TopicBook, on_batch: Callable[[LedgerEntry], None] | None
+    ) -> None:
         self._lake = lake
         self._settings = settings
+        self._book = book
+        self._shifts = book.shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
+        self._busy = threading.Lock()
+        self._retired = False
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
+        with self._busy:
+            if self._retired:
+                raise SessionlakeError("bronze: the query was started anew before this batch")
+            self._commit(rows, txn)
+
+    def retire(self) -> None:
+        """Waits for a batch under way; refuses those that come later."""
+        with self._busy:
+            self._retired = True
+
+    def _commit(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        planned = planned_ranges(self._settings.checkpoint(LAYER), txn.version)
+        planned = _planned(self._settings, txn.version, self._shifts)
+        topics = {topic for topic, _ in planned}
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
         expected = sum(end - first for first, end in planned.values())
         with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES):
-            append(spark, lake, MESSAGES, self._at_hand(rows, expected), txn)
+            read = self._at_hand(rows, expected)
+            self._book.admit(topics)
+            append(spark, lake, MESSAGES, read, txn)
+        if not isinstance(read, pa.Table):
+            self._book.admit(topics)  # only now it has been read
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
-        ranges = _ranges(planned) if whole else self._counted(spark, planned)
+        ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
-        messages = sum(item.messages for item in ranges)
-        entry = LedgerEntry(
-            layer=LAYER,
-            txn=txn,
-            source="kafka",
-            started_at=started,
-            offsets=ranges,
-            outputs=(Output(MESSAGES, commit.version, messages),),
-            messages=messages,
-            applied=messages,
-            config_hash=config_hash(self._settings),
-        )
+        entry = _entry(self._settings, txn, ranges, commit.version, started)
         write(spark, lake, entry)
         self._log.advance(ranges)
+        self._book.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)
 
@@ -130,25 +169,79 @@ class _BronzeBatch:
         # As few files as cores: one task a topic-partition would write one tiny file each.
         return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
 
-    def _counted(self, spark: SparkSession, planned: dict[tuple[str, int], tuple[int, int]]) -> tuple[OffsetRange, ...]:
-        """Ranges by what the table holds: after a replay, or where offsets have holes."""
-        from pyspark.sql import functions as F
 
-        plan = [(topic, partition, first, end) for (topic, partition), (first, end) in planned.items()]
-        if not plan:
-            return ()
-        bounds = spark.createDataFrame(plan, "topic string, partition int, first bigint, end bigint")
-        held = self._lake.read(spark, MESSAGES).join(F.broadcast(bounds), ["topic", "partition"])
-        inside = held.where("offset >= first AND offset < end").groupBy("topic", "partition", "first", "end").count()
-        counts = {(row["topic"], row["partition"]): row["count"] for row in inside.collect()}
-        return tuple(
-            OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
-            for (topic, partition), (first, end) in planned.items()
+def _settle(spark: SparkSession, lake: Lake, settings: Settings, batch: int | None) -> bool:
+    """Gives the last batch its ledger row if it is in the table and died before that; whether it is in the table.
+
+    Raises:
+        LakeError: the ledger knows later batches of this checkpoint.
+    """
+    checkpoint = settings.checkpoint(LAYER)
+    query = json.loads((Path(checkpoint) / "metadata").read_text(encoding="utf-8"))["id"]
+    of_it = ("layer", eq, LAYER), ("app_id", eq, query)
+    rows = reader_for(lake, spark).rows(LEDGER, *of_it, columns=["batch_id"])
+    recorded = max((row["batch_id"] for row in rows), default=None)
+    if recorded is not None and (batch is None or recorded > batch):
+        raise LakeError(
+            f"the checkpoint {checkpoint} is at batch {batch}, the tables hold batches up to {recorded}: it is older "
+            "than they are. Put the newer one back, or start over with an empty home (make clean-home)"
         )
+    if batch is None or recorded == batch:
+        return batch is not None
+    shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
+    ranges = _counted(spark, lake, _planned(settings, batch, shifts))
+    if not any(item.messages for item in ranges):
+        return False
+    OffsetLog().check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    version = lake.last_commit(spark, MESSAGES).version
+    write(spark, lake, _entry(settings, Txn(query, batch), ranges, version, datetime.now(UTC)))
+    return True
 
 
-def _ranges(planned: dict[tuple[str, int], tuple[int, int]]) -> tuple[OffsetRange, ...]:
+def _planned(settings: Settings, batch: int, shifts: Mapping[str, int]) -> Planned:
+    """Offsets `[first, end)` that the batch adds to the table, by topic and partition."""
+    return {
+        (topic, partition): (first + shifts.get(topic, 0), end + shifts.get(topic, 0))
+        for (topic, partition), (first, end) in planned_ranges(settings.checkpoint(LAYER), batch).items()
+    }
+
+
+def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
+    """Ranges by what the table holds: after a replay, or where offsets have holes."""
+    from pyspark.sql import functions as F
+
+    plan = [(topic, partition, first, end) for (topic, partition), (first, end) in planned.items()]
+    if not plan:
+        return ()
+    bounds = spark.createDataFrame(plan, "topic string, partition int, first bigint, end bigint")
+    held = lake.read(spark, MESSAGES).join(F.broadcast(bounds), ["topic", "partition"])
+    inside = held.where("offset >= first AND offset < end").groupBy("topic", "partition", "first", "end").count()
+    counts = {(row["topic"], row["partition"]): row["count"] for row in inside.collect()}
+    return tuple(
+        OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
+        for (topic, partition), (first, end) in planned.items()
+    )
+
+
+def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:
     return tuple(
         OffsetRange(topic, partition, first, end - 1, end - first)
         for (topic, partition), (first, end) in planned.items()
+    )
+
+
+def _entry(
+    settings: Settings, txn: Txn, ranges: tuple[OffsetRange, ...], version: int, started: datetime
+) -> LedgerEntry:
+    messages = sum(item.messages for item in ranges)
+    return LedgerEntry(
+        layer=LAYER,
+        txn=txn,
+        source="kafka",
+        started_at=started,
+        offsets=ranges,
+        outputs=(Output(MESSAGES, version, messages),),
+        messages=messages,
+        applied=messages,
+        config_hash=config_hash(settings),
     )

@@ -19,15 +19,15 @@ def planned_ranges(checkpoint: str, batch_id: int) -> dict[tuple[str, int], tupl
     Raises:
         LakeError: the checkpoint lacks the batch.
     """
-    ends = _read(Path(checkpoint) / "offsets" / str(batch_id))
-    starts = _read(Path(checkpoint) / "sources" / "0" / "0")
+    ends = read_offsets(Path(checkpoint) / "offsets" / str(batch_id))
+    starts = read_offsets(Path(checkpoint) / "sources" / "0" / "0")
     if batch_id:
-        starts |= _read(Path(checkpoint) / "offsets" / str(batch_id - 1))
+        starts |= read_offsets(Path(checkpoint) / "offsets" / str(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
 
-def _read(file: Path) -> Offsets:
+def read_offsets(file: Path) -> Offsets:
     """Parses a log file: a version line, for batches a metadata line, then one JSON line of the source."""
     try:
         content = file.read_bytes().lstrip(b"\0").decode()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.lake.direct import append_directly, live_bytes
+from sessionlake.lake.direct import append_directly, live_bytes, replace_directly
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.frames import as_frame
@@ -63,6 +63,14 @@ def _append_frame(lake: Lake, table: str, frame: DataFrame, txn: Txn) -> None:
         writer.save(str(lake.path(table)))
     else:
         writer.saveAsTable(lake.identifier(table))
+
+
+def replace_rows(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
+    """Replaces all rows of a small table, in one commit."""
+    if lake.local:
+        replace_directly(lake.path(table), rows)
+    else:
+        as_frame(spark, rows).write.format("delta").mode("overwrite").saveAsTable(lake.identifier(table))
 
 
 def merge(

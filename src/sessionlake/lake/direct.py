@@ -1,4 +1,4 @@
-"""Small appends to local tables without a Spark job: Arrow rows, written and committed by delta-rs in milliseconds.
+"""Small writes to local tables without a Spark job: Arrow rows, written and committed by delta-rs in milliseconds.
 
 An append through Spark costs about a second of CPU whatever it appends, most of it planning; a stream of small
 batches makes several a second. Spark and delta-rs follow the same protocol, so each sees what the other commits.
@@ -35,3 +35,10 @@ def append_directly(folder: Path, rows: pa.Table, app_id: str, version: int) -> 
         return
     properties = CommitProperties(app_transactions=[Transaction(app_id, version)])
     write_deltalake(table, rows, mode="append", commit_properties=properties)
+
+
+def replace_directly(folder: Path, rows: pa.Table) -> None:
+    """Replaces all rows of a table by these."""
+    from deltalake import write_deltalake
+
+    write_deltalake(folder, rows, mode="overwrite")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -17,6 +17,7 @@ from sessionlake.errors import OffsetHoleError
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import Jumps, jumped, jumps, read_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,10 +135,16 @@ def _arrow_schema() -> pa.Schema:
 
 
 class OffsetLog:
-    """Where each topic-partition stood after the previous batch: the check that nothing was skipped."""
+    """Where each topic-partition stood after the previous batch: the check that nothing was skipped.
 
-    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None) -> None:
+    Args:
+        ends: the last offset of each topic-partition.
+        jumps: offsets that were passed over between generations of a topic; asked for when some are missing.
+    """
+
+    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, jumps: Callable[[], Jumps] = dict) -> None:
         self._ends = dict(ends or {})
+        self._jumps = jumps
 
     @classmethod
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
@@ -153,7 +160,8 @@ class OffsetLog:
             .groupBy("o.topic", "o.partition")
             .agg(F.max("o.last").alias("last"))
         )
-        return cls({(row["topic"], row["partition"]): row["last"] for row in ends.collect()})
+        last = {(row["topic"], row["partition"]): row["last"] for row in ends.collect()}
+        return cls(last, lambda: jumps(read_topics(spark, lake)))
 
     @property
     def ends(self) -> Mapping[tuple[str, int], int]:
@@ -181,16 +189,26 @@ class OffsetLog:
                 )
             if allow_gaps:
                 continue
-            if previous is not None and item.first != previous + 1:
+            before, inside = self._unexplained(item, previous)
+            if before and previous is not None:
                 raise OffsetHoleError(
                     f"{place}: offsets {previous + 1} to {item.first - 1} are missing; they were deleted before they "
                     "were read. If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
                 )
-            if item.missing:
+            if inside:
                 raise OffsetHoleError(
-                    f"{place}: {item.missing} of the offsets {item.first} to {item.last} are missing. "
+                    f"{place}: {inside} of the offsets {item.first} to {item.last} are missing. "
                     "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
                 )
+
+    def _unexplained(self, item: OffsetRange, previous: int | None) -> tuple[int, int]:
+        """Offsets missing before and inside a range, less those between two generations of the topic."""
+        before = 0 if previous is None else item.first - previous - 1
+        if not before and not item.missing:
+            return 0, 0
+        place, known = (item.topic, item.partition), self._jumps()
+        over = jumped(known, place, item.first - before, item.first), jumped(known, place, item.first, item.last + 1)
+        return before - over[0], item.missing - over[1]
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""

@@ -235,6 +235,25 @@ TABLES: dict[str, TableSchema] = {
         "What operators decided about places at which a session broke its class",
         writes=Writes.APPEND,
     ),
+    "ops.topics": TableSchema(
+        (
+            ("topic", "string"),
+            ("generation", "int"),
+            ("state", "string"),
+            ("topic_id", "string"),
+            ("first_seen", "timestamp"),
+            ("last_seen", "timestamp"),
+            ("last_message_at", "timestamp"),
+            ("offset_shift", "bigint"),
+            (
+                "partitions",
+                "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>",
+            ),
+            ("lost", "bigint"),
+        ),
+        "The life of every captured topic",
+        writes=Writes.BOTH,
+    ),
     "ops.ledger": TableSchema(
         (
             ("layer", "string"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import LEDGER, current_rows
 from sessionlake.lake.reading import Reader, Row, Span
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import TOPICS, WAITED_FOR, Topic, latest, topics_of
 from sessionlake.runtime.kafka import client_config, require_broker
 
 LAYERS = ("bronze", "silver", "silver_tables", "gold")
@@ -73,7 +74,7 @@ def layer_statuses(reader: Reader, settings: Settings) -> list[LayerStatus]:
         return [LayerStatus(layer) for layer in LAYERS]
     spans = reader.spans()
     bronze, silver = (_ends(spans, layer) for layer in ("bronze", "silver"))
-    kafka = kafka_ends(settings)
+    kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
     behind = {
         "bronze": None if kafka is None else _lag(kafka, bronze),
         "silver": _lag(bronze, silver),
@@ -144,6 +145,15 @@ def _narrow(row: Row) -> _Batch:
 
     changes, events = written("silver.session_changes"), written("silver.integrity_events")
     return _Batch(**row, rows=written(), changes=changes, events=events)
+
+
+def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
+    """Kafka's ends as offsets of `bronze.messages`, without the topics that are not read any more."""
+    if ends is None:
+        return None
+    read = {name: row.offset_shift for name, row in topics.items() if row.state in WAITED_FOR}
+    gone = topics.keys() - read.keys()
+    return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
 
 
 def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:

@@ -25,16 +25,19 @@ class LayerQuery:
         self.layer = layer
         self.checkpoint = checkpoint
         self._query: StreamingQuery | None = None
+        self._batch: Batch | None = None
         self._raised: BaseException | None = None
 
     def start(self, frame: DataFrame, batch: Batch, *, trigger: timedelta, once: bool) -> LayerQuery:
-        """Starts `batch(frame, txn)` for every micro-batch."""
+        """Starts `batch(frame, txn)` for every micro-batch; again after it has ended, too."""
+        self._raised, self._batch = None, batch
 
         def run(rows: DataFrame, batch_id: int) -> None:
             try:
                 batch(rows, Txn(self._query_id(rows), batch_id))
             except BaseException as error:
-                self._raised = error
+                if self._batch is batch:
+                    self._raised = error
                 raise
 
         writer = frame.writeStream.foreachBatch(run).queryName(self.layer).option("checkpointLocation", self.checkpoint)
@@ -83,6 +86,23 @@ class LayerQuery:
         if self._raised is not None and not self.query.isActive:
             raise self._explain(self._raised) from self._raised
         return True if seconds is None else bool(ended)
+
+    def check(self) -> None:
+        """Raises the error of a query that has stopped."""
+        if not self.active and self.wait(0):
+            raise SessionlakeError(f"{self.layer} was ended from outside: run it again")
+
+    def drain(self) -> None:
+        """Waits until everything that its source holds now is committed.
+
+        Raises:
+            SessionlakeError: what stopped it before.
+        """
+        try:
+            self.query.processAllAvailable()
+        except Exception:
+            self.wait()  # says it better
+            raise
 
     def _explain(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):

@@ -1,0 +1,225 @@
+"""Keeps `ops.topics`: looks at Kafka, has the rule decide, and guards every batch against a topic made anew."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sessionlake.bronze.topic_rules import READ, Decision, Seen, decide
+from sessionlake.config import Settings
+from sessionlake.errors import TopicChangedError
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.reading import reader_for
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import Place, Topic, TopicPartition, TopicState, latest, read_topics, write_topics
+from sessionlake.runtime.kafka_admin import KafkaAdmin
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Between two looks at the ends of topics that are not subscribed to, and two notes of how far the others are.
+_SLOW_SECONDS = 60.0
+
+
+class TopicBook:
+    """What bronze knows of its topics. Batches and whoever watches the query may use it at the same time."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._kafka = settings.kafka
+        self._admin = KafkaAdmin(spark, settings)
+        self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
+        self._open = True
+        self._lock = threading.RLock()
+        self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
+        self._written = dict(self._rows)
+        self._saved_at = self._looked_at = time.monotonic()
+        self._pruned: frozenset[str] = frozenset()
+        self._refresh = settings.bronze.topic_refresh.total_seconds()
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """The last generation of every topic."""
+        return latest(self._rows.values())
+
+    def prune(self) -> frozenset[str]:
+        """The topics that a query which starts now is not to subscribe to."""
+        self._pruned = frozenset(name for name, row in self.topics.items() if row.state not in READ)
+        return self._pruned
+
+    @property
+    def shifts(self) -> dict[str, int]:
+        """What to add to Kafka's offsets, of topics where it is not 0."""
+        return {name: row.offset_shift for name, row in self.topics.items() if row.offset_shift}
+
+    def positions(self) -> dict[Place, int]:
+        """Kafka offsets from which on the subscribed topics are to be read."""
+        return {
+            (row.topic, part.partition): part.next_offset - row.offset_shift
+            for row in self.topics.values()
+            if row.state in READ and self._matches(row.topic)
+            for part in row.partitions
+        }
+
+    def look(self) -> None:
+        """Compares everything with Kafka and writes down what came of it, by the configured rule.
+
+        Raises:
+            TopicChangedError: the rule is `fail`, and a topic was deleted, created anew or cut.
+        """
+        with self._lock:
+            self._take_in_ledger()
+            ids = self._admin.topic_ids()
+            decision = self._decide({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
+            self._take_over(decision)
+            self.save()
+        if decision.refusals:
+            raise TopicChangedError(_refusal(decision.refusals))
+
+    def disturbed(self) -> bool:
+        """Whether the running query's subscription no longer fits Kafka: then it is time to stop it and to `look`.
+
+        Asks Kafka no more often than topics are to be noticed.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < self._refresh:
+            return False
+        self._looked_at = now
+        with self._lock:
+            ids, known = self._admin.topic_ids(), self.topics
+            mine = {name for name in (*known, *ids) if self._matches(name)}
+            if any(_differs(known[name], ids) for name in mine & known.keys()):
+                return True
+            self._take_over(self._decide(mine - known.keys(), ids))
+            if now - self._saved_at < _SLOW_SECONDS:
+                return False
+            decision = self._decide(mine & self._quiet(), ids)
+            if any(self._calls_for_a_start(row) for row in decision.rows):
+                return True
+            self._take_over(decision)
+            self.save()
+        return False
+
+    def admit(self, topics: Iterable[str]) -> None:
+        """Returns if these topics are still the ones that they were when they were last looked at.
+
+        Raises:
+            TopicChangedError: one is gone, or is another topic of the same name.
+        """
+        with self._lock:
+            ids, known = self._admin.topic_ids(), self.topics
+            for name in topics:
+                if name in known and not _differs(known[name], ids):
+                    continue
+                if name in known or name not in ids:
+                    raise TopicChangedError(f"bronze: topic {name} was deleted or created anew while it was read")
+                self._take_over(self._decide([name], ids))
+
+    def advance(self, ranges: Iterable[OffsetRange]) -> None:
+        """Takes note of a batch that is committed."""
+        with self._lock:
+            known, now = self.topics, datetime.now(UTC)
+            for item in ranges:
+                row = _advanced(known[item.topic], item.partition, item.first, item.last + 1, now)
+                known[item.topic] = self._rows[row.topic, row.generation] = row
+
+    def save(self) -> None:
+        """Writes the table, if it is not as it should be."""
+        with self._lock:
+            self._saved_at = time.monotonic()
+            if self._rows != self._written:
+                write_topics(self._spark, self._lake, self._rows.values())
+                self._written = dict(self._rows)
+
+    def close(self) -> None:
+        """Writes what is not written yet and leaves Kafka; closing again does nothing."""
+        if self._open:
+            self._open = False
+            try:
+                self.save()
+            finally:
+                self._admin.close()
+
+    def _quiet(self) -> set[str]:
+        """Topics that may become inactive, or be so no longer."""
+        since = datetime.now(UTC) - self._kafka.inactive_after
+        rows = self.topics.values()
+        states = {TopicState.ACTIVE, TopicState.INACTIVE}
+        return {row.topic for row in rows if row.state in states and (row.last_message_at or row.first_seen) <= since}
+
+    def _calls_for_a_start(self, row: Topic) -> bool:
+        """Whether the running query must not go on without a topic, or with it."""
+        return row.topic in self._pruned if row.state in READ else row.state is not TopicState.INACTIVE
+
+    def _decide(self, names: Iterable[str], ids: dict[str, str | None]) -> Decision:
+        looked, kafka = set(names), self._kafka
+        return decide(
+            {name: row for name, row in self.topics.items() if name in looked},
+            self._seen(looked & ids.keys(), ids),
+            rule=kafka.on_topic_change,
+            now=datetime.now(UTC),
+            inactive_after=kafka.inactive_after,
+        )
+
+    def _take_over(self, decision: Decision) -> None:
+        self._rows |= {(row.topic, row.generation): row for row in decision.rows}
+
+    def _seen(self, names: Iterable[str], ids: dict[str, str | None]) -> dict[str, Seen]:
+        asked = sorted(names)
+        spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
+        if asked:
+            for (topic, number), span in self._admin.offsets(self._admin.partitions(asked)).items():
+                spans[topic][number] = span
+        return {name: Seen(ids[name], found) for name, found in spans.items()}
+
+    def _take_in_ledger(self) -> None:
+        """Brings `next_offset` to where the ledger is, also of topics that were read before this table was."""
+        known, now = self.topics, datetime.now(UTC)
+        for span in reader_for(self._lake, self._spark).spans():
+            if span.layer == "bronze":
+                row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
+                row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)
+                self._rows[row.topic, row.generation] = row
+
+
+def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
+    """The row after the offsets `[first, end)`; those before its generation are none of it."""
+    parts = {part.partition: part for part in row.partitions}
+    part = parts.get(partition)
+    if part is None:
+        if end <= row.offset_shift:
+            return row
+        begin = max(first, row.offset_shift)
+        part = TopicPartition(partition, begin, begin, begin)
+    if end <= part.next_offset:
+        return row
+    begun = part.first_offset if part.next_offset > part.first_offset else max(first, part.first_offset)
+    parts[partition] = TopicPartition(partition, begun, end, max(end, part.end_offset))
+    state = TopicState.ACTIVE if row.state is TopicState.INACTIVE else row.state
+    at = max(now, row.last_message_at or now)
+    held = tuple(parts[number] for number in sorted(parts))
+    return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
+
+
+def _differs(row: Topic, ids: dict[str, str | None]) -> bool:
+    """Whether Kafka's topic of the name is another than the row's, or comes or goes against its state."""
+    if row.topic not in ids:
+        return row.state not in {TopicState.DELETED, TopicState.FORGOTTEN}
+    if row.state is TopicState.DELETED:
+        return True
+    there = ids[row.topic]
+    return row.topic_id is not None and there is not None and row.topic_id != there
+
+
+def _refusal(reasons: tuple[str, ...]) -> str:
+    return (
+        f"bronze: {'; '.join(reasons)}. No table was changed but ops.topics. Decide what is to become of it and run "
+        "again with kafka.on_topic_change: forget (what was captured stays, the topic is not read any more) or restart "
+        "(what is there now is read from its beginning, behind what was captured); messages that were not read are lost"
+    )

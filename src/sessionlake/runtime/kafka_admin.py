@@ -1,0 +1,113 @@
+"""What Kafka says of its topics, asked through Spark's own client: it reaches what Spark's source reaches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.config import Settings
+from sessionlake.errors import BrokerError, MachineError
+from sessionlake.runtime.kafka import spark_kafka_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Place = tuple[str, int]
+# Databricks' runtime has the client under another name.
+_PACKAGES = ("org.apache.kafka", "kafkashaded.org.apache.kafka")
+_SECONDS = 20
+# What brokers that know no topic ids say.
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+_LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
+
+
+class KafkaAdmin:
+    """An open admin client; close it when done.
+
+    Raises:
+        MachineError: Spark has no Kafka client whose classes can be reached.
+        BrokerError: by every question, if Kafka does not answer.
+    """
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._jvm: Any = spark._jvm  # noqa: SLF001  (the way to the JVM that Spark and Delta take themselves)
+        self._servers = settings.kafka.bootstrap_servers
+        self._kafka = self._package()
+        properties = self._jvm.java.util.Properties()
+        for key, value in spark_kafka_options(settings).items():
+            properties.setProperty(key.removeprefix("kafka."), value)
+        with self._answered():
+            self._client = self._kafka.clients.admin.AdminClient.create(properties)
+
+    def close(self) -> None:
+        """Ends the client's connections."""
+        self._client.close()
+
+    def topic_ids(self) -> dict[str, str | None]:
+        """Every topic that this client may see, with the id that Kafka gave it when it was created."""
+        with self._answered():
+            listings = self._get(self._client.listTopics().listings())
+            # In one text: each of a topic's properties would be a call of its own.
+            found: dict[str, str] = dict(_LISTED.findall(listings.toString()))
+            if len(found) != listings.size():
+                found = {item.name(): item.topicId().toString() for item in listings}
+        return {name: None if topic_id == _NO_ID else topic_id for name, topic_id in found.items()}
+
+    def partitions(self, topics: Iterable[str]) -> list[Place]:
+        """Every partition of these topics, which must exist."""
+        with self._answered():
+            described = self._get(self._client.describeTopics(self._list(topics)).allTopicNames())
+            return [(name, number) for name in described for number in range(described[name].partitions().size())]
+
+    def offsets(self, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
+        """First offset and end of partitions, which must exist."""
+        asked = list(places)
+        spec = self._kafka.clients.admin.OffsetSpec
+        firsts, ends = self._offsets(asked, spec.earliest()), self._offsets(asked, spec.latest())
+        return {place: (firsts[place], ends[place]) for place in asked}
+
+    def _offsets(self, places: list[Place], spec: Any) -> Mapping[Place, int]:
+        with self._answered():
+            request = self._jvm.java.util.HashMap()
+            for topic, number in places:
+                request.put(self._kafka.common.TopicPartition(topic, number), spec)
+            told = self._get(self._client.listOffsets(request).all())
+            return {(item.topic(), item.partition()): told[item].offset() for item in told}
+
+    def _list(self, names: Iterable[str]) -> Any:
+        listed = self._jvm.java.util.ArrayList()
+        for name in names:
+            listed.add(name)
+        return listed
+
+    def _get(self, future: Any) -> Any:
+        return future.get(_SECONDS, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
+
+    def _package(self) -> Any:
+        from py4j.java_gateway import JavaClass
+
+        for name in _PACKAGES:
+            package = self._jvm
+            for part in name.split("."):
+                package = getattr(package, part)
+            if isinstance(package.clients.admin.AdminClient, JavaClass):
+                return package
+        raise MachineError(
+            "Spark has no Kafka client that can be reached (looked for clients.admin.AdminClient in "
+            f"{' and '.join(_PACKAGES)}): run bronze on a cluster of one user, with Spark's Kafka connector"
+        )
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        from py4j.protocol import Py4JError
+
+        try:
+            yield
+        except Py4JError as error:
+            said = next((line for line in str(error).splitlines() if "Exception" in line), str(error))
+            raise BrokerError(
+                f"Kafka at {self._servers} does not say which topics there are ({said.strip(': ')[:300]}): check that "
+                "it runs, and that kafka.options let this client describe topics"
+            ) from error

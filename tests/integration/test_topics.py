@@ -1,0 +1,192 @@
+"""The life of topics over a real broker: deleted, made anew, quiet and speaking again; never a silent loss."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from sessionlake.config import OnTopicChange, OnViolation, Settings
+from sessionlake.doctor import _contiguous, _topics
+from sessionlake.errors import SessionlakeError, TopicChangedError
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
+from sessionlake.pipeline import Layer, Pipeline, run_once
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+SECONDS = 60
+
+
+class World:
+    """One test's topics, and what a run makes of them."""
+
+    def __init__(self, spark: Any, settings: Settings, prefix: str) -> None:
+        capture = settings.capture.model_copy(update={"on_violation": OnViolation.ISOLATE})
+        kafka = settings.kafka.model_copy(update={"topic_pattern": rf"{prefix}\..+"})
+        self.spark, self.prefix = spark, prefix
+        bronze = settings.bronze.model_copy(update={"topic_refresh": timedelta(milliseconds=500)})
+        self.settings = settings.model_copy(update={"kafka": kafka, "capture": capture, "bronze": bronze})
+        self.admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def name(self, topic: str) -> str:
+        return f"{self.prefix}.{topic}"
+
+    def under(self, rule: OnTopicChange, **kafka: Any) -> Settings:
+        changed = self.settings.kafka.model_copy(update={"on_topic_change": rule, **kafka})
+        return self.settings.model_copy(update={"kafka": changed})
+
+    def send(self, topic: str, first: int, count: int, partition: int = 0) -> None:
+        producer = Producer({"bootstrap.servers": self.settings.kafka.bootstrap_servers})
+        for seq in range(first, first + count):
+            kind = "update" if seq else "snapshot"
+            value = {"type": kind, "seq": seq, "ts": 1000 + seq, "rows": [{"id": "r", "qty": seq}]}
+            key = f"s{partition}".encode()
+            producer.produce(self.name(topic), json.dumps(value).encode(), key, partition, timestamp=1000 + seq)
+        assert producer.flush(30) == 0
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        self.admin.create_topics([NewTopic(self.name(topic), partitions, 1)])[self.name(topic)].result(30)
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(30)
+        eventually(lambda: self.name(topic) not in self.admin.list_topics(timeout=10).topics)
+
+    def create_and_read_until(self, power_cut_before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Topics `a` and `b`: their first batch dies half done, then both are made anew with more messages."""
+        for topic in ("a", "b"):
+            self.create(topic, 2)
+            self.send(topic, 0, 3)
+            self.send(topic, 0, 2, partition=1)
+        with monkeypatch.context() as dying:
+            dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
+            with pytest.raises(SessionlakeError, match="power cut"):
+                self.run(self.settings)
+        for topic in ("a", "b"):
+            self.delete(topic)
+            self.create(topic)
+            self.send(topic, 3, 7)
+
+    def run(self, settings: Settings, layer: Layer = Layer.BRONZE) -> None:
+        assert run_once(self.spark, settings, layer, threading.Event())
+
+    def offsets(self, topic: str) -> list[int]:
+        rows = Lake(self.settings).read(self.spark, "bronze.messages").where(f"topic = '{self.name(topic)}'")
+        return sorted(row["offset"] for row in rows.select("offset").collect())
+
+    def rows(self, topic: str) -> list[Topic]:
+        return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
+
+    def state(self, topic: str) -> TopicState:
+        return latest(self.rows(topic))[self.name(topic)].state
+
+
+@pytest.fixture
+def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
+    return World(spark, broker_settings, tmp_path.name)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.1)
+
+
+def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_or_read_on_behind_it(
+    world, monkeypatch
+):
+    world.create_and_read_until(power_cut_before="write", monkeypatch=monkeypatch)  # the ledger row
+    with pytest.raises(TopicChangedError, match=rf"{world.name('a')} was deleted and created anew.*up to offset 2"):
+        world.run(world.settings)
+    assert (world.state("a"), world.offsets("a")) == (TopicState.RECREATED, [0, 0, 1, 1, 2])
+
+    # The new topic's offsets 0 to 6 lie beyond every offset of the old one, in any partition.
+    world.run(world.under(OnTopicChange.RESTART, topic_pattern=rf"{world.prefix}\.a"))
+    assert world.offsets("a") == [0, 0, 1, 1, 2, *range(3, 10)]
+    old, new = world.rows("a")
+    assert (old.state, new.state, new.generation, new.offset_shift) == (TopicState.RECREATED, TopicState.ACTIVE, 1, 3)
+
+    world.send("b", 10, 1)
+    world.send("a", 10, 1)
+    world.run(world.under(OnTopicChange.FORGET))
+    assert world.offsets("b") == [0, 0, 1, 1, 2]
+    assert [(row.state, row.lost) for row in world.rows("b")] == [(TopicState.RECREATED, 0), (TopicState.FORGOTTEN, 8)]
+    assert world.offsets("a")[-1] == 10
+
+    world.run(world.settings, Layer.SILVER)
+    lake = Lake(world.settings)
+    sessions = lake.read(world.spark, "silver.sessions").where(f"topic = '{world.name('a')}' AND session_id = 's0'")
+    assert [(row["status"], row["next_seq"]) for row in sessions.collect()] == [("open", 11)]
+    _contiguous(world.spark, lake, allow_gaps=False)
+    assert _topics(world.spark, lake).detail.startswith(
+        f"1 active, 1 forgotten ({world.name('b')}); messages were lost unread of {world.name('b')}:"
+    )
+
+
+def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_recorded_as_lost(world, monkeypatch):
+    world.create_and_read_until(power_cut_before="append", monkeypatch=monkeypatch)  # the messages
+    world.run(world.under(OnTopicChange.RESTART))
+    for topic in ("a", "b"):
+        assert world.offsets(topic) == list(range(7))
+        assert [(row.state, row.lost) for row in world.rows(topic)] == [
+            (TopicState.RECREATED, 5),
+            (TopicState.ACTIVE, None),
+        ]
+    for topic in ("a", "b"):
+        world.delete(topic)
+    world.run(world.under(OnTopicChange.FORGET))  # nothing is left to subscribe to
+    world.send("c", 0, 2)
+    world.run(world.settings)
+    assert (world.state("a"), world.state("c"), world.offsets("c")) == (
+        TopicState.FORGOTTEN,
+        TopicState.ACTIVE,
+        [0, 1],
+    )
+
+
+def power_cut(*_: Any) -> None:
+    raise SessionlakeError("power cut")
+
+
+def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topic_speaks_again(world, monkeypatch):
+    monkeypatch.setattr("sessionlake.bronze.topics._SLOW_SECONDS", 0.5)
+    for topic in ("gone", "stays", "quiet"):
+        world.create(topic)
+    world.send("quiet", 0, 2)
+    world.run(world.settings)
+    world.send("gone", 0, 3)
+    world.send("stays", 0, 3)
+    with Pipeline(world.spark, world.under(OnTopicChange.FORGET, inactive_after=timedelta(0)), Layer.BRONZE) as live:
+
+        def reached(condition: Callable[[], bool]) -> None:
+            def looked() -> bool:
+                live.check()
+                return condition()
+
+            eventually(looked)
+
+        assert world.state("quiet") is TopicState.INACTIVE
+        reached(lambda: world.offsets("stays") == world.offsets("gone") == [0, 1, 2])
+        query = live.queries[Layer.BRONZE].query.runId
+        world.admin.create_partitions([NewPartitions(world.name("stays"), 2)])[world.name("stays")].result(30)
+        world.send("stays", 0, 4, partition=1)
+        reached(lambda: world.offsets("stays") == [0, 0, 1, 1, 2, 2, 3])
+        assert live.queries[Layer.BRONZE].query.runId == query
+        world.delete("gone")
+        reached(lambda: world.state("gone") is TopicState.FORGOTTEN)
+        world.send("quiet", 2, 2)
+        reached(lambda: world.offsets("quiet") == [0, 1, 2, 3])
+        world.send("stays", 3, 1)
+        reached(lambda: world.offsets("stays") == [0, 0, 1, 1, 2, 2, 3, 3])
+    assert world.offsets("gone") == [0, 1, 2]
+    (gone,) = world.rows("gone")
+    assert (gone.lost, gone.partitions[0].next_offset) == (0, 3)
+    _contiguous(world.spark, Lake(world.settings), allow_gaps=False)
