@@ -9,6 +9,7 @@ Everything after it is columnar. `slow` sends every message through the one-by-o
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.config import CaptureSettings, OnViolation, milliseconds
+from sessionlake.config import CaptureSettings, Integrity, OnViolation
+from sessionlake.integrity.rules import decode_rules
 from sessionlake.local.simulate import Scenario, generate
-from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.decode import decode
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.net import net_changes
 from sessionlake.silver.pack import Packer
@@ -44,8 +46,8 @@ def main() -> None:
 
 
 def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
-    capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
-    rules = DecodeRules(capture.declared, capture.max_message_bytes, milliseconds(capture.max_future_skew))
+    capture = CaptureSettings(on_violation=OnViolation.ISOLATE, lateness="2 seconds")
+    rules = decode_rules(capture)
     raw = messages(sessions, rows, count, capture)
     kafka = raw.append_column("kafka_ts", raw["timestamp"].cast(pa.timestamp("ms")).cast(pa.int64()))
     figures: dict[str, float] = {}
@@ -59,11 +61,21 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
     timed("decode", lambda: decode(kafka, rules))
     timed("decode, slow path", lambda: decode(kafka, rules, fast=False))
-    packed = timed("pack (decode, sort, cut, IPC)", lambda: Packer(rules).pack(raw)).to_pylist()
-    fold = SilverFold(capture.declared, capture)
-    outs = timed("fold", lambda: [fold(row["shard"], None, [row["chunk"]])[1] for row in packed])
-    slow = SilverFold(capture.declared, capture, bulk=False)
-    timed("fold, slow path", lambda: [slow(row["shard"], None, [row["chunk"]]) for row in packed])
+    packer = Packer(decode_rules(capture), SHARDS)
+    packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack(raw)).to_pylist()
+    chunks: dict[int, list[bytes]] = {}
+    for row in packed:
+        chunks.setdefault(row["shard"], []).append(row["chunk"])
+
+    def folded(integrity: Integrity, *, bulk: bool = True) -> list[list[tuple[str, bytes]]]:
+        judged = capture.model_copy(update={"integrity": integrity})
+        fold = SilverFold(capture.declared, judged, bulk=bulk)
+        return [fold(shard, None, mine)[1] for shard, mine in chunks.items()]
+
+    outs = timed("fold, strict", lambda: folded(Integrity.STRICT))
+    for integrity in (Integrity.NONE, Integrity.ORDER, Integrity.ONCE, Integrity.WINDOW):
+        timed(f"fold, {integrity}", functools.partial(folded, integrity))
+    timed("fold, strict, message by message", lambda: folded(Integrity.STRICT, bulk=False))
     changes = pa.concat_tables(
         [pa.ipc.open_stream(out).read_all() for shard in outs for kind, out in shard if kind == "changes"]
     )

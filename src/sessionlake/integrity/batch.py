@@ -28,6 +28,7 @@ from sessionlake.integrity.cursor import (
 )
 from sessionlake.integrity.judge import TAKING, Header, Judge, Outcome, StoppedError, Verdict
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import MessageType
 
 Int64s = npt.NDArray[np.int64]
@@ -114,6 +115,8 @@ class Docket:
             fine = _fine_sessions(self, breaks)
             fine &= bulk
             _advance(self, fine, out)
+            if bulk:
+                fine |= judge_windows(self, out)
             if not bulk:
                 breaks[:] = True
             slow = [*np.flatnonzero(~fine).tolist(), *slow]

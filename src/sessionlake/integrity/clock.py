@@ -67,7 +67,7 @@ def segments_of(lane: Int64s, names: Sequence[Lane], offset: Int64s, kafka_ts: I
     lanes, offsets, times = lane[order], offset[order], kafka_ts[order]
     starts = np.flatnonzero(np.append(True, (np.diff(lanes) != 0) | (np.diff(offsets) != 1)))
     ends = np.append(starts[1:], len(order))
-    running = _running_maximum(times, np.repeat(np.arange(len(starts)), ends - starts))
+    running = running_maximum(times, np.repeat(np.arange(len(starts)), ends - starts))
     segments = [
         Segment(*names[lane_], first, last, start, highest)  # type: ignore[call-arg]
         for lane_, first, last, start, highest in zip(
@@ -84,9 +84,9 @@ def segments_of(lane: Int64s, names: Sequence[Lane], offset: Int64s, kafka_ts: I
     return segments, unsorted
 
 
-def _running_maximum(values: Int64s, group: Int64s) -> Int64s:
+def running_maximum(values: Int64s, group: Int64s) -> Int64s:
     """Highest value so far within each group; groups are ascending."""
-    if not ((np.diff(values) < 0) & (np.diff(group) == 0)).any():
+    if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
         return values
     distinct, rank = np.unique(values, return_inverse=True)
     highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)

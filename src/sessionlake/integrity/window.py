@@ -1,0 +1,278 @@
+"""Class `window`, whole sessions at once: held back on arrival, released in event-time order, judged on release.
+
+Judged here are open sessions of which nothing is missing, late or too much, and whose time does not run out; they may
+come in any order of `seq` and `ts` within the lateness. All others go the way of `judge.py`, with the same result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sessionlake.config import Integrity
+from sessionlake.integrity.clock import running_maximum
+from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status, end_time
+from sessionlake.integrity.judge import Action, Event, EventKind, Outcome, Verdict
+from sessionlake.protocol.message import MessageType
+
+if TYPE_CHECKING:
+    from sessionlake.integrity.batch import Docket
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def judge_windows(docket: Docket, out: Outcome) -> Bools:
+    """Judges what it can, and moves the cursors on; says which of the sessions that have messages it judged."""
+    wanted = _candidates(docket)
+    if not wanted.any():
+        return wanted
+    arrivals = _Arrivals(docket, wanted)
+    wanted &= ~arrivals.unfit()
+    releases = _Releases(docket, wanted, arrivals)
+    wanted &= ~releases.unfit()
+    if wanted.any():
+        releases.keep(wanted)
+        _apply(docket, wanted, arrivals, releases, out)
+    return wanted
+
+
+def _candidates(docket: Docket) -> Bools:
+    busy = len(docket.stream.starts)
+    cursors = docket.cursors[:busy]
+    wanted = np.array([rules.integrity is Integrity.WINDOW for rules in docket.rules[:busy]], np.bool_)
+    wanted &= cursors["status"] == Status.OPEN
+    wanted &= np.array([memory is None for memory in docket.memories[:busy]], np.bool_)
+    wanted &= (cursors["taken_to"] != NO_SEQ) | (cursors["last_seq"] == NO_SEQ)
+    wanted[[number for number in docket.decisions if number < busy]] = False
+    return wanted
+
+
+def _of_rules(docket: Docket, name: str) -> Int64s:
+    return np.array([getattr(rules, name) for rules in docket.rules[: len(docket.stream.starts)]], np.int64)
+
+
+class _Arrivals:
+    """The candidates' messages in order of arrival.
+
+    Attributes:
+        owner: session of each.
+        highest: highest event time of the session up to each.
+    """
+
+    def __init__(self, docket: Docket, wanted: Bools) -> None:
+        stream = docket.stream
+        self._docket = docket
+        self.sessions = len(wanted)
+        lengths = stream.ends - stream.starts
+        self.place = np.flatnonzero(np.repeat(wanted, lengths))
+        self.owner = np.repeat(np.arange(self.sessions), lengths)[self.place]
+        self.ts, self.seq = stream.ts[self.place], stream.seq[self.place]
+        before = docket.cursors["highest_ts"][: self.sessions][self.owner]
+        self.highest = np.maximum(running_maximum(self.ts, self.owner), before)
+
+    def unfit(self) -> Bools:
+        """Sessions with a message that is late, out of its life's time, there already, or too much."""
+        return self._late() | self._out_of_time() | self._not_contiguous() | self._too_much()
+
+    def _sessions_with(self, wrong: Bools) -> Bools:
+        found = np.zeros(self.sessions, np.bool_)
+        found[self.owner[wrong]] = True
+        return found
+
+    def _late(self) -> Bools:
+        return self._sessions_with(self.highest > self.ts + _of_rules(self._docket, "lateness")[self.owner])
+
+    def _out_of_time(self) -> Bools:
+        stream, cursors = self._docket.stream, self._docket.cursors[: self.sessions]
+        timeout = _of_rules(self._docket, "session_timeout")
+        before = np.roll(stream.kafka_ts, 1)
+        before[stream.starts] = cursors["last_kafka_ts"]
+        known = before != NO_TIME
+        silence = np.where(known, stream.now - np.where(known, before, 0), 0)[self.place]
+        silent = self._sessions_with(silence > timeout[self.owner])
+        last = stream.kafka_ts[stream.ends - 1]
+        return silent | (self._docket.ends[: self.sessions] - last > timeout)
+
+    def _not_contiguous(self) -> Bools:
+        order = np.lexsort((self.seq, self.owner))
+        owner, seq = self.owner[order], self.seq[order]
+        first = np.append(True, np.diff(owner) != 0)
+        taken_to = self._docket.cursors["taken_to"][: self.sessions][owner]
+        follows = np.append(False, np.diff(seq) == 1)
+        begins = first & ((taken_to == NO_SEQ) | (seq - 1 == taken_to))
+        found = np.zeros(self.sessions, np.bool_)
+        found[owner[~np.where(first, begins, follows)]] = True
+        return found
+
+    def _too_much(self) -> Bools:
+        docket, count = self._docket, np.bincount(self.owner, minlength=self.sessions)
+        sizes = np.bincount(self.owner, weights=docket.stream.size[self.place], minlength=self.sessions)
+        bounds = docket.held_bounds[: self.sessions + 1]
+        held_bytes = np.append(0, np.cumsum(docket.held.size.astype(np.int64)))
+        sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
+        follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
+        in_order = ~self._sessions_with(~follows & np.append(False, np.diff(self.owner) == 0))
+        too_many = count + docket.cursors["held"][: self.sessions] > _of_rules(docket, "max_held_messages")
+        too_big = sizes > _of_rules(docket, "max_held_bytes")
+        return too_many | too_big | (~in_order & (count > _of_rules(docket, "max_gaps")))
+
+
+class _Releases:
+    """What the candidates release, session after session, in the order of release.
+
+    Attributes:
+        index: as the outcome knows the message.
+        releasing: offset of the message that let it go.
+    """
+
+    def __init__(self, docket: Docket, wanted: Bools, arrivals: _Arrivals) -> None:
+        self._docket, self._sessions = docket, len(wanted)
+        stream, held = docket.stream, docket.held
+        mine = wanted[arrivals.owner]
+        owners = np.repeat(np.arange(len(docket.held_bounds) - 1), np.diff(docket.held_bounds))
+        before = np.flatnonzero(np.append(wanted, np.zeros(len(docket.cursors) - len(wanted), np.bool_))[owners])
+        self.owner = np.concatenate([owners[before], arrivals.owner[mine]])
+        self.index = np.concatenate([before, len(held.seq) + arrivals.place[mine]])
+
+        def joined(name: str) -> Any:
+            return np.concatenate([getattr(held, name)[before], getattr(stream, name)[arrivals.place[mine]]])
+
+        self.ts, self.seq, self.type = joined("ts"), joined("seq"), joined("type")
+        self.offset, self.kafka_ts, self.partition = joined("offset"), joined("kafka_ts"), joined("partition")
+        last = np.zeros(self._sessions, np.int64)
+        last[arrivals.owner] = arrivals.highest  # the last one of each session stays
+        lateness = _of_rules(docket, "lateness")[self.owner]
+        passed = np.flatnonzero(self.ts + lateness < last[self.owner])
+        self._select(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
+        self.releasing = stream.offset[arrivals.place[self._let_go_by(arrivals)]]
+
+    def _select(self, kept: Int64s | Bools) -> None:
+        for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition"):
+            setattr(self, name, getattr(self, name)[kept])
+
+    def _let_go_by(self, arrivals: _Arrivals) -> Int64s:
+        """The arrival at which event time had passed each of them."""
+        passed_at = self.ts + _of_rules(self._docket, "lateness")[self.owner]
+        times = np.unique(np.concatenate([arrivals.highest, passed_at]))
+        come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
+        gone = self.owner * len(times) + np.searchsorted(times, passed_at)
+        return np.searchsorted(come, gone, side="right")
+
+    @property
+    def first(self) -> Bools:
+        """True at each session's first."""
+        return np.append(True, np.diff(self.owner) != 0)[: len(self.owner)]
+
+    @property
+    def last(self) -> Bools:
+        """True at each session's last."""
+        return np.append(np.diff(self.owner) != 0, True)[: len(self.owner)]
+
+    def unfit(self) -> Bools:
+        """Sessions that begin with something else than a snapshot, or go on after an end."""
+        known = self._docket.cursors["last_seq"][self.owner] != NO_SEQ
+        wrong = self.first & ~known & (self.type != MessageType.SNAPSHOT)
+        wrong |= ~self.last & (self.type == MessageType.END)
+        found = np.zeros(self._sessions, np.bool_)
+        found[self.owner[wrong]] = True
+        return found
+
+    def keep(self, wanted: Bools) -> None:
+        """Leaves out the other sessions."""
+        kept = wanted[self.owner]
+        self.releasing = self.releasing[kept]
+        self._select(kept)
+
+
+def _apply(docket: Docket, wanted: Bools, arrivals: _Arrivals, releases: _Releases, out: Outcome) -> None:
+    stream, cursors = docket.stream, docket.cursors[: len(wanted)]
+    last = stream.ends[wanted] - 1
+    moved = cursors[wanted]
+    new = moved["first_offset"] == NO_TIME
+    moved["first_offset"] = np.where(new, stream.offset[stream.starts[wanted]], moved["first_offset"])
+    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
+    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.kafka_ts[last]
+    highest = np.zeros(len(wanted), np.int64)
+    highest[arrivals.owner] = arrivals.highest
+    low, high = (
+        ufunc.reduceat(np.where(np.repeat(wanted, stream.ends - stream.starts), stream.seq, 0), stream.starts)[wanted]
+        for ufunc in (np.minimum, np.maximum)
+    )
+    moved["highest_ts"] = highest[wanted]
+    moved["taken_from"] = np.where(moved["taken_from"] == NO_SEQ, low, moved["taken_from"])
+    moved["taken_to"] = high
+    released = np.bincount(releases.owner, minlength=len(wanted))[wanted]
+    moved["held"] += (stream.ends - stream.starts)[wanted] - released
+    cursors[wanted] = moved
+    if len(releases.owner):
+        _apply_released(docket, releases, out)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Released messages by session: where each session's begin and end, and which session it is."""
+
+    starts: Int64s
+    ends: Int64s
+    sessions: Int64s
+
+
+def _apply_released(docket: Docket, releases: _Releases, out: Outcome) -> None:
+    starts = np.flatnonzero(releases.first)
+    ends = np.append(starts[1:], len(releases.owner))
+    groups = _Groups(starts, ends, releases.owner[starts])
+    cursors = docket.cursors
+    before = cursors[groups.sessions]
+    lengths = ends - starts
+    index, owner = releases.index, releases.owner
+    snapshot = np.where(releases.type == MessageType.SNAPSHOT, np.arange(len(owner)), -1)
+    latest = running_maximum(snapshot, owner)
+    epoch = np.where(latest >= 0, releases.offset[latest], np.repeat(before["epoch"], lengths))
+    place = np.arange(len(owner)) - np.repeat(starts, lengths)
+    position = np.maximum(
+        running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
+    )
+    position += place
+    out.verdict[index] = Verdict.APPLIED
+    out.epoch[index], out.position[index] = epoch, position
+    out.life[index] = np.repeat(before["first_offset"], lengths)
+    gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
+
+    applied = before["messages"] > 0
+    first_ts, last_ts = releases.ts[starts], releases.ts[ends - 1]
+    highest_seq = np.maximum.reduceat(releases.seq, starts)
+    before["epoch"], before["position"] = epoch[ends - 1], position[ends - 1]
+    before["last_seq"] = np.maximum(before["last_seq"], highest_seq)
+    before["messages"] += lengths
+    before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
+    before["first_ts"] = np.where(applied, np.minimum(before["first_ts"], first_ts), first_ts)
+    before["last_ts"] = np.where(applied, np.maximum(before["last_ts"], last_ts), last_ts)
+    ended = releases.type[ends - 1] == MessageType.END
+    before["status"] = np.where(ended, Status.ENDED, before["status"])
+    before["ended_at"] = np.where(ended, np.maximum(last_ts, end_time(NO_TIME)), before["ended_at"])
+    cursors[groups.sessions] = before
+
+
+def _note_gaps(releases: _Releases, last_seq: Int64s, out: Outcome) -> Bools:
+    """Events of what came with a seq beyond the one that was due; True at these."""
+    so_far = np.maximum(running_maximum(releases.seq, releases.owner), last_seq)
+    previous = np.roll(so_far, 1)
+    previous[releases.first] = last_seq[releases.first]
+    gaps: Bools = (previous != NO_SEQ) & (releases.seq - 1 > previous)
+    for i in np.flatnonzero(gaps).tolist():
+        event = Event(
+            session=int(releases.owner[i]),
+            kind=EventKind.GAP,
+            action=Action.APPLIED,
+            partition=int(releases.partition[i]),
+            offset=int(releases.offset[i]),
+            expected=int(previous[i]) + 1,
+            actual=int(releases.seq[i]),
+            kafka_ts=int(releases.kafka_ts[i]),
+        )
+        out.events.append(event)
+    return gaps
