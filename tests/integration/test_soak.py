@@ -1,0 +1,49 @@
+"""Killed twenty times at times that nobody chose."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parent))
+from test_crash import WORKER, assert_every_message_once, configured, fill, lose_last_commit, make, run
+
+from sessionlake.config import Settings
+from support.streams import cut
+
+KILLS = 20
+LONGEST_SECONDS = 30
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(60 * 60)
+def test_killed_twenty_times_at_random_equals_the_truth(
+    spark: Any, broker_settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    request.node.add_report_section("call", "seed", f"random.Random({seed})")
+    rnd = random.Random(seed)
+    file = tmp_path / "sessionlake.yml"
+    settings = configured(file, broker_settings)
+    messages = make(2_000)
+    for batch in cut(rnd, messages, KILLS):
+        fill(settings, batch)
+        worker = subprocess.Popen([sys.executable, str(WORKER), str(file)], stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(rnd.uniform(1, LONGEST_SECONDS))
+        finally:
+            worker.send_signal(signal.SIGKILL)
+            worker.wait()
+        if rnd.random() < 0.5:
+            lose_last_commit(settings)
+    ended = run(file, None)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert_every_message_once(spark, settings, messages)
