@@ -339,13 +339,19 @@ def rebuild_silver(
     from_bronze_version: Annotated[
         int | None, typer.Option("--from-bronze-version", min=0, help="The version to build from [the latest].")
     ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only the sessions of this topic.")] = None,
+    sessions: Annotated[
+        list[str] | None, typer.Option("--sessions", help="Only this session; may be repeated.")
+    ] = None,
     config: Config = None,
 ) -> None:
     """Build silver from bronze beside the live tables, then put it in their place."""
     settings = _settings(config)
     from sessionlake.commands import rebuild
+    from sessionlake.silver.replay import Selection
 
-    _with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, say))
+    wanted = Selection(topic, tuple(sessions or ()))
+    _with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
 
 
 @verify_app.command("silver")

@@ -81,11 +81,9 @@ def configured(file: Path, broker: Settings) -> Settings:
     content = {"home": str(file.parent / "home"), "kafka": kafka, "capture": capture, "silver": {"shards": 3}}
     file.write_text(yaml.safe_dump(content))
     settings = load_settings(file)
-    created = AdminClient(client_config(settings)).create_topics(
-        [NewTopic(topic, num_partitions=3) for topic in TOPICS]
-    )
-    for topic in created.values():
-        topic.result(30)
+    admin = AdminClient(client_config(settings))
+    for created in admin.create_topics([NewTopic(topic, num_partitions=3) for topic in TOPICS]).values():
+        created.result(30)
     return settings
 
 

@@ -20,6 +20,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import handover, job
 from sessionlake.silver.rebuild import rebuild, verify
+from sessionlake.silver.replay import Selection
 from sessionlake.silver.tables import TableMerger
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
@@ -91,6 +92,9 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     assert before["qty"] == row["qty"] - 1
 
     run(spark, settings)  # nothing has come yet
+    lake.delta(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
+    one = Selection(row["topic"], (row["session_id"],))
+    assert rebuild(spark, settings, selection=one, slice_messages=SLICE).verified.different == 1
     run(spark, settings, batches[2])
     assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch], ledger=False)
     numbers = [row["batch_id"] for row in lake.read(spark, LEDGER).where("layer = 'silver'").collect()]

@@ -327,3 +327,13 @@ def test_state_of_the_first_version_is_read_on() -> None:
     assert found.keys.to_pylist() == ["t\0s"]
     assert found.cursors[["last_seq", "epoch", "lane", "position"]].tolist() == [(1, 0, 0, 1)]
     assert found.clock.lanes == [LaneTime("t", 0, 2, 1)]
+
+
+def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() -> None:
+    own, other = state("s0 u1", rules("strict", "fail")), state("s0 u1 u2 u3", rules("strict", "fail"))
+    own.keys, other.keys = pa.array(["t\0s"]), pa.array(["t\0r"])
+    own.update(np.array([-1]), pa.array(["t\0r"]), own.cursors.copy(), own.memories.copy())
+    own.clock = Clock([LaneTime("u", 0, 1, 1), LaneTime("t", 0, 7, 9)])
+    own.graft(other, lambda topic, session: (topic, session) == ("t", "r"))
+    found = dict(zip(own.keys.to_pylist(), own.cursors[["last_seq", "lane"]].tolist(), strict=True))
+    assert found == {"t\0s": (1, 0), "t\0r": (3, 1)}

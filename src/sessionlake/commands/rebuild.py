@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver.rebuild import rebuild, verify
+from sessionlake.silver.replay import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,10 +27,12 @@ def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     return False
 
 
-def rebuild_silver(spark: SparkSession, settings: Settings, version: int | None, say: Say) -> None:
+def rebuild_silver(
+    spark: SparkSession, settings: Settings, version: int | None, selection: Selection, say: Say
+) -> None:
     """Puts a silver built from bronze in the place of the live one."""
     with claimed(settings, Layer.ALL):
-        found = rebuild(spark, settings, version=version)
+        found = rebuild(spark, settings, version=version, selection=selection)
     say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
     if found.verified is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,11 +14,13 @@ import pyarrow.compute as pc
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import FIELDS, Cursors, new_cursors
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import one, session_keys
 from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
 
 FORMAT = "sessionlake.silver/2"
+# More cursors than this are compressed: to a fifth, for half a microsecond each.
+_FEW = 1_000
 _FIRST_FORMAT = b"sessionlake.cursors/1"
 
 Int64s = npt.NDArray[np.int64]
@@ -87,6 +90,27 @@ class ShardState:
             self.keys = self.keys.filter(pa.array(wanted))
             self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
 
+    def graft(self, other: ShardState, mine: Callable[[str, str], bool]) -> None:
+        """Takes over another state's sessions in the place of its own.
+
+        Args:
+            other: of the same shard; its topic-partitions are known here.
+            mine: whether a session, by topic and id, is to be taken over; all others stay.
+        """
+        self.keep(~_chosen(self.keys, mine))
+        taken = np.flatnonzero(_chosen(other.keys, mine))
+        cursors = other.cursors[taken]
+        lanes = [self.clock.index((lane.topic, lane.partition)) for lane in other.clock.lanes]
+        cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
+        absent = np.full(len(taken), -1, np.int64)
+        self.update(absent, other.keys.take(pa.array(taken)), cursors, other.memories[taken])
+        parts = [
+            None if held is None else held.filter(pa.array(_chosen(session_keys(held), mine) == wanted))
+            for held, wanted in ((self.held, False), (other.held, True))
+        ]
+        kept = [part for part in parts if part is not None]
+        self.held = pa.concat_tables(kept).combine_chunks() if kept else None
+
     def encode(self, columns: tuple[Column, ...]) -> bytes:
         """The state as bytes."""
         held = None if self.held is None or not self.held.num_rows else write_ipc(self.held)
@@ -98,7 +122,8 @@ class ShardState:
     def _encoded(self) -> bytes:
         arrays = [np.ascontiguousarray(self.cursors[name]) for name in FIELDS]
         columns = [self.keys, *map(pa.array, arrays), pa.array(self.memories, pa.binary())]
-        return write_ipc(pa.table(columns, names=["key", *FIELDS, "memory"]))
+        table = pa.table(columns, names=["key", *FIELDS, "memory"])
+        return write_ipc(table, compressed=table.num_rows > _FEW)
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...]) -> ShardState:
@@ -122,6 +147,10 @@ class ShardState:
         held = None if found.held is None else conform(read_ipc(found.held), found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
         return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
+
+
+def _chosen(keys: pa.Array, mine: Callable[[str, str], bool]) -> npt.NDArray[np.bool_]:
+    return np.array([mine(*key.split("\0", 1)) for key in keys.to_pylist()], np.bool_)
 
 
 def _read(stored: bytes) -> _Stored:

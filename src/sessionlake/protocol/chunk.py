@@ -84,10 +84,11 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     )
 
 
-def write_ipc(table: pa.Table) -> bytes:
+def write_ipc(table: pa.Table, *, compressed: bool = False) -> bytes:
     """An Arrow table as one IPC stream."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if compressed else None)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
 

@@ -61,11 +61,11 @@ def stop_spark() -> None:
 
 
 def _on_databricks() -> SparkSession:
-    """The platform's session: it sizes, secures and logs for itself; only what results depend on is set."""
+    """The platform's session: it sizes, secures and logs for itself; little is set."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
-    for key, value in _RESULTS.items():
+    for key, value in _ANYWHERE.items():
         spark.conf.set(key, value)
     return spark
 
@@ -79,7 +79,7 @@ def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _silence_python()
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
-    for key, value in (_RESULTS | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}).items():
+    for key, value in (_ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}).items():
         builder = builder.config(key, value)
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
     with _jvm(settings, app, _LASTING if lasting else _BRIEF) if SparkContext._gateway is None else nullcontext():  # noqa: SLF001 (no public way)
@@ -119,10 +119,12 @@ _LASTING = (
     "-XX:Tier4CompileThreshold=60000",
 )
 
-# What results depend on, wherever the session comes from.
-_RESULTS = {
+# What is set wherever the session comes from: what results depend on, and how much of a checkpoint is kept.
+_ANYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
+    # A batch writes every shard's state: of a million sessions, a hundred such versions would be gigabytes.
+    "spark.sql.streaming.minBatchesToRetain": "10",
 }
 
 # What suits one process on one machine. Spark's and Delta's defaults are a cluster's: many small tasks.

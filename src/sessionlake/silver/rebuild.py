@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from sessionlake import __version__
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.integrity.state import ShardState
 from sessionlake.lake.commit import Txn
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import LEDGER, REBUILD, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
@@ -30,8 +31,9 @@ from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on
 from sessionlake.silver.handover import Handover
-from sessionlake.silver.job import CHANGES, LAYER
-from sessionlake.silver.replay import REPLAYED, Lane, Replayed, replay, staging
+from sessionlake.silver.inspect import shard_states
+from sessionlake.silver.job import CHANGES, LAYER, PROGRESS
+from sessionlake.silver.replay import REPLAYED, SESSIONS, Lane, Replayed, Selection, replay, staging
 from sessionlake.silver.tables import LAYER as TABLES_LAYER
 from sessionlake.silver.tables import TableMerger
 from sessionlake.silver.verify import COMPARED, Verified, compare
@@ -39,6 +41,7 @@ from sessionlake.silver.verify import COMPARED, Verified, compare
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+EVERYTHING = Selection()
 _GOLD = ("gold.rolling_average", "gold.metrics_1m")
 
 
@@ -87,15 +90,21 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
 
 
 def rebuild(
-    spark: SparkSession, settings: Settings, *, version: int | None = None, slice_messages: int | None = None
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    version: int | None = None,
+    selection: Selection = EVERYTHING,
+    slice_messages: int | None = None,
 ) -> Rebuilt:
     """Builds silver from bronze and puts it in the place of the live tables.
 
     Args:
         version: of bronze to build from, the latest by default; the stream goes on behind it.
+        selection: the sessions to replace; all others stay as they are.
 
     Raises:
-        LakeError: bronze has no such version.
+        LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is.
     """
     plan = interrupted(settings)
     lake = _require_silver(spark, settings)
@@ -108,12 +117,15 @@ def rebuild(
         raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
     version = latest if version is None else version
     TableMerger(spark, settings).catch_up()
+    if not selection.everything:
+        _require_level(spark, lake, version)
     replayed = _replay(spark, settings, lake, version, None, slice_messages)
+    if not selection.everything:
+        _fill_up(spark, settings, lake, selection)
     found = _compare(spark, settings, lake)
     plan = _plan(spark, lake, replayed, found, started)
-    states = () if replayed.states is None else replayed.states.toLocalIterator()
     begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
-    handover.prepare(settings, begin, ((row["shard"], bytes(row["chunk"])) for row in states))
+    handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
     handover.journal(settings).write_bytes(msgspec.json.encode(plan))
     _publish(spark, settings, lake, plan)
     return Rebuilt(version, plan.batch, plan.counts["messages"], found)
@@ -148,6 +160,44 @@ def _replay(
     return replay(spark, settings, decided, version=version, ends=ends, **sized)
 
 
+def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
+    """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt."""
+    from pyspark.sql import functions as F
+
+    bronze = lake.read(spark, MESSAGES, version).groupBy("topic", "partition").agg(F.max("offset"))
+    if {(row[0], row[1]): row[2] for row in bronze.collect()} != dict(OffsetLog.load(spark, lake, LAYER).ends):
+        raise LakeError(
+            f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
+            "one: run `sessionlake run silver --once` first, or rebuild everything"
+        )
+
+
+def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
+    """Puts the live rows of all other sessions into the staging tables, in the place of their own."""
+    beside = Lake(staging(settings))
+    for table in REPLAYED:
+        own = beside.read(spark, table).where(selection.rows())
+        others = lake.read(spark, table).where(~selection.rows())
+        rows = own.unionByName(others).localCheckpoint()
+        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}", changes=True)
+
+
+def _states(
+    spark: SparkSession, settings: Settings, replayed: Replayed, selection: Selection
+) -> Iterator[tuple[int, bytes]]:
+    """The states to go on from: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
+    rows = () if replayed.states is None else replayed.states.toLocalIterator()
+    rebuilt = ((row["shard"], bytes(row["chunk"])) for row in rows)
+    if selection.everything:
+        yield from rebuilt
+        return
+    columns, live = settings.capture.declared, dict(shard_states(spark, settings))
+    for shard, stored in rebuilt:
+        state = ShardState.decode(live.get(shard, stored), columns)
+        state.graft(ShardState.decode(stored, columns), selection)
+        yield shard, state.encode(columns)
+
+
 def _compare(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
     beside = Lake(staging(settings))
     return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
@@ -177,7 +227,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     text = json.dumps(told | {"bronze_version": plan.version})
     outputs = []
     for table in REPLAYED:
-        rows = _numbered(beside.read(spark, table), plan.batch)
+        rows = _numbered(_built(spark, beside, table), plan.batch)
         fault_point(f"before:publish:{table}")
         # Rows that were the same before are only rearranged: who follows the table has nothing to do.
         lake.overwrite(spark, table, rows, txn, text, changes=table in plan.changed or table not in COMPARED)
@@ -193,6 +243,15 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     note_going_on(settings)
     _clean(spark, settings)
     handover.journal(settings).unlink()
+
+
+def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
+    """A table as it is published; of `session_progress`, one batch that leaves every session where it stands."""
+    from pyspark.sql import functions as F
+
+    if table != PROGRESS:
+        return beside.read(spark, table)
+    return beside.read(spark, SESSIONS).withColumns({"beneath": F.lit(col=False), "_batch": F.lit(0)})
 
 
 def _numbered(rows: DataFrame, batch: int) -> DataFrame:

@@ -49,6 +49,31 @@ Lane = tuple[str, int]
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Sessions: all, those of a topic, or those with one of some ids."""
+
+    topic: str | None = None
+    sessions: tuple[str, ...] = ()
+
+    @property
+    def everything(self) -> bool:
+        """Whether no session is left out."""
+        return self.topic is None and not self.sessions
+
+    def __call__(self, topic: str, session: str) -> bool:
+        """Whether it has this session."""
+        return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
+
+    def rows(self) -> Column:
+        """Its rows in a table; a message without a session is in no selection but everything, or its whole topic."""
+        from pyspark.sql import functions as F
+
+        of_topic = F.lit(col=True) if self.topic is None else F.col("topic") == self.topic
+        named = F.coalesce(F.col("session_id").isin(*self.sessions), F.lit(col=False))
+        return of_topic & (named if self.sessions else F.lit(col=True))
+
+
+@dataclass(frozen=True)
 class Slice:
     """Offsets of every topic-partition that has any left: first and last, both included."""
 
