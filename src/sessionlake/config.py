@@ -12,6 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -20,6 +21,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     computed_field,
     field_validator,
@@ -29,12 +31,16 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sessionlake.errors import ConfigError
 from sessionlake.protocol.columns import Column, parse_columns
+from sessionlake.protocol.payload import Format
 
 ENV_PREFIX = "SESSIONLAKE_"
 CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
 DEFAULT_FILE = "sessionlake.yml"
 # Read by the process itself, not settings.
 _OTHER_VARIABLES = {CONFIG_VARIABLE, "SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+
+# Keys whose values no error text repeats.
+_SECRET = {"options", "registry_auth", "registry_url"}
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
 _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "m": 60_000, "min": 60_000,
@@ -134,10 +140,42 @@ class TopicRule(_Section):
     lateness: Duration | None = None
 
 
+class PayloadSettings(_Section):
+    """With what Avro and Protobuf messages are read; `protocol/payload.py` says what they carry."""
+
+    schema_file: Path | None = None
+    """The one schema: an Avro schema (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o`)."""
+    schema_files: dict[int, Path] = {}
+    """Or a file for each schema id, for messages with a wire header."""
+    message: str | None = Field(None, min_length=1)
+    """Full name of the Protobuf message type; with a registry, each message says it itself."""
+    registry_url: str | None = None
+    registry_auth: SecretStr | None = None
+    """`user:password`, or a bearer token."""
+    wire_header: bool | None = None
+    """Whether messages begin with a schema id, as they do with a registry; by default, unless `schema_file` is set."""
+
+    @field_validator("registry_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "http://none")
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("an address as https://host:port, maybe with a path, is needed")
+        if parts.username or parts.password:
+            raise ValueError("user and password belong in registry_auth")
+        return value and value.rstrip("/")
+
+    @property
+    def header(self) -> bool:
+        """Whether messages begin with a wire header."""
+        return self.schema_file is None if self.wire_header is None else self.wire_header
+
+
 class CaptureSettings(_Section):
     """What the messages say and how strictly a session's stream is judged."""
 
-    format: str = Field("json", pattern="^json$")
+    format: Format = Format.JSON
+    payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
     integrity: Integrity = Integrity.STRICT
     on_violation: OnViolation = OnViolation.FAIL
@@ -159,10 +197,35 @@ class CaptureSettings(_Section):
         parse_columns(value)
         return value
 
+    @model_validator(mode="after")
+    def _schemas_are_named(self) -> Self:
+        wrong = _wrong_payload(self.format, self.payload)
+        if wrong:
+            raise ValueError(f"payload: {wrong}")
+        return self
+
     @property
     def declared(self) -> tuple[Column, ...]:
         """The declared columns, parsed, in their configured order."""
         return parse_columns(self.columns)
+
+
+def _wrong_payload(kind: Format, payload: PayloadSettings) -> str | None:
+    """What about the payload's settings does not go together."""
+    if kind is Format.JSON:
+        return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None
+    sources = [name for name in ("schema_file", "schema_files", "registry_url") if getattr(payload, name)]
+    found = " and ".join(sources) or "none"
+    by_id = not payload.schema_file
+    wrong = {
+        f"format {kind} needs one of schema_file, schema_files and registry_url, found {found}": len(sources) != 1,
+        f"{found} finds schemas by the id in the wire header: leave out wire_header": by_id and not payload.header,
+        "message names a Protobuf type; leave it out": kind is Format.AVRO and bool(payload.message),
+        "message must name the Protobuf type, as in my.package.Capture": kind is Format.PROTOBUF
+        and not (payload.message or payload.registry_url),
+        "registry_auth is of no use without registry_url": bool(payload.registry_auth and not payload.registry_url),
+    }
+    return next((text for text, applies in wrong.items() if applies), None)
 
 
 class BronzeSettings(_Section):
@@ -323,6 +386,8 @@ def _describe(error: ValidationError, path: Path | None) -> str:
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
+            lines.append(f"  {key}: {text}")
+        elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]):
             lines.append(f"  {key}: {text}")
         else:
             lines.append(f"  {key} = {item['input']!r}: {text}")

@@ -29,6 +29,10 @@ class BrokerError(SessionlakeError):
     """Kafka cannot be reached or started, or lost a topic: check the broker named in the text."""
 
 
+class RegistryError(SessionlakeError):
+    """The schema registry cannot be asked: start or correct what is named and run again; nothing was committed."""
+
+
 class LakeError(SessionlakeError):
     """A table or checkpoint does not fit what the job expects; no table was changed."""
 

@@ -18,6 +18,7 @@ from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.runtime.home import claim, require_home
 from sessionlake.runtime.kafka import require_broker
+from sessionlake.runtime.payloads import payload_of
 from sessionlake.runtime.streams import LayerQuery, explain
 from sessionlake.silver import job as silver
 from sessionlake.silver.tables import TableMerger
@@ -47,10 +48,13 @@ def preflight(settings: Settings, layer: Layer) -> None:
 
     Raises:
         BrokerError: bronze is to run and Kafka does not answer.
+        ConfigError: silver is to run and a schema file cannot be used.
         MachineError: the home cannot be written.
     """
     if settings.catalog is None:
         require_home(settings)
+    if Layer.SILVER in layer.parts:
+        payload_of(settings.capture)
     if Layer.BRONZE in layer.parts:
         require_broker(settings)
 

@@ -37,6 +37,20 @@ class Commit:
     rows: int
 
 
+# Types by width: each holds every value of those before it.
+_WIDTHS = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
+
+
+def _why_not(present: str, wanted: str) -> str:
+    """Why a column cannot change its type so."""
+    for widths in _WIDTHS:
+        if present in widths and wanted in widths:
+            if widths.index(wanted) < widths.index(present):
+                return "values that are there need not fit the narrower type"
+            return "a table's type is not widened in place, since not every Delta reader could read it any more"
+    return "what is there is not of that type"
+
+
 def _rows_written(commit: Path) -> int:
     for line in commit.read_text(encoding="utf-8").splitlines():
         info = json.loads(line).get("commitInfo")
@@ -185,13 +199,13 @@ class Lake:
         for name, sql in present.items():
             if name not in wanted:
                 raise LakeError(
-                    f"{table}: column {name} ({sql}) is in the table but not in capture.columns; "
-                    "a declared column cannot be taken away: declare it again, or start a new home"
+                    f"{table}: column {name} ({sql}) is in the table but not in capture.columns; a declared column "
+                    "cannot be taken away, since its values would be lost: declare it again, or start a new home"
                 )
             if wanted[name].replace(" ", "") != sql:
                 raise LakeError(
-                    f"{table}: column {name} is {sql} in the table and {wanted[name]} in capture.columns; "
-                    "a declared type cannot change: declare it as it was, or start a new home"
+                    f"{table}: column {name} is {sql} in the table and {wanted[name]} in capture.columns: "
+                    f"{_why_not(sql, wanted[name])}; declare it as it was, or start a new home"
                 )
         added = [f"{quote(name)} {sql}" for name, sql in wanted.items() if name not in present]
         if added:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.integrity.judge import Action
-from sessionlake.integrity.rules import RuleBook, decode_rules
+from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.known import why_unjudged, why_unread
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.reading import Condition, Reader, Row
@@ -21,6 +21,7 @@ from sessionlake.lake.verdict import Content, Evidence, Fate, fate_of
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
+from sessionlake.runtime.payloads import rules_of
 
 _MESSAGES = "bronze.messages"
 _CHANGES = "silver.session_changes"
@@ -169,7 +170,7 @@ def trace(reader: Reader, settings: Settings, topic: str, partition: int, offset
 
 def decoded(raw: Row, settings: Settings) -> Content:
     """What a row of `bronze.messages` says."""
-    rules = decode_rules(settings.capture)
+    rules = rules_of(settings.capture)
     row = raw | {"kafka_ts": milliseconds(raw["timestamp"] - _EPOCH)}
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from sessionlake.commands.query import fetch
 from sessionlake.commands.show import table_of
-from sessionlake.config import Integrity, OnViolation, Settings
+from sessionlake.config import Integrity, OnViolation, PayloadSettings, Settings
 from sessionlake.errors import MachineError
 from sessionlake.lake.tables import Lake
 from sessionlake.local import broker
@@ -28,6 +28,7 @@ from sessionlake.local.simulate import SimulationReport, run_simulation
 from sessionlake.local.simulate.readback import truth_from_broker
 from sessionlake.local.verify import verify
 from sessionlake.pipeline import Layer, Pipeline
+from sessionlake.protocol.payload import Format
 from sessionlake.runtime.home import require_home
 from sessionlake.runtime.signals import StopFlag
 from sessionlake.runtime.spark import spark_session, stop_spark
@@ -207,7 +208,8 @@ def _own_settings(settings: Settings) -> Settings:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    capture = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
+    capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
+    capture |= {"format": Format.JSON, "payload": PayloadSettings()}  # as the sensors that it plays
     kafka = {"bootstrap_servers": address, "options": {}, "topic_pattern": r"capture\..+"}
     return settings.model_copy(
         update={

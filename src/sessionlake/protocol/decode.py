@@ -20,18 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import UNSET
 
-from sessionlake.protocol.arrow import codes, ranges
-from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
+from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.assemble import Bools, Columns, Int8s, Int64s, assemble, columns_of
+from sessionlake.protocol.binary import decode_binary
+from sessionlake.protocol.bulk import Allowed
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import NO_SEQ, Message, MessageType, MessageTypes, message_types
+from sessionlake.protocol.message import Message, MessageTypes, message_types
 from sessionlake.protocol.parse import Parsed, key_reason, parse
+from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
-
-Int64s = npt.NDArray[np.int64]
-Int8s = npt.NDArray[np.int8]
-Bools = npt.NDArray[np.bool_]
 
 
 def _never(topic: str) -> bool:
@@ -46,12 +44,14 @@ class DecodeRules:
     Attributes:
         max_future_skew: in milliseconds.
         seq_optional: whether the messages of a topic may lack a `seq`.
+        payload: how messages are written that are not JSON.
     """
 
     columns: tuple[Column, ...]
     max_message_bytes: int
     max_future_skew: int
     seq_optional: Callable[[str], bool] = _never
+    payload: Payload | None = None
 
 
 @dataclass
@@ -73,8 +73,11 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
     """
     types = message_types(rules.columns)
     with _no_garbage_collection():
+        if rules.payload is not None:
+            allowed = Allowed(_refused(raw, rules), _latest(raw, rules), _optional(raw["topic"], rules))
+            return decode_binary(raw, allowed, rules.payload, types, fast=fast)
         decoded = _decode_values(raw, rules, types, fast=fast)
-        return _assemble(raw, decoded, rules)
+        return assemble(raw, decoded.reasons, _columns(decoded, len(rules.columns)), rules.columns)
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fast: bool) -> _Decoded:
     values = raw["value"].to_pylist()
-    latest = raw["kafka_ts"].to_numpy() + rules.max_future_skew
+    latest = _latest(raw, rules)
     reasons = _key_reasons(raw["key"])
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     out = _Decoded(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
@@ -104,6 +107,19 @@ def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fa
         _look_closely(out, index, values[index], int(latest[index]), rules, types, seq_optional=bool(optional[index]))
     _unset(out.messages, np.flatnonzero(reasons))
     return out
+
+
+def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
+    """The highest believable event time of each message."""
+    return raw["kafka_ts"].to_numpy() + rules.max_future_skew
+
+
+def _refused(raw: pa.Table, rules: DecodeRules) -> Int8s:
+    """Reason codes of what is refused whatever the value says."""
+    reasons = _key_reasons(raw["key"])
+    sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
+    reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]
+    return reasons
 
 
 def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Message | None]:
@@ -220,120 +236,11 @@ def _look_closely(
         out.rescued[index] = found.rescued
 
 
-def _assemble(raw: pa.Table, decoded: _Decoded, rules: DecodeRules) -> pa.Table:
+def _columns(decoded: _Decoded, width: int) -> Columns:
     malformed = decoded.reasons != 0
-    good: list[Message] = [m for m in decoded.messages if m is not None] if malformed.any() else decoded.messages
-    heads = {
-        name: _spread(np.fromiter(map(attrgetter(attribute), good), dtype, len(good)), malformed, fill)
-        for name, attribute, dtype, fill in (
-            ("type", "code", np.int8, MessageType.MALFORMED),
-            ("seq", "seq", np.int64, NO_SEQ),
-            ("ts", "ts", np.int64, 0),
-        )
-    }
-    bad_key = decoded.reasons == CODE_OF[Reason.BAD_KEY]
-    keys = raw["key"].combine_chunks()
-    if bad_key.any():
-        keys = pc.if_else(pa.array(bad_key), pa.scalar(None, keys.type), keys)
-    columns = [
-        raw["topic"].cast(pa.string()),
-        raw["partition"],
-        raw["offset"],
-        raw["kafka_ts"],
-        keys.cast(pa.string()),
-        pa.array(heads["type"]),
-        pa.array(heads["seq"], mask=heads["seq"] == NO_SEQ),
-        pa.array(heads["ts"]),
-        pa.array(decoded.reasons),
-        pc.fill_null(pc.binary_length(raw["value"]), 0).cast(pa.int32()),
-        raw["kafka_ts"],
-        _changes(good, malformed, decoded.rescued, rules.columns),
-    ]
-    return pa.Table.from_arrays(columns, schema=chunk_schema(rules.columns))
-
-
-def _spread(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArray[Any]:
     if not malformed.any():
-        return values
-    whole = np.full(len(malformed), fill, values.dtype)
-    whole[~malformed] = values
-    return whole
-
-
-def _changes(
-    good: list[Message], malformed: Bools, rescued: dict[int, list[str | None]], columns: tuple[Column, ...]
-) -> pa.ListArray:
-    """The list column: per message a clear (snapshots), its rows, its deleted ids."""
-    rows = list(map(attrgetter("rows"), good))
-    deleted = list(map(attrgetter("deleted"), good))
-    cleared = np.fromiter(map(attrgetter("code"), good), np.int8, len(good)) == MessageType.SNAPSHOT
-    n_rows = np.fromiter(map(len, rows), np.int64, len(good))
-    n_deleted = np.fromiter(map(len, deleted), np.int64, len(good))
-    lengths = cleared + n_rows + n_deleted
-    starts = np.cumsum(lengths) - lengths
-    total = int(lengths.sum())
-    of_rows = ranges(starts + cleared, n_rows)
-    of_deleted = ranges(starts + cleared + n_rows, n_deleted)
-
-    kind = np.full(total, ChangeKind.CLEAR, np.int8)
-    kind[of_rows] = ChangeKind.UPSERT
-    kind[of_deleted] = ChangeKind.DELETE
-    flat = list(chain.from_iterable(rows))
-    ids = list(map(attrgetter("id"), flat))
-    row_of_change = None if total == len(flat) else _inverse(of_rows, total)
-    if row_of_change is None:
-        row_ids = pa.array(ids, pa.string())
-    else:
-        ids.extend(chain.from_iterable(deleted))
-        row_ids = pa.array(ids, pa.string()).take(_inverse(np.concatenate([of_rows, of_deleted]), total))
-    snapshot_row = np.repeat(cleared, n_rows)
-    values, flags = [], []
-    for i, column in enumerate(columns):
-        value, flag = _column(list(map(attrgetter(f"c{i}"), flat)), snapshot_row, column)
-        values.append(value if row_of_change is None else value.take(row_of_change))
-        whole = np.zeros(total, np.bool_)
-        whole[of_rows] = flag
-        flags.append(pa.array(whole))
-    fields = [
-        pa.array(kind),
-        pa.array((np.arange(total) - np.repeat(starts, lengths)).astype(np.int32)),
-        row_ids,
-        _rescued(rescued, malformed, n_rows, of_rows, total),
-        *values,
-        *flags,
-    ]
-    struct = pa.StructArray.from_arrays(fields, fields=list(change_fields(columns)))
-    ends = np.concatenate([[0], np.cumsum(_spread(lengths, malformed, 0))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), struct)
-
-
-def _column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
-    """One declared column over all rows: its values, and whether the message set them (a snapshot sets all)."""
-    flag = np.ones(len(values), np.bool_)
-    if UNSET in values:
-        flag = np.fromiter((v is not UNSET for v in values), np.bool_, len(values))
-        values = [None if v is UNSET else v for v in values]
-    if column.sql == "float":
-        return pa.array(values, pa.float64()).cast(pa.float32(), safe=False), flag | snapshot_row
-    return pa.array(values, column.arrow), flag | snapshot_row
-
-
-def _rescued(
-    rescued: dict[int, list[str | None]], malformed: Bools, n_rows: Int64s, of_rows: Int64s, total: int
-) -> pa.Array:
-    if not rescued:
-        return pa.nulls(total, pa.string())
-    texts = np.full(total, None, object)
-    first_row = np.cumsum(n_rows) - n_rows
-    rank = np.cumsum(~malformed) - 1
-    for index, found in rescued.items():
-        start = first_row[rank[index]]
-        texts[of_rows[start : start + len(found)]] = found
-    return pa.array(texts, pa.string())
-
-
-def _inverse(places: Int64s, total: int) -> pa.Array:
-    """For each place, the index of the item that goes there; null where none does."""
-    indices = np.full(total, -1, np.int64)
-    indices[places] = np.arange(len(places))
-    return pa.array(indices, mask=indices < 0)
+        rescued = [decoded.rescued.get(i) for i in range(len(malformed))] if decoded.rescued else []
+        return columns_of(decoded.messages, rescued, width)
+    good = [(i, message) for i, message in enumerate(decoded.messages) if message is not None]
+    rescued = [decoded.rescued.get(i) for i, _ in good] if decoded.rescued else []
+    return columns_of([message for _, message in good], rescued, width)

@@ -6,6 +6,7 @@ The columnar decoder (`decode.py`) handles what is plainly well-formed and comes
 from __future__ import annotations
 
 import json
+import math
 import struct
 import unicodedata
 from dataclasses import dataclass
@@ -72,6 +73,16 @@ def parse(
         return refused.reason
 
 
+def parse_object(
+    loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
+) -> Parsed | Reason:
+    """The same for what a value of another format says, as the JSON object that says it."""
+    try:
+        return _message(loaded, types, latest_ts, seq_optional=seq_optional)
+    except _Refused as refused:
+        return refused.reason
+
+
 def _load(value: bytes | None, max_bytes: int) -> Any:
     if value is None:
         raise _Refused(Reason.NOT_JSON)
@@ -110,7 +121,7 @@ def _message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: 
     deleted = _deleted(loaded) if kind == "update" else []
     _check_ids(rows)
     parsed = [_row(row, types) for row in rows]
-    rescued = [_rescued(row, types.columns) for row in rows]
+    rescued = [rescued_text(row, types.columns) for row in rows]
     whole = types.snapshot(seq, ts, parsed) if kind == "snapshot" else types.update(seq, ts, parsed, deleted)
     return Parsed(whole, rescued if any(rescued) else None)
 
@@ -170,12 +181,15 @@ def _number(value: float, column: Column) -> float:
     """A finite double, rounded for `float`; only packing in a named byte order refuses what a float cannot hold."""
     try:
         number = float(value)
+        if not math.isfinite(number):  # JSON has no such number, other formats do
+            raise _Refused(Reason.BAD_COLUMN)
         return struct.unpack("<f", struct.pack("<f", number))[0] if column.sql == "float" else number
     except OverflowError:
         raise _Refused(Reason.BAD_COLUMN) from None
 
 
-def _rescued(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
+def rescued_text(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
+    """The undeclared columns of a row, as JSON text with sorted names; None if it has none."""
     known = {"id"} | {column.name for column in columns}
     extra = {name: value for name, value in row.items() if name not in known}
     if not extra:

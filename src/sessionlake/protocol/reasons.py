@@ -31,6 +31,10 @@ class Reason(StrEnum):
     HELD_LIMIT = "held_limit"
     GAP_LIMIT = "gap_limit"
     SKIPPED = "skipped"  # by an operator's decision
+    # From Avro and Protobuf payloads, in place of not_utf8 to not_object:
+    NOT_AVRO = "not_avro"
+    NOT_PROTOBUF = "not_protobuf"
+    UNKNOWN_SCHEMA = "unknown_schema"
 
 
 # Chunks carry a reason as its number here; 0 is "none". Append only: stored chunks must keep their meaning.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sessionlake.config import milliseconds
-from sessionlake.errors import BrokerError, LakeError, OffsetHoleError, SessionlakeError
+from sessionlake.errors import BrokerError, LakeError, OffsetHoleError, RegistryError, SessionlakeError
 from sessionlake.lake.commit import Txn
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class _Cause:
     remedy: str
 
 
+_REGISTRY = re.compile(r"RegistryError: (schema registry .*)")
 _CAUSES = (
     _Cause(
         (
@@ -169,6 +171,9 @@ _CAUSES = (
 def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
     """One error for the operator out of whatever Spark raised."""
     text = str(error)
+    registry = _REGISTRY.search(text)  # raised where messages are decoded, and told in full
+    if registry:
+        return RegistryError(f"{layer}: {registry[1].strip()}")
     for cause in _CAUSES:
         if any(phrase.lower() in text.lower() for phrase in cause.phrases):
             detail = f" ({checkpoint})" if cause.error is LakeError else ""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import Decision, Place, decode_rules
+from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
@@ -22,6 +22,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.runtime.payloads import rules_of
 from sessionlake.runtime.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver import handover
@@ -89,7 +90,7 @@ def folded(
     raw = lake.stream(spark, MESSAGES, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     capture = settings.capture
-    packer = Packer(decode_rules(capture), settings.silver.shards)
+    packer = Packer(rules_of(capture), settings.silver.shards)
     packed = raw.select(shard, "topic", "partition", "offset", "timestamp", "key", "value").mapInArrow(
         packer, PACKED_SCHEMA
     )

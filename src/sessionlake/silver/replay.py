@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import Decision, Place, RuleBook, decode_rules
+from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.tables import Lake, quote
+from sessionlake.runtime.payloads import rules_of
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_slice
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.job import (
@@ -202,7 +203,7 @@ def _fold(
     capture, shards = settings.capture, settings.silver.shards
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
     raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
-    packed = raw.mapInArrow(Packer(decode_rules(capture), shards), PACKED_SCHEMA)
+    packed = raw.mapInArrow(Packer(rules_of(capture), shards), PACKED_SCHEMA)
     before = states if states is not None else spark.createDataFrame([], PACKED_SCHEMA)
     return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided)))
 

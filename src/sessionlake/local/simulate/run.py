@@ -11,6 +11,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import MachineError, UsageError
 from sessionlake.local.simulate.generate import generate
 from sessionlake.local.simulate.scenario import Faults, Mix, Scenario
+from sessionlake.protocol.payload import Format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +101,8 @@ def simulate(
 ) -> SimulationReport:
     """Plays a scenario into the configured Kafka. Arguments and errors as of `run_simulation`."""
     _check_prefix(settings, scenario)
+    if settings.capture.format is not Format.JSON:
+        raise UsageError(f"the simulator writes JSON, capture.format is {settings.capture.format}: set it to json")
     try:
         from sessionlake.local.simulate import sink  # here: a Databricks runtime has no Kafka client
     except ModuleNotFoundError as error:

@@ -1,0 +1,232 @@
+"""From well-formed messages, by column, to a chunk: what every payload format ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, compress
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET
+
+from sessionlake.protocol.arrow import ranges
+from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.message import NO_SEQ, Message, MessageType
+from sessionlake.protocol.reasons import CODE_OF, Reason
+
+Int64s = npt.NDArray[np.int64]
+Int8s = npt.NDArray[np.int8]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Columns:
+    """Messages by column.
+
+    Attributes:
+        types, seq, ts: of each message, a `MessageType` and integers; `NO_SEQ` where it has no seq.
+        n_rows, n_deleted: how many rows and deleted ids each has.
+        ids, values: of all rows, one after the other; `values[i]` is the i-th declared column, UNSET where a row
+            lacks it.
+        rescued: what each row holds undeclared, as JSON text; None: no row holds any.
+        deleted: deleted ids of all messages.
+    """
+
+    types: Int8s
+    seq: Int64s
+    ts: Int64s
+    n_rows: Int64s
+    n_deleted: Int64s
+    ids: list[str]
+    values: list[list[Any]]
+    deleted: list[str]
+    rescued: list[str | None] | None = None
+
+
+def columns_of(messages: Sequence[Message], rescued: Sequence[list[str | None] | None], width: int) -> Columns:
+    """Message structs by column.
+
+    Args:
+        rescued: by message, the texts of its rows; empty if no message has any.
+        width: how many columns are declared.
+    """
+    rows = list(map(attrgetter("rows"), messages))
+    deleted = list(map(attrgetter("deleted"), messages))
+    flat = list(chain.from_iterable(rows))
+    return Columns(
+        _numbers(messages, "code", np.int8),
+        _numbers(messages, "seq", np.int64),
+        _numbers(messages, "ts", np.int64),
+        lengths(rows),
+        lengths(deleted),
+        list(map(attrgetter("id"), flat)),
+        [list(map(attrgetter(f"c{i}"), flat)) for i in range(width)],
+        list(chain.from_iterable(deleted)),
+        [text for own, found in zip(rows, rescued, strict=True) for text in found or [None] * len(own)]
+        if rescued
+        else None,
+    )
+
+
+def selected(found: Columns, kept: Bools) -> Columns:
+    """Some of the messages."""
+    if kept.all():
+        return found
+    of_row, of_deleted = np.repeat(kept, found.n_rows), np.repeat(kept, found.n_deleted)
+    return Columns(
+        found.types[kept],
+        found.seq[kept],
+        found.ts[kept],
+        found.n_rows[kept],
+        found.n_deleted[kept],
+        list(compress(found.ids, of_row)),
+        [list(compress(values, of_row)) for values in found.values],
+        list(compress(found.deleted, of_deleted)),
+        None if found.rescued is None else list(compress(found.rescued, of_row)),
+    )
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Several messages' columns as one."""
+    if len(parts) == 1:
+        return parts[0]
+    texts = [part.rescued or [None] * len(part.ids) for part in parts]
+    return Columns(
+        np.concatenate([part.types for part in parts]),
+        np.concatenate([part.seq for part in parts]),
+        np.concatenate([part.ts for part in parts]),
+        np.concatenate([part.n_rows for part in parts]),
+        np.concatenate([part.n_deleted for part in parts]),
+        list(chain.from_iterable(part.ids for part in parts)),
+        [list(chain.from_iterable(values)) for values in zip(*(part.values for part in parts), strict=True)],
+        list(chain.from_iterable(part.deleted for part in parts)),
+        list(chain.from_iterable(texts)) if any(part.rescued for part in parts) else None,
+    )
+
+
+def assemble(
+    raw: pa.Table, reasons: Int8s, found: Columns, columns: tuple[Column, ...], order: Int64s | None = None
+) -> pa.Table:
+    """The chunk of a table of raw messages, row for row.
+
+    Args:
+        reasons: code of each raw message, 0 where well-formed.
+        found: the well-formed ones.
+        order: for each well-formed message in the order of `raw`, its place in `found`; None: that order.
+    """
+    malformed = reasons != 0
+    changes = _changes(found, columns)
+    n_changes = np.diff(changes.offsets.to_numpy())
+    heads: list[npt.NDArray[Any]] = [found.types, found.seq, found.ts]
+    if order is not None:
+        changes = changes.take(pa.array(order))
+        heads, n_changes = [head[order] for head in heads], n_changes[order]
+    ends = np.concatenate([[0], np.cumsum(_spread(n_changes, malformed, 0))]).astype(np.int32)
+    kind, seq, ts = (
+        _spread(head, malformed, fill) for head, fill in zip(heads, (MessageType.MALFORMED, NO_SEQ, 0), strict=True)
+    )
+    bad_key = reasons == CODE_OF[Reason.BAD_KEY]
+    keys = raw["key"].combine_chunks()
+    if bad_key.any():
+        keys = pc.if_else(pa.array(bad_key), pa.scalar(None, keys.type), keys)
+    arrays = [
+        raw["topic"].cast(pa.string()),
+        raw["partition"],
+        raw["offset"],
+        raw["kafka_ts"],
+        keys.cast(pa.string()),
+        pa.array(kind),
+        pa.array(seq, mask=seq == NO_SEQ),
+        pa.array(ts),
+        pa.array(reasons),
+        pc.fill_null(pc.binary_length(raw["value"]), 0).cast(pa.int32()),
+        raw["kafka_ts"],
+        pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
+    ]
+    return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
+
+
+def lengths(items: Sequence[Any]) -> Int64s:
+    """Length of each item."""
+    return np.fromiter(map(len, items), np.int64, len(items))
+
+
+def _numbers(messages: Sequence[Message], name: str, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    return np.fromiter(map(attrgetter(name), messages), dtype, len(messages))
+
+
+def _spread(values: npt.NDArray[Any], malformed: Bools, fill: int) -> npt.NDArray[Any]:
+    if not malformed.any():
+        return values
+    whole = np.full(len(malformed), fill, values.dtype)
+    whole[~malformed] = values
+    return whole
+
+
+def _changes(found: Columns, columns: tuple[Column, ...]) -> pa.ListArray:
+    """The list column: per message a clear (snapshots), its rows, its deleted ids."""
+    cleared = found.types == MessageType.SNAPSHOT
+    n_rows, n_deleted = found.n_rows, found.n_deleted
+    sizes = cleared + n_rows + n_deleted
+    starts = np.cumsum(sizes) - sizes
+    total = int(sizes.sum())
+    of_rows = ranges(starts + cleared, n_rows)
+    of_deleted = ranges(starts + cleared + n_rows, n_deleted)
+
+    kind = np.full(total, ChangeKind.CLEAR, np.int8)
+    kind[of_rows] = ChangeKind.UPSERT
+    kind[of_deleted] = ChangeKind.DELETE
+    row_of_change = None if total == len(found.ids) else _inverse(of_rows, total)
+    row_ids = pa.array(found.ids if row_of_change is None else [*found.ids, *found.deleted], pa.string())
+    if row_of_change is not None:
+        row_ids = row_ids.take(_inverse(np.concatenate([of_rows, of_deleted]), total))
+    snapshot_row = np.repeat(cleared, n_rows)
+    values, flags = [], []
+    for column, said in zip(columns, found.values, strict=True):
+        value, flag = _column(said, snapshot_row, column)
+        values.append(value if row_of_change is None else value.take(row_of_change))
+        whole = np.zeros(total, np.bool_)
+        whole[of_rows] = flag
+        flags.append(pa.array(whole))
+    fields = [
+        pa.array(kind),
+        pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
+        row_ids,
+        _rescued(found.rescued, of_rows, total),
+        *values,
+        *flags,
+    ]
+    struct = pa.StructArray.from_arrays(fields, fields=list(change_fields(columns)))
+    return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
+
+
+def _column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
+    """One declared column over all rows: its values, and whether the message set them (a snapshot sets all)."""
+    flag = np.ones(len(values), np.bool_)
+    if UNSET in values:
+        flag = np.fromiter((v is not UNSET for v in values), np.bool_, len(values))
+        values = [None if v is UNSET else v for v in values]
+    if column.sql == "float":
+        return pa.array(values, pa.float64()).cast(pa.float32(), safe=False), flag | snapshot_row
+    return pa.array(values, column.arrow), flag | snapshot_row
+
+
+def _rescued(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> pa.Array:
+    if rescued is None:
+        return pa.nulls(total, pa.string())
+    texts = np.full(total, None, object)
+    texts[of_rows] = rescued
+    return pa.array(texts, pa.string())
+
+
+def _inverse(places: Int64s, total: int) -> pa.Array:
+    """For each place, the index of the item that goes there; null where none does."""
+    indices = np.full(total, -1, np.int64)
+    indices[places] = np.arange(len(places))
+    return pa.array(indices, mask=indices < 0)

@@ -1,0 +1,211 @@
+"""Avro and Protobuf values to columns: in bulk by schema, and one by one through `parse` what fails a bulk check.
+
+The library decodes each payload in C, `map` reads the fields out of what it made, and the checks are Arrow's and
+NumPy's. As with JSON, only a message that one of them fails is looked at by Python code of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.protocol.assemble import Columns, Int64s, assemble, columns_of, joined, lengths, selected
+from sessionlake.protocol.bulk import Allowed, Bulk
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.message import MessageTypes
+from sessionlake.protocol.parse import Parsed, parse_object
+from sessionlake.protocol.payload import Definition, Format, Payload, UnusableSchemaError
+from sessionlake.protocol.reader import Reader, TooDeepError
+from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.wire import Headers, Path, split
+
+_MALFORMED = {Format.AVRO: Reason.NOT_AVRO, Format.PROTOBUF: Reason.NOT_PROTOBUF}
+# What a library has decoded can be a hundred times as large as the payload: rows of a few bytes each are objects each.
+_SLICE_BYTES = 1024 * 1024
+_TYPES_WITH_ROWS = ("snapshot", "update")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the messages by column, and which of the raw ones they are."""
+
+    places: Int64s
+    found: Columns
+
+
+def decode_binary(raw: pa.Table, allowed: Allowed, payload: Payload, types: MessageTypes, *, fast: bool) -> pa.Table:
+    """Decodes raw messages into a chunk, row for row.
+
+    Args:
+        fast: False looks at every message by itself; the result is the same.
+    """
+    sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
+    slices = (np.cumsum(sizes) - sizes) // _SLICE_BYTES
+    cuts = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), raw.num_rows]
+    chunks = []
+    for start, end in pairwise(cuts):
+        one = _Slice(raw.slice(start, end - start), allowed.part(slice(start, end)), payload, types)
+        chunks.append(one.decode(fast=fast))
+    return pa.concat_tables(chunks).combine_chunks()
+
+
+class _Slice:
+    """Messages that are decoded at once."""
+
+    def __init__(self, raw: pa.Table, allowed: Allowed, payload: Payload, types: MessageTypes) -> None:
+        self._raw, self._allowed, self._reasons = raw, allowed, allowed.reasons
+        self._payload, self._types = payload, types
+        self._malformed = CODE_OF[_MALFORMED[payload.format]]
+
+    def decode(self, *, fast: bool) -> pa.Table:
+        """Its chunk."""
+        values = self._raw["value"].combine_chunks()
+        headers = self._headers(values)
+        parts: list[_Part] = []
+        for reader, places in self._by_reader(headers):
+            bodies = headers.bodies.take(pa.array(places)).to_pylist()
+            parts += self._read(reader, places, bodies, fast=fast)
+        columns = self._types.columns
+        if not parts:
+            return assemble(self._raw, self._reasons, columns_of([], [], len(columns)), columns)
+        places = np.concatenate([part.places for part in parts])
+        order = None if (np.diff(places) > 0).all() else np.argsort(places)
+        return assemble(self._raw, self._reasons, joined([part.found for part in parts]), columns, order)
+
+    def _headers(self, values: pa.Array) -> Headers:
+        if self._payload.header:
+            return split(values, with_path=self._payload.format is Format.PROTOBUF)
+        return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
+
+    def _by_reader(self, headers: Headers) -> Iterator[tuple[Reader, Int64s]]:
+        """Places of the messages that are not refused yet, by what reads them."""
+        wanted = np.flatnonzero(self._reasons == 0)
+        which = headers.which[wanted]
+        self._reasons[wanted[which < 0]] = self._malformed
+        readers = _readers(self._payload, headers.found, which[which >= 0], self._types.columns)
+        first: dict[int, int] = {}  # headers that mean the same share a reader
+        known = np.array([-1 if r is None else first.setdefault(id(r), i) for i, r in enumerate(readers)] or [-1])
+        reader_of = np.where(which < 0, -1, known[which])
+        self._reasons[wanted[(which >= 0) & (reader_of < 0)]] = CODE_OF[Reason.UNKNOWN_SCHEMA]
+        for index in np.unique(reader_of[reader_of >= 0]).tolist():
+            reader = readers[index]
+            if reader is not None:
+                yield reader, wanted[reader_of == index]
+
+    def _read(self, reader: Reader, places: Int64s, bodies: list[bytes], *, fast: bool) -> list[_Part]:
+        objects, sizes = reader.read(bodies), lengths(bodies)
+        if None in objects:
+            missing = np.fromiter((item is None for item in objects), np.bool_, len(objects))
+            self._reasons[places[missing]] = self._malformed
+            objects = [item for item in objects if item is not None]
+            places, sizes = places[~missing], sizes[~missing]
+        parts: list[_Part] = []
+        if fast and objects and reader.layout is not None:
+            try:
+                bulk = Bulk(reader, objects, sizes, self._allowed.part(places), self._types.columns)
+            except (UnicodeDecodeError, TooDeepError):  # of one message; only looking closely tells which
+                return list(self._look_closely(reader, places, objects))
+            good = (bulk.reasons == 0) & ~bulk.unsure
+            self._reasons[places] = np.where(bulk.unsure, 0, bulk.reasons)
+            parts.append(_Part(places[good], selected(bulk.columns, good)))
+            unsure = np.flatnonzero(bulk.unsure)
+            places, objects = places[unsure], [objects[index] for index in unsure.tolist()]
+        return [*parts, *self._look_closely(reader, places, objects)]
+
+    def _look_closely(self, reader: Reader, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
+        kept, messages, rescued = [], [], []
+        for place, item in zip(places.tolist(), objects, strict=True):
+            found = self._parsed(reader, item, place)
+            if isinstance(found, Parsed):
+                kept.append(place)
+                messages.append(found.message)
+                rescued.append(found.rescued)
+            else:
+                self._reasons[place] = CODE_OF[found]
+        if kept:
+            columns = columns_of(messages, rescued if any(rescued) else [], len(self._types.columns))
+            yield _Part(np.array(kept, np.int64), columns)
+
+    def _parsed(self, reader: Reader, item: Any, place: int) -> Parsed | Reason:
+        latest, seqless = int(self._allowed.latest[place]), bool(self._allowed.seqless[place])
+        try:
+            heads = reader.heads(item)
+            found = parse_object(heads | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
+            if isinstance(found, Reason):  # before a look at rows, of which there can be many
+                return found
+            plain = reader.plain(item) if heads["type"] in _TYPES_WITH_ROWS else heads
+        except UnicodeDecodeError:
+            return _MALFORMED[self._payload.format]
+        except TooDeepError:
+            return Reason.TOO_DEEP
+        return parse_object(plain, self._types, latest_ts=latest, seq_optional=seqless)
+
+
+# -- which schema
+
+
+def _readers(
+    payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
+) -> list[Reader | None]:
+    """What reads each header's payloads; None where nothing does. Schemas of many messages are asked for first."""
+    counts: dict[int, int] = {}
+    for (schema, _), count in zip(headers, np.bincount(used, minlength=len(headers)).tolist(), strict=True):
+        if count:
+            counts[schema] = counts.get(schema, 0) + count
+    definitions = payload.schemas.definitions(sorted(counts, key=lambda schema: (-counts[schema], schema)))
+    return [_reader(payload, definitions.get(schema), path, columns) for schema, path in headers]
+
+
+@lru_cache(maxsize=1024)
+def _reader(payload: Payload, definition: Definition | None, path: Path, columns: tuple[Column, ...]) -> Reader | None:
+    if definition is None:
+        return None
+    try:
+        return reader_of(payload, definition, path, columns)
+    except UnusableSchemaError:
+        return None
+
+
+def reader_of(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> Reader:
+    """What reads a schema's payloads.
+
+    Args:
+        path: of the message type, where the payload does not name it.
+
+    Raises:
+        UnusableSchemaError: nothing can.
+    """
+    if payload.format is Format.AVRO:
+        return _avro(definition, columns)
+    message = payload.message or _type_of(definition, path)
+    if message is None:
+        raise UnusableSchemaError(f"there is no message type at {list(path)}")
+    return _protobuf(definition, message, columns)
+
+
+# The libraries are loaded by those who need them: JSON does not.
+@lru_cache(maxsize=64)
+def _avro(definition: Definition, columns: tuple[Column, ...]) -> Reader:
+    from sessionlake.protocol.avro import AvroReader
+
+    return AvroReader(definition, columns)
+
+
+@lru_cache(maxsize=64)
+def _protobuf(definition: Definition, message: str, columns: tuple[Column, ...]) -> Reader:
+    from sessionlake.protocol.protobuf import ProtobufReader
+
+    return ProtobufReader(definition, message, columns)
+
+
+def _type_of(definition: Definition, path: Path) -> str | None:
+    from sessionlake.protocol.protobuf import type_of
+
+    return type_of(definition, path)

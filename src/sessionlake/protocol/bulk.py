@@ -1,0 +1,199 @@
+"""Decoded Avro and Protobuf messages by column: read by `map`, checked by Arrow and NumPy, none by Python code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET
+
+from sessionlake.protocol.assemble import Bools, Columns, Int8s, Int64s, lengths
+from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
+from sessionlake.protocol.parse import rescued_text
+from sessionlake.protocol.reader import SET, TYPE_CODES, Holds, Reader
+from sessionlake.protocol.reasons import CODE_OF, Reason
+
+_WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What is known of raw messages without a look at their values.
+
+    Attributes:
+        reasons: code of each that is refused already; 0 for the others.
+        latest: the highest believable event time of each, ms.
+        seqless: which may lack a seq.
+    """
+
+    reasons: Int8s
+    latest: Int64s
+    seqless: Bools
+
+    def part(self, which: Any) -> Allowed:
+        """Of some of the messages."""
+        return Allowed(self.reasons[which].copy(), self.latest[which], self.seqless[which])
+
+
+class Bulk:
+    """Messages of one schema, read by column and checked in the order of the reasons.
+
+    Attributes:
+        reasons: code of each message that is none.
+        unsure: which of the others have to be looked at one by one.
+        columns: what all of them say, whether good or not.
+
+    Args:
+        sizes: of each payload, bytes.
+    """
+
+    def __init__(
+        self, reader: Reader, objects: list[Any], sizes: Int64s, allowed: Allowed, columns: tuple[Column, ...]
+    ) -> None:
+        self._reader, self._columns = reader, columns
+        self.reasons = np.zeros(len(objects), np.int8)
+        self.unsure = np.zeros(len(objects), np.bool_)
+        names = reader.types(objects)
+        types = np.fromiter(map(TYPE_CODES.get, names, repeat(MessageType.MALFORMED)), np.int8, len(names))
+        self._refuse(types < 0, Reason.BAD_TYPE)
+        seq, missing = self._head(objects, "seq", Reason.BAD_SEQ)
+        self._refuse(np.where(missing, ~allowed.seqless, seq < 0), Reason.BAD_SEQ)
+        seq = np.where(missing, NO_SEQ, seq)
+        ts, missing = self._head(objects, "ts", Reason.BAD_TS)
+        self._refuse(missing, Reason.BAD_TS)
+        self._refuse(ts > allowed.latest, Reason.FUTURE_TS)
+        rows_of, n_rows = self._lists(objects, "rows", np.isin(types, _WITH_ROWS))
+        self._refuse((n_rows < 0) & (types == MessageType.SNAPSHOT), Reason.BAD_ROWS)
+        deleted_of, n_deleted = self._lists(objects, "deleted", types == MessageType.UPDATE)
+        n_rows, n_deleted = np.maximum(n_rows, 0), np.maximum(n_deleted, 0)
+        deleted = list(chain.from_iterable(deleted_of))
+        self._check_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
+        # More rows than could each have an id: refused before they become so many Python objects.
+        crowded = n_rows * (reader.layout.row_bytes if reader.layout else 0) > sizes
+        self._refuse(crowded, Reason.BAD_ROW_ID)
+        rows_of, n_rows = _emptied(rows_of, crowded), np.where(crowded, 0, n_rows)
+        rows = list(chain.from_iterable(rows_of))
+        self._owner = np.repeat(np.arange(len(objects)), n_rows)
+        ids = reader.ids(rows)
+        self._check_ids(ids, n_rows)
+        values = self._values(rows)
+        self.columns = Columns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
+
+    def _refuse(self, wrong: Bools, reason: Reason) -> None:
+        self.reasons[wrong & (self.reasons == 0)] = CODE_OF[reason]
+
+    def _refuse_owners(self, wrong_rows: Bools, reason: Reason, owner: Int64s | None = None) -> None:
+        wrong = np.zeros(len(self.reasons), np.bool_)
+        wrong[(self._owner if owner is None else owner)[wrong_rows]] = True
+        self._refuse(wrong, reason)
+
+    def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
+        """`seq` or `ts` of each message, and where it is missing."""
+        values, missing = self._reader.numbers(objects, name)
+        try:
+            found = np.fromiter(values, np.int64, len(values))
+        except OverflowError:  # an unsigned one
+            self._refuse(np.fromiter((value > INT64_MAX for value in values), np.bool_, len(values)), reason)
+            found = np.fromiter((min(value, INT64_MAX) for value in values), np.int64, len(values))
+        return found, np.zeros(len(values), np.bool_) if missing is None else missing
+
+    def _lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
+        """A list of each message, empty where it means nothing, and its length, -1 where it is missing."""
+        found, missing = self._reader.lists(objects, name)
+        sizes = lengths(found)
+        strange = (sizes > 0) & ~having
+        sizes = np.where(strange, 0, sizes)
+        return _emptied(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
+
+    def _check_ids(self, ids: list[str], n_rows: Int64s) -> None:
+        codes = self._check_lengths(ids, self._owner, Reason.BAD_ROW_ID)
+        if len(codes) and n_rows.max() > 1:
+            count = int(codes.max()) + 1
+            places = np.sort(self._owner * count + codes)
+            repeated = np.zeros(len(self.reasons), np.bool_)
+            repeated[places[1:][places[1:] == places[:-1]] // count] = True
+            self._refuse(repeated, Reason.DUPLICATE_ROW_ID)
+
+    def _check_lengths(self, ids: list[str], owner: Int64s, reason: Reason) -> Int64s:
+        """Refuses messages with ids of a wrong length; returns a number for each id, the same for the same."""
+        encoded = pa.array(ids, pa.string()).dictionary_encode()
+        sizes = pc.binary_length(encoded.dictionary).to_numpy()
+        codes = encoded.indices.to_numpy().astype(np.int64)
+        if len(ids):
+            self._refuse_owners(((sizes < 1) | (sizes > MAX_ID_BYTES))[codes], reason, owner)
+        return codes
+
+    def _values(self, rows: list[Any]) -> list[list[Any]]:
+        layout, sets = self._reader.layout, self._reader.sets(rows)
+        cells = layout.cells if layout else {}
+        if sets is not None:
+            self._check_names(sets)
+        found = []
+        for column in self._columns:
+            values, present = self._reader.cells(rows, column.name)
+            there = _there(present, sets, column.name)
+            if there is not None:
+                values = [value if flag else None for value, flag in zip(values, there, strict=True)]
+            if column.name in cells:
+                values = self._checked(values, column, cells[column.name])
+            if there is not None:
+                values = [value if flag else UNSET for value, flag in zip(values, there, strict=True)]
+            found.append(values)
+        return found
+
+    def _check_names(self, sets: list[Any]) -> None:
+        """A `_set` that names an undeclared column is for a closer look."""
+        known = {"id", SET, *(column.name for column in self._columns)}
+        strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
+        self.unsure[self._owner[strange]] = True
+
+    def _checked(self, values: list[Any], column: Column, holds: Holds) -> list[Any]:
+        """Values as the column has them; refuses messages that have one out of its range."""
+        if column.kind is Kind.INTEGER:
+            self._refuse_values(
+                _beyond(pa.array(values, pa.uint64() if holds is Holds.UNSIGNED else pa.int64()), column)
+            )
+        elif column.kind is Kind.NUMBER:
+            if holds is not Holds.FLOAT:
+                values = [None if value is None else float(value) for value in values]
+            numbers = pa.array(values, pa.float64())
+            if column.sql == "float":
+                numbers = numbers.cast(pa.float32(), safe=False)
+            self._refuse_values(pc.invert(pc.is_finite(numbers)))
+        return values
+
+    def _refuse_values(self, wrong: pa.Array) -> None:
+        self._refuse_owners(pc.fill_null(wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN)
+
+    def _rescued(self, rows: list[Any]) -> list[str | None] | None:
+        layout = self._reader.layout
+        if layout is None or not layout.undeclared:
+            return None
+        texts = [rescued_text(self._reader.plain_row(row), self._columns) for row in rows]
+        return texts if any(texts) else None
+
+
+def _emptied(lists: list[Any], where: Bools) -> list[Any]:
+    if not where.any():
+        return lists
+    return [() if empty else item for item, empty in zip(lists, where.tolist(), strict=True)]
+
+
+def _beyond(values: pa.Array, column: Column) -> pa.Array:
+    """Which integers the column does not hold."""
+    highest = 2 ** (column.bits - 1) - 1
+    above = pc.greater(values, pa.scalar(highest, values.type))
+    return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))
+
+
+def _there(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
+    """Which rows set the column; None: all."""
+    if sets is None:
+        return None if present is None else present.tolist()
+    there = [True] * len(sets) if present is None else present.tolist()
+    return [flag if names is None else name in names for flag, names in zip(there, sets, strict=True)]

@@ -1,0 +1,300 @@
+"""Protobuf payloads: one message each, of a type that a descriptor gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import Default, DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
+from google.protobuf.message_factory import GetMessageClass
+
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.payload import Definition, UnusableSchemaError
+from sessionlake.protocol.reader import HEADS, SET, Bools, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.wire import Path
+
+# What protobuf makes of bytes that are no message of the type; a proto2 string is looked at when it is read.
+_NO_MESSAGE = (DecodeError, UnicodeDecodeError)
+# The row's number and length, its id's number and length, and a character.
+_ROW_BYTES = 5
+_REPEATED = FieldDescriptorProto.LABEL_REPEATED
+_HOLDS = {
+    FieldDescriptor.TYPE_BOOL: Holds.BOOLEAN,
+    FieldDescriptor.TYPE_STRING: Holds.STRING,
+    FieldDescriptor.TYPE_DOUBLE: Holds.FLOAT,
+    FieldDescriptor.TYPE_FLOAT: Holds.FLOAT,
+    FieldDescriptor.TYPE_UINT64: Holds.UNSIGNED,
+    FieldDescriptor.TYPE_FIXED64: Holds.UNSIGNED,
+    FieldDescriptor.TYPE_INT32: Holds.INTEGER,
+    FieldDescriptor.TYPE_INT64: Holds.INTEGER,
+    FieldDescriptor.TYPE_SINT32: Holds.INTEGER,
+    FieldDescriptor.TYPE_SINT64: Holds.INTEGER,
+    FieldDescriptor.TYPE_SFIXED32: Holds.INTEGER,
+    FieldDescriptor.TYPE_SFIXED64: Holds.INTEGER,
+    FieldDescriptor.TYPE_UINT32: Holds.INTEGER,
+    FieldDescriptor.TYPE_FIXED32: Holds.INTEGER,
+}
+
+
+class ProtobufReader:
+    """Reads messages of one type.
+
+    Args:
+        message: the type's full name.
+
+    Raises:
+        UnusableSchemaError: the definition has no such type, or is none.
+    """
+
+    def __init__(self, definition: Definition, message: str, columns: tuple[Column, ...]) -> None:
+        self._raw = {"id", *(column.name for column in columns)}
+        try:
+            self._type = _pool(definition).FindMessageTypeByName(message)
+        except KeyError:
+            raise UnusableSchemaError(
+                f"there is no message type {message!r}; there are {', '.join(type_names(definition))}"
+            ) from None
+        self._parse: Callable[[bytes], ProtobufMessage] = GetMessageClass(self._type).FromString
+        self._fields = _Fields(self._type)
+        rows = self._type.fields_by_name.get("rows")
+        self._row = _Fields(rows.message_type) if rows is not None and rows.message_type is not None else None
+        self.layout = _layout(self._fields, self._row, columns)
+
+    def read(self, bodies: Sequence[bytes]) -> list[Any]:
+        """Each payload as a message; None where it is none of the type."""
+        found: list[Any] = []
+        rest = iter(bodies)
+        while len(found) < len(bodies):
+            try:
+                found.extend(map(self._parse, rest))
+            except _NO_MESSAGE:
+                found.append(None)  # `extend` kept what came before, and `rest` stands behind the refused one
+        return found
+
+    def types(self, objects: Sequence[Any]) -> list[Any]:
+        """Name of each message's type."""
+        found, present = list(map(attrgetter("type"), objects)), self._fields.present(objects, "type")
+        symbols = self._fields.symbols("type")
+        names = found if symbols is None else list(map(symbols.get, found))
+        if present is None or present.all():
+            return names
+        return [name if there else None for name, there in zip(names, present.tolist(), strict=True)]
+
+    def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
+        """`seq` or `ts` of each message."""
+        if name not in self._fields.holds:
+            return [0] * len(objects), np.ones(len(objects), np.bool_)
+        present = self._fields.present(objects, name)
+        return list(map(attrgetter(name), objects)), None if present is None else ~present
+
+    def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+        """`rows` or `deleted` of each message."""
+        if name in self._fields.holds:
+            return list(map(attrgetter(name), objects)), None
+        return [()] * len(objects), np.ones(len(objects), np.bool_)
+
+    def ids(self, rows: Sequence[Any]) -> list[str]:
+        """`id` of each row."""
+        return list(map(attrgetter("id"), rows))
+
+    def sets(self, rows: Sequence[Any]) -> list[Any] | None:
+        """`_set` of each row, None where it is empty."""
+        found = list(map(attrgetter(SET), rows)) if self._row is not None and SET in self._row.holds else []
+        return [names or None for names in found] if any(found) else None
+
+    def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+        """A declared column of each row."""
+        if self._row is None or name not in self._row.holds:
+            return [None] * len(rows), np.zeros(len(rows), np.bool_)
+        values, present = list(map(attrgetter(name), rows)), self._row.present(rows, name)
+        if present is None or present.all():
+            return values, None
+        return [value if there else None for value, there in zip(values, present.tolist(), strict=True)], present
+
+    def plain_row(self, row: Any) -> dict[str, Any]:
+        """A row as the JSON object that says the same."""
+        fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._raw}
+        plain = {name: _value(row, field) for name, field in fields.items() if _is_set(row, field)}
+        sent = {field.name: _value(row, field) for field, _ in row.ListFields() if field.name not in self._raw}
+        return masked(plain | {name: value if name == SET else as_json(value) for name, value in sent.items()})
+
+    def heads(self, message: Any) -> dict[str, Any]:
+        """Type, seq and ts of a message, as far as it has them."""
+        fields = message.DESCRIPTOR.fields_by_name
+        known = [fields[name] for name in HEADS if name in fields]
+        heads = {field.name: _value(message, field) for field in known if _is_set(message, field)}
+        if isinstance(heads.get("type"), str) and fields["type"].enum_type is not None:
+            heads["type"] = canonical(heads["type"])
+        return heads
+
+    def plain(self, message: Any) -> dict[str, Any]:
+        """A message as the JSON object that says the same."""
+        plain, fields = self.heads(message), message.DESCRIPTOR.fields_by_name
+        if "deleted" in fields and _is_set(message, fields["deleted"]):
+            plain["deleted"] = _value(message, fields["deleted"])
+        if "rows" in fields and _is_set(message, fields["rows"]):
+            plain["rows"] = self._plain_rows(message, fields["rows"])
+        return plain
+
+    def _plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
+        if _is_repeated(field) and field.message_type is not None and not _is_map(field):
+            return [self.plain_row(row) for row in message.rows]
+        return _value(message, field)
+
+
+def type_names(definition: Definition) -> list[str]:
+    """Full names of the message types outside others, in the schema itself."""
+    file = _file(definition)
+    return [f"{file.package}.{message.name}" if file.package else message.name for message in file.message_type]
+
+
+def type_of(definition: Definition, path: Path) -> str | None:
+    """Full name of the message type at a path of numbers in the schema's file; None if there is none."""
+    file = _file(definition)
+    names, inside = [file.package] if file.package else [], file.message_type
+    for number in path:
+        if number >= len(inside):
+            return None
+        names.append(inside[number].name)
+        inside = inside[number].nested_type
+    return ".".join(names)
+
+
+@lru_cache(maxsize=64)
+def _file(definition: Definition) -> FileDescriptorProto:
+    try:
+        return FileDescriptorProto.FromString(definition[-1])
+    except DecodeError as error:
+        raise UnusableSchemaError(f"not a Protobuf descriptor: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _pool(definition: Definition) -> DescriptorPool:
+    pool = DescriptorPool()
+    try:
+        files = [FileDescriptorProto.FromString(text) for text in definition]
+        known = {file.name for file in files}
+        for name in sorted({name for file in files for name in file.dependency} - known):
+            _add_well_known(pool, name)
+        for text in definition:
+            pool.AddSerializedFile(text)
+    except (DecodeError, TypeError, KeyError, ValueError) as error:
+        raise UnusableSchemaError(f"not a Protobuf descriptor: {' '.join(str(error).split())}") from None
+    return pool
+
+
+def _add_well_known(pool: DescriptorPool, name: str) -> None:
+    """Google's own files come with the library."""
+    from google.protobuf import any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2
+
+    del any_pb2, duration_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2  # importing makes them known
+    file = Default().FindFileByName(name)
+    for inner in file.dependencies:
+        _add_well_known(pool, inner.name)
+    pool.AddSerializedFile(file.serialized_pb)
+
+
+class _Fields:
+    """What a message type's fields hold, and which of them know whether they were sent."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.holds = {field.name: _holds(field) for field in descriptor.fields}
+        self.repeated = {field.name: _is_repeated(field) for field in descriptor.fields}
+        self.type: dict[str, FieldDescriptor] = dict(descriptor.fields_by_name)
+        self._presence = {field.name for field in descriptor.fields if field.has_presence}
+
+    def present(self, messages: Sequence[Any], name: str) -> Bools | None:
+        """Which messages have the field; None: all, always."""
+        if name not in self._presence or not messages:
+            return None
+        return np.fromiter(map(type(messages[0]).HasField, messages, repeat(name)), np.bool_, len(messages))
+
+    def symbols(self, name: str) -> dict[int, str] | None:
+        """Message types by number, if the field is an enum."""
+        enum = self.type[name].enum_type
+        return None if enum is None else {n: canonical(value.name) for n, value in enum.values_by_number.items()}
+
+
+def _layout(fields: _Fields, row: _Fields | None, columns: tuple[Column, ...]) -> Layout | None:
+    if not (_heads_fit(fields) and _strings(fields, "deleted") and _rows_fit(fields, row)):
+        return None
+    cells = {c.name: row.holds[c.name] for c in columns if row and c.name in row.holds}
+    if not all(fits(cells[c.name], c) and row and not row.repeated[c.name] for c in columns if c.name in cells):
+        return None
+    return Layout(cells, bool(row and row.holds.keys() - cells.keys() - {"id", SET}), _ROW_BYTES)
+
+
+def _heads_fit(fields: _Fields) -> bool:
+    if "type" not in fields.holds or any(fields.repeated.get(name) for name in HEADS):
+        return False
+    if fields.type["type"].enum_type is None and fields.holds["type"] is not Holds.STRING:
+        return False
+    numbers = {fields.holds[name] for name in ("seq", "ts") if name in fields.holds}
+    return numbers <= {Holds.INTEGER, Holds.UNSIGNED}
+
+
+def _rows_fit(fields: _Fields, row: _Fields | None) -> bool:
+    if row is None:
+        return "rows" not in fields.holds
+    if not fields.repeated["rows"] or _is_map(fields.type["rows"]):
+        return False
+    return row.holds.get("id") is Holds.STRING and not row.repeated["id"] and _strings(row, SET)
+
+
+def _strings(fields: _Fields, name: str) -> bool:
+    """Whether it is missing or repeats strings."""
+    return name not in fields.holds or (fields.holds[name] is Holds.STRING and fields.repeated[name])
+
+
+def _holds(field: FieldDescriptor) -> Holds:
+    return _HOLDS.get(field.type, Holds.OTHER)
+
+
+def _is_repeated(field: FieldDescriptor) -> bool:
+    return field.name in _repeated_names(field.containing_type)
+
+
+@lru_cache(maxsize=256)
+def _repeated_names(descriptor: Descriptor) -> frozenset[str]:
+    # The descriptor's own way to say so has changed its name between the versions that are supported.
+    proto = DescriptorProto()
+    descriptor.CopyToProto(proto)
+    return frozenset(field.name for field in proto.field if field.label == _REPEATED)
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _is_set(message: Any, field: FieldDescriptor) -> bool:
+    return bool(not field.has_presence or message.HasField(field.name))
+
+
+def _value(message: Any, field: FieldDescriptor) -> Any:
+    """A field's value in plain types: lists, dicts, symbols for an enum's numbers."""
+    value = getattr(message, field.name)
+    if _is_map(field):
+        of_value = field.message_type.fields_by_name["value"]
+        return {_key(key): _single(value[key], of_value) for key in value}
+    return [_single(item, field) for item in value] if _is_repeated(field) else _single(value, field)
+
+
+def _single(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return {inner.name: _value(value, inner) for inner, _ in value.ListFields()}
+    if field.enum_type is not None:
+        symbol = field.enum_type.values_by_number.get(value)
+        return value if symbol is None else symbol.name
+    return value
+
+
+def _key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)

@@ -1,0 +1,94 @@
+"""The header that schema registries have before a payload: a zero byte, the schema's id, and Protobuf's type path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Path = tuple[int, ...]
+Header = tuple[int, Path]
+_NO_PATH: Path = (-1,)
+_NO_HEADER: Header = (-1, _NO_PATH)
+_FIXED = 5
+# A type nested deeper than this, or of a higher number, is nobody's: a header is at most so long.
+_MAX_PATH = 8
+_LONGEST = 24
+_CONTINUES = 0x80
+_MAX_VARINT = 5
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Headers of many payloads.
+
+    Attributes:
+        which: for each payload, the index of its header in `found`; -1 where it has none.
+        found: schema id, and path of the message type in the schema's file (`()` where there is no path).
+        bodies: the payloads without their headers, binary; null where there is none.
+    """
+
+    which: npt.NDArray[np.int64]
+    found: list[Header]
+    bodies: pa.Array
+
+
+def split(values: pa.Array, *, with_path: bool) -> Headers:
+    """Takes headers off payloads. Each distinct header is looked at once."""
+    which = np.full(len(values), -1, np.int64)
+    sizes = np.zeros(len(values), np.int64)
+    found: dict[Header, int] = {}
+    pending, width = np.arange(len(values)), _FIXED
+    while len(pending) and width <= _LONGEST:
+        heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
+        read = [_read(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
+        places = [-1 if head in {None, _NO_HEADER} else found.setdefault(head, len(found)) for head in read]
+        of_value = pc.fill_null(heads.indices, len(read)).to_numpy()
+        which[pending] = np.array([*places, -1])[of_value]
+        sizes[pending] = width
+        pending = pending[np.array([*(head is None for head in read), False])[of_value]]
+        width += 1
+    return Headers(which, list(found), _bodies(values, np.where(which < 0, 0, sizes), which < 0))
+
+
+def _read(head: bytes, width: int, *, with_path: bool) -> Header | None:
+    """A header of exactly this width, or that it is none; None: it may be longer."""
+    if len(head) < width or head[0] != 0:
+        return _NO_HEADER
+    path = _path(head[_FIXED:]) if with_path else ()
+    if path is None:
+        return None
+    return _NO_HEADER if path == _NO_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
+
+
+def _path(text: bytes) -> Path | None:
+    """Zigzag varints: how many numbers there are, then those; a lone 0 is short for the first type, [0]."""
+    numbers, value, shift = [], 0, 0
+    for byte in text:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & _CONTINUES and shift < 7 * _MAX_VARINT:
+            continue
+        if byte & _CONTINUES or value & 1:  # too long, or negative
+            return _NO_PATH
+        numbers.append(value >> 1)
+        value = shift = 0
+    if not numbers or shift:
+        return None
+    if numbers[0] == 0:
+        return (0,)
+    if numbers[0] > _MAX_PATH:
+        return _NO_PATH
+    return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
+
+
+def _bodies(values: pa.Array, skip: npt.NDArray[np.int64], without: npt.NDArray[np.bool_]) -> pa.Array:
+    bodies: pa.Array = pa.nulls(len(values), pa.binary())
+    end = pc.max(pc.binary_length(values)).as_py() or 0  # to be named: slices without an end fail on short values
+    for width in np.unique(skip[~without]).tolist():
+        of_width = pa.array(~without & (skip == width))
+        bodies = pc.if_else(of_width, pc.binary_slice(values, width, max(width, end)), bodies)
+    return bodies

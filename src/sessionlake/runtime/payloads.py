@@ -1,0 +1,79 @@
+"""With what messages are read, from the configuration: schema files are read once, here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sessionlake.config import CaptureSettings, PayloadSettings
+from sessionlake.errors import ConfigError
+from sessionlake.integrity.rules import decode_rules
+from sessionlake.protocol.binary import reader_of
+from sessionlake.protocol.decode import DecodeRules
+from sessionlake.protocol.payload import Definition, Format, GivenSchemas, Payload, Schemas, UnusableSchemaError
+from sessionlake.runtime.registry import RegistrySchemas
+
+
+def rules_of(capture: CaptureSettings) -> DecodeRules:
+    """What decides whether a value is a message, its schemas included.
+
+    Raises:
+        ConfigError: a schema file cannot be read or used, naming it.
+    """
+    return replace(decode_rules(capture), payload=payload_of(capture))
+
+
+def payload_of(capture: CaptureSettings) -> Payload | None:
+    """What the decoder needs to know of the payloads; None for JSON.
+
+    Raises:
+        ConfigError: a schema file cannot be read or used, naming it.
+    """
+    if capture.format is Format.JSON:
+        return None
+    found = capture.payload
+    payload = Payload(capture.format, _schemas(capture.format, found), found.header, found.message)
+    for schema, file in _files(found).items():
+        definition = payload.schemas.definitions([schema])[schema]
+        try:
+            reader_of(payload, definition, (0,), capture.declared)
+        except UnusableSchemaError as error:
+            raise ConfigError(f"capture.payload: {file} cannot be used: {error}") from None
+    return payload
+
+
+def _schemas(kind: Format, found: PayloadSettings) -> Schemas:
+    if found.registry_url:
+        auth = found.registry_auth.get_secret_value() if found.registry_auth else None
+        return RegistrySchemas(kind, found.registry_url, auth)
+    if found.schema_file:
+        return GivenSchemas(every=_definition(kind, found.schema_file))
+    return GivenSchemas(by_id=tuple((schema, _definition(kind, file)) for schema, file in found.schema_files.items()))
+
+
+def _files(found: PayloadSettings) -> dict[int, Path]:
+    return {0: found.schema_file} if found.schema_file else found.schema_files
+
+
+def _definition(kind: Format, file: Path) -> Definition:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"capture.payload: schema file {file}: {error.strerror}") from None
+    return (content,) if kind is Format.AVRO else _descriptors(content, file)
+
+
+def _descriptors(content: bytes, file: Path) -> Definition:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    try:
+        found = FileDescriptorSet.FromString(content).file
+    except DecodeError:
+        found = None
+    if not found:
+        raise ConfigError(
+            f"capture.payload: {file} is no descriptor set; make one from the .proto file: "
+            "protoc --include_imports --descriptor_set_out=capture.desc capture.proto"
+        )
+    return tuple(one.SerializeToString() for one in found)

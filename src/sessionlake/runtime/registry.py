@@ -1,0 +1,227 @@
+"""A client of schema registries that answer as Confluent's does, for the one question that readers have.
+
+A schema is asked for when its id is first seen by a process, and kept: an id never changes its meaning. An id that
+there is not is taken as that for a minute. However many ids a topic names, few are asked for at a time; those over are
+taken as unknown, the ones of most messages last.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from sessionlake.errors import RegistryError
+from sessionlake.protocol.payload import Definition, Format
+
+_TIMEOUT_SECONDS = 10.0
+# Waits before another try, when the registry is away or busy for a moment.
+_PAUSES = (0.2, 1.0)
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_REFERENCES = 100
+_MAX_KNOWN = 1024
+_MAX_UNKNOWN = 65_536
+_UNKNOWN_AT_A_TIME = 256
+_UNKNOWN_SECONDS = 60.0
+_NO_SCHEMA = {40401, 40402, 40403}  # no such subject, version, schema
+_OK, _NOT_FOUND, _BUSY, _BROKEN = 200, 404, 429, 500
+
+
+class _NoSuchSchemaError(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class RegistrySchemas:
+    """Schemas of a registry.
+
+    Attributes:
+        auth: `user:password`, or a bearer token.
+    """
+
+    format: Format
+    url: str
+    auth: str | None = field(default=None, repr=False)
+
+    def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
+        """Those of the schemas that there are; asked for in this order.
+
+        Raises:
+            RegistryError: the registry does not answer, or not as a registry does.
+        """
+        cache, found, unknown = _cache(self), {}, 0
+        for schema in ids:
+            if unknown < _UNKNOWN_AT_A_TIME:
+                known, asked = cache.get(schema)
+                unknown += asked and known is None
+            else:
+                known = cache.peek(schema)
+            if known is not None:
+                found[schema] = known
+        return found
+
+
+class _Cache:
+    """What one process knows of a registry; bounded, so that ids made up by someone cannot fill the memory."""
+
+    def __init__(self, ask: Callable[[int], Definition | None]) -> None:
+        self._ask = ask
+        self._known: OrderedDict[int, Definition] = OrderedDict()
+        self._unknown: OrderedDict[int, float] = OrderedDict()
+
+    def peek(self, schema: int) -> Definition | None:
+        """The schema, if it is known."""
+        return self._known.get(schema)
+
+    def get(self, schema: int) -> tuple[Definition | None, bool]:
+        """The schema, None if there is none; and whether the registry had to be asked."""
+        if schema in self._known:
+            self._known.move_to_end(schema)
+            return self._known[schema], False
+        if self._unknown.get(schema, -_UNKNOWN_SECONDS) > time.monotonic() - _UNKNOWN_SECONDS:
+            return None, False
+        definition = self._ask(schema)
+        if definition is None:
+            self._unknown.pop(schema, None)
+            self._unknown[schema] = time.monotonic()
+        else:
+            self._known[schema] = definition
+        for kept, most in ((self._known, _MAX_KNOWN), (self._unknown, _MAX_UNKNOWN)):
+            if len(kept) > most:
+                kept.popitem(last=False)
+        return definition, True
+
+
+_caches: dict[RegistrySchemas, _Cache] = {}
+
+
+def _cache(source: RegistrySchemas) -> _Cache:
+    if source not in _caches:
+        _caches[source] = _Cache(_Client(source).definition)
+    return _caches[source]
+
+
+class _Client:
+    def __init__(self, source: RegistrySchemas) -> None:
+        self._source = source
+        # Registries keep Protobuf schemas as source text; in this form no compiler is needed to read them.
+        self._query = "?format=serialized" if source.format is Format.PROTOBUF else ""
+
+    def definition(self, schema: int) -> Definition | None:
+        """A schema with those it refers to; None if there is none of the format."""
+        try:
+            answer = self._get(f"/schemas/ids/{schema}")
+            if answer.get("schemaType", "AVRO") != self._source.format.upper():
+                return None
+            parts: dict[str, bytes] = {}
+            self._follow(answer, parts)
+        except _NoSuchSchemaError:
+            return None
+        return (*parts.values(), self._text(answer, f"schema-{schema}.proto"))
+
+    def _follow(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
+        """Adds what a schema refers to, each after what it refers to itself."""
+        for reference in answer.get("references") or ():
+            try:
+                name, subject = str(reference["name"]), quote(str(reference["subject"]), safe="")
+                version = int(reference["version"])
+            except (LookupError, TypeError, ValueError):
+                raise self._error("it gave a reference without name, subject and version") from None
+            if name in parts:
+                continue
+            if len(parts) >= _MAX_REFERENCES:
+                raise self._error(f"a schema refers to more than {_MAX_REFERENCES} others")
+            inner = self._get(f"/subjects/{subject}/versions/{version}")
+            parts[name] = b""  # seen: references that lead back end here
+            self._follow(inner, parts)
+            del parts[name]
+            parts[name] = self._text(inner, name)
+
+    def _text(self, answer: dict[str, Any], name: str) -> bytes:
+        text = answer.get("schema")
+        if not isinstance(text, str):
+            raise self._error("it gave a schema without its text")
+        if self._source.format is Format.AVRO:
+            return text.encode()
+        return self._descriptor(text, name)
+
+    def _descriptor(self, text: str, name: str) -> bytes:
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto
+        from google.protobuf.message import DecodeError
+
+        try:
+            file = FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+        except (ValueError, DecodeError):
+            raise self._error(
+                "it gives Protobuf schemas as source text only; name descriptor sets in capture.payload.schema_files"
+            ) from None
+        file.name = name
+        return file.SerializeToString()
+
+    def _get(self, path: str) -> dict[str, Any]:
+        """The answer to a question, as JSON.
+
+        Raises:
+            _NoSuchSchemaError: the registry says that there is none.
+            RegistryError: it says nothing of use.
+        """
+        for pause in (*_PAUSES, None):
+            status, body = self._exchange(path, final=pause is None)
+            if status not in {_BUSY, 0} and status < _BROKEN:
+                break
+            if pause is not None:
+                time.sleep(pause)
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict):
+            if status == _OK:
+                return answer
+            if status == _NOT_FOUND and answer.get("error_code") in _NO_SCHEMA:
+                raise _NoSuchSchemaError
+        raise self._error(f"it answered {path} with {status}")
+
+    def _exchange(self, path: str, *, final: bool) -> tuple[int, bytes]:
+        """Status and body; 0 if there is no answer and another try is left."""
+        parts = urlsplit(self._source.url)
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT_SECONDS, context=context)
+        else:
+            connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_SECONDS)
+        try:
+            connection.request("GET", parts.path + path + self._query, headers=self._headers())
+            response = connection.getresponse()
+            body = response.read(_MAX_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            if final:
+                raise self._error(f"no answer: {getattr(error, 'strerror', None) or type(error).__name__}") from None
+            return 0, b""
+        finally:
+            connection.close()
+        if len(body) > _MAX_BYTES:
+            raise self._error(f"its answer to {path} is longer than {_MAX_BYTES} bytes")
+        return response.status, body
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        auth = self._source.auth
+        if auth is not None:
+            basic = "Basic " + base64.b64encode(auth.encode()).decode()
+            headers["Authorization"] = basic if ":" in auth else f"Bearer {auth}"
+        return headers
+
+    def _error(self, why: str) -> RegistryError:
+        return RegistryError(
+            f"schema registry {self._source.url}: {why}; nothing of the batch was committed. Start the registry, or "
+            "correct capture.payload.registry_url and registry_auth, and run again"
+        )

@@ -1,0 +1,216 @@
+"""Schemas from a registry over real HTTP: asked for once, bounded whatever ids come, and clear when it is away."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from sessionlake.config import CaptureSettings
+from sessionlake.errors import ConfigError, RegistryError
+from sessionlake.protocol.binary import reader_of
+from sessionlake.protocol.payload import Format, Payload
+from sessionlake.runtime import registry as client
+from sessionlake.runtime.payloads import payload_of
+from sessionlake.runtime.registry import RegistrySchemas
+from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
+from support.streams import COLUMNS
+
+SECRET = "user:pässword"  # noqa: S105 - made up
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    monkeypatch.setattr(client, "_PAUSES", (0.0, 0.0))
+    with serving() as found:
+        yield found
+
+
+def schemas(registry: Registry, kind: Format = Format.AVRO, auth: str | None = None) -> RegistrySchemas:
+    return RegistrySchemas(kind, registry.url, auth)
+
+
+def test_a_schema_is_asked_for_once_and_an_unknown_one_as_well(registry: Registry) -> None:
+    registry.add_avro(3, avro_schema())
+    for _ in range(3):
+        assert dict(schemas(registry).definitions([3, 4])) == {3: (json.dumps(avro_schema()).encode(),)}
+    assert registry.asked == ["/schemas/ids/3", "/schemas/ids/4"]
+
+
+def test_an_id_registered_later_is_found_after_a_minute(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    assert schemas(registry).definitions([3]) == {}
+    registry.add_avro(3, avro_schema())
+    now[0] = 59.9
+    assert schemas(registry).definitions([3]) == {}
+    now[0] = 60.1
+    assert list(schemas(registry).definitions([3])) == [3]
+
+
+def test_ids_made_up_by_someone_cost_a_bounded_number_of_questions_and_hide_no_known_schema(registry: Registry) -> None:
+    registry.add_avro(3, avro_schema())
+    registry.add_avro(9_999, avro_schema())
+    assert list(schemas(registry).definitions([3])) == [3]
+    assert list(schemas(registry).definitions([9_999, *range(1_000, 9_000), 3])) == [9_999, 3]
+    assert len(registry.asked) == 2 + 256
+
+
+def test_what_is_remembered_is_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MAX_KNOWN", 2)
+    monkeypatch.setattr(client, "_MAX_UNKNOWN", 3)
+    for schema in range(5):
+        registry.add_avro(schema, avro_schema())
+    found = schemas(registry)
+    assert len(found.definitions(range(10))) == 5
+    cache = client._cache(found)
+    assert (list(cache._known), list(cache._unknown)) == ([3, 4], [7, 8, 9])
+
+
+def test_references_come_before_what_refers_to_them(registry: Registry) -> None:
+    row = {"type": "record", "name": "Row", "namespace": "lab", "fields": AVRO_ROW}
+    registry.subjects["row%2Favro/versions/2"] = {"subject": "row", "schema": json.dumps(row)}
+    capture = avro_schema(rows={"type": "array", "items": "lab.Row"})
+    registry.add_avro(3, capture, [{"name": "lab.Row", "subject": "row/avro", "version": 2}])
+    definition = schemas(registry).definitions([3])[3]
+    assert [json.loads(text)["name"] for text in definition] == ["Row", "Capture"]
+    payload = Payload(Format.AVRO, schemas(registry), header=True)
+    assert reader_of(payload, definition, (), CaptureSettings(columns=COLUMNS).declared).layout is not None
+
+
+def test_references_in_a_ring_end(registry: Registry) -> None:
+    back = [{"name": "a", "subject": "a", "version": 1}]
+    registry.subjects["a/versions/1"] = {"schema": '"int"', "references": back}
+    registry.add_avro(3, avro_schema(), back)
+    assert len(schemas(registry).definitions([3])[3]) == 2
+
+
+def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(registry: Registry) -> None:
+    file = proto_file()
+    file.dependency.append("google/protobuf/timestamp.proto")
+    registry.add_protobuf(5, file)
+    definition = schemas(registry, Format.PROTOBUF).definitions([5])[5]
+    assert registry.asked == ["/schemas/ids/5?format=serialized"]
+    payload = Payload(Format.PROTOBUF, schemas(registry, Format.PROTOBUF), header=True)
+    assert reader_of(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared).layout is not None
+
+
+def test_a_registry_that_gives_source_text_only_is_told_apart(registry: Registry) -> None:
+    registry.schemas[5] = {"schemaType": "PROTOBUF", "schema": 'syntax = "proto3";'}
+    with pytest.raises(RegistryError, match=r"source text only; name descriptor sets in capture.payload.schema_files"):
+        schemas(registry, Format.PROTOBUF).definitions([5])
+
+
+def test_a_schema_of_another_format_is_none(registry: Registry) -> None:
+    registry.schemas[5] = {"schemaType": "JSON", "schema": "{}"}
+    assert schemas(registry).definitions([5]) == {}
+
+
+@pytest.mark.parametrize(
+    ("auth", "sent"),
+    [(None, None), (SECRET, "Basic dXNlcjpww6Rzc3dvcmQ="), ("a.b.c", "Bearer a.b.c")],
+)
+def test_credentials_are_sent_and_shown_nowhere(registry: Registry, auth: str | None, sent: str | None) -> None:
+    registry.answer = (401, b"{}")
+    found = schemas(registry, auth=auth)
+    with pytest.raises(RegistryError, match="answered /schemas/ids/3 with 401") as error:
+        found.definitions([3])
+    assert registry.auth == [sent]
+    assert auth is None or auth not in repr(found) + str(error.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (503, b"{}"),
+        (429, b"{}"),
+        (404, b'{"error_code": 404}'),
+        (404, b"<html>"),
+        (200, b"[]"),
+        (302, b""),
+        (200, b"{}"),
+    ],
+)
+def test_what_is_no_registry_s_answer_is_an_error_and_no_unknown_schema(
+    registry: Registry, answer: tuple[int, bytes]
+) -> None:
+    registry.answer = answer
+    with pytest.raises(RegistryError, match=f"schema registry {registry.url}: .*nothing of the batch was committed"):
+        schemas(registry).definitions([3])
+    assert len(registry.asked) == (3 if answer[0] in {503, 429} else 1)
+    registry.answer = None
+    registry.add_avro(3, avro_schema())
+    assert list(schemas(registry).definitions([3])) == [3]
+
+
+def test_an_answer_without_end_is_cut(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_MAX_BYTES", 100)
+    registry.add_avro(3, avro_schema())
+    with pytest.raises(RegistryError, match="longer than 100 bytes"):
+        schemas(registry).definitions([3])
+
+
+def test_a_registry_that_is_away_is_named_after_some_tries(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_PAUSES", (0.0, 0.0))
+    with pytest.raises(RegistryError, match=rf"127.0.0.1:{free_port}: no answer: .*refused"):
+        RegistrySchemas(Format.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
+
+
+# -- from the configuration
+
+
+def capture(**payload: object) -> CaptureSettings:
+    kind = payload.pop("format", "avro")
+    return CaptureSettings(format=kind, columns=COLUMNS, payload=payload)
+
+
+def test_json_needs_no_payload() -> None:
+    assert payload_of(CaptureSettings()) is None
+
+
+def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "a.avsc").write_text(json.dumps(avro_schema()))
+    (tmp_path / "c.desc").write_bytes(descriptor_set())
+    avro = payload_of(capture(schema_file=tmp_path / "a.avsc"))
+    assert (avro.format, avro.header) == (Format.AVRO, False)
+    by_id = payload_of(capture(schema_files={4: tmp_path / "a.avsc"}))
+    assert (by_id.header, list(by_id.schemas.definitions([3, 4]))) == (True, [4])
+    proto = payload_of(capture(format="protobuf", schema_file=tmp_path / "c.desc", message=MESSAGE, wire_header=True))
+    assert (proto.header, proto.message) == (True, MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "payload", "text"),
+    [
+        ("x", None, {}, r"schema file .*/x: No such file"),
+        ("x", b"{", {}, r"/x cannot be used: not an Avro schema"),
+        ("x", b'"long"', {}, r"/x cannot be used: the schema is of type long, a message is a record"),
+        ("x", b"\xff", {"format": "protobuf", "message": "a"}, r"/x is no descriptor set; make one .* protoc"),
+        ("x", b"", {"format": "protobuf", "message": "a"}, r"/x is no descriptor set"),
+        (
+            "x",
+            descriptor_set(),
+            {"format": "protobuf", "message": "lab.No"},
+            r"no message type 'lab.No'; there are lab.Row",
+        ),
+        (
+            "x",
+            descriptor_set(FileDescriptorProto(name="a", dependency=["b"])),
+            {"format": "protobuf", "message": "a"},
+            "not a Protobuf descriptor",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, name: str, content: bytes | None, payload: dict[str, object], text: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=text):
+        payload_of(capture(schema_file=tmp_path / name, **payload))
