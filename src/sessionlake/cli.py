@@ -39,6 +39,7 @@ class Layers(StrEnum):
     BRONZE = "bronze"
     SILVER = "silver"
     GOLD = "gold"
+    PROCESSOR = "processor"
     ALL = "all"
 
 
@@ -136,17 +137,20 @@ def options(
 
 @app.command()
 def run(
-    layers: Annotated[Layers, typer.Argument(help="One layer, or all in one process.")],
+    layers: Annotated[Layers, typer.Argument(help="One layer or processor, or all in one process.")],
+    name: Annotated[str | None, typer.Argument(help="Which processor.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Take in what is there now, then end.")] = False,
     config: Config = None,
 ) -> None:
-    """Run layers until stopped: bronze (Kafka in), silver (session tables), gold (analytics)."""
+    """Run layers until stopped: bronze (Kafka in), silver (session tables), gold (analytics), a processor of yours."""
     settings = _settings(config)
     from sessionlake import pipeline
+    from sessionlake.commands.run import narrowed
     from sessionlake.runtime.signals import StopFlag
     from sessionlake.runtime.spark import spark_session, stop_spark
 
     layer = pipeline.Layer(layers)
+    settings = narrowed(settings, layer, name)
     pipeline.preflight(settings, layer)
     with StopFlag() as stop:
         try:
@@ -155,8 +159,9 @@ def run(
             if once:
                 say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")
                 return
-            say(f"running {', '.join(layer.parts)} into {settings.catalog or settings.home}; Ctrl-C stops")
-            pipeline.run_live(spark, settings, layer, stop)
+            parts = ", ".join(pipeline.parts_of(settings, layer))
+            say(f"running {parts} into {settings.catalog or settings.home}; Ctrl-C stops")
+            pipeline.run_live(spark, settings, layer, stop, on_failure=lambda error: say(f"error: {error}"))
             say("stopped")
         finally:
             stop_spark()

@@ -264,6 +264,39 @@ class PublishSettings(_Section):
     """Least time between two micro-batches."""
 
 
+class ProcessorSettings(_Section):
+    """One user-defined processor (see `sessionlake.processors`)."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    target: str = Field(alias="class", min_length=1)
+    """An entry point of the group `sessionlake.processors`, or `module:Class`."""
+    topics: Regex = ".*"
+    """Which of the captured topics it is given; matches whole names."""
+    table: str | None = Field(None, pattern=r"^(silver|gold)\.[a-z][a-z0-9_]{0,127}$")
+    """The output table; `silver.<name>` unless set."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    on_error: OnViolation | None = None
+    """What a failure of the class does; without it, what a violation does in the topic."""
+    max_state_bytes: int = Field(1024 * 1024, gt=0)
+    """Most bytes of one session's state."""
+    max_records_per_call: int = Field(100_000, gt=0)
+    """Most records and timers of one message or timer."""
+    trigger: Duration = timedelta(seconds=1)
+
+    @property
+    def into(self) -> str:
+        """The output table."""
+        return self.table or f"silver.{self.name}"
+
+    @property
+    def layer(self) -> str:
+        """What the ledger, the checkpoint and the streaming query call it."""
+        return f"processor-{self.name}"
+
+
 class SchemaSettings(_Section):
     """What the four schemas are called in the catalog (development targets put a prefix before them)."""
 
@@ -294,6 +327,7 @@ class Settings(BaseSettings):
     gold: GoldSettings = GoldSettings()
     publish: PublishSettings = PublishSettings()
     schemas: SchemaSettings = SchemaSettings()
+    processors: tuple[ProcessorSettings, ...] = ()
 
     @classmethod
     def settings_customise_sources(
@@ -312,6 +346,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("processors")
+    @classmethod
+    def _apart(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
+        for what in ("name", "into"):
+            given = [getattr(processor, what) for processor in value]
+            if twice := sorted({item for item in given if given.count(item) > 1}):
+                raise ValueError(f"two processors have the {'name' if what == 'name' else 'table'} {', '.join(twice)}")
+        return value
 
     @model_validator(mode="after")
     def _home_is_not_a_file(self) -> Self:
@@ -400,7 +443,10 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
-        model = TopicRule if part == "by_topic" else field.annotation if field else None
+        model = _LISTED.get(str(part)) or (field.annotation if field else None)
         if model is None:
             return []
-    return sorted(model.model_fields)
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+_LISTED = {"by_topic": TopicRule, "processors": ProcessorSettings}

@@ -98,9 +98,13 @@ def _broker(settings: Settings) -> str:
     return f"answers at {settings.kafka.bootstrap_servers}"
 
 
+def _checkpointed(settings: Settings) -> tuple[str, ...]:
+    return (*_CHECKPOINTED, *(processor.layer for processor in settings.processors))
+
+
 def _checkpoints(settings: Settings) -> str:
     found = []
-    for layer in _CHECKPOINTED:
+    for layer in _checkpointed(settings):
         folder = Path(settings.checkpoint(layer))
         if not folder.is_dir():
             continue
@@ -194,7 +198,7 @@ def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
     ran = {row["layer"] for row in entries.select("layer").distinct().collect()}
     lost = [
         settings.checkpoint(layer)
-        for layer in _CHECKPOINTED
+        for layer in _checkpointed(settings)
         if layer in ran and settings.catalog is None and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
     ]
     if lost:

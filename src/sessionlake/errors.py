@@ -49,6 +49,10 @@ class TopicChangedError(OffsetHoleError):
     """A topic was deleted, made anew or cut, and the rule is `fail`: decide by `kafka.on_topic_change`."""
 
 
+class ProcessorError(SessionlakeError):
+    """A user-defined processor failed under `fail`; nothing of the batch was committed. Correct it and run it again."""
+
+
 class IntegrityViolationError(SessionlakeError):
     """A session broke its integrity class under `on_violation: fail`; nothing of the batch was committed."""
 

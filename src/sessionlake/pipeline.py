@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LedgerEntry
+from sessionlake.processors import job as processors
 from sessionlake.runtime.home import claim, require_home
 from sessionlake.runtime.kafka import require_broker
 from sessionlake.runtime.payloads import payload_of
@@ -35,12 +37,21 @@ class Layer(StrEnum):
     BRONZE = "bronze"
     SILVER = "silver"
     GOLD = "gold"
+    PROCESSOR = "processor"
     ALL = "all"
 
     @property
     def parts(self) -> tuple[Layer, ...]:
-        """The single layers that it means, in the order in which data passes them."""
+        """The single layers that it means, in the order in which data passes them; processors are not among them."""
+        if self is Layer.PROCESSOR:
+            return ()
         return (Layer.BRONZE, Layer.SILVER, Layer.GOLD) if self is Layer.ALL else (self,)
+
+
+def parts_of(settings: Settings, layer: Layer) -> tuple[str, ...]:
+    """Names of all that is to run: the layers, and under `all` and `processor` every configured processor."""
+    mine = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
+    return (*layer.parts, *(processor.layer for processor in mine))
 
 
 def preflight(settings: Settings, layer: Layer) -> None:
@@ -48,13 +59,16 @@ def preflight(settings: Settings, layer: Layer) -> None:
 
     Raises:
         BrokerError: bronze is to run and Kafka does not answer.
-        ConfigError: silver is to run and a schema file cannot be used.
+        ConfigError: silver or a processor is to run, and a schema file or the processor's class cannot be used.
         MachineError: the home cannot be written.
     """
     if settings.catalog is None:
         require_home(settings)
-    if Layer.SILVER in layer.parts:
+    if Layer.SILVER in layer.parts or layer is Layer.PROCESSOR:
         payload_of(settings.capture)
+    for processor in settings.processors:
+        if processor.layer in parts_of(settings, layer):
+            processors.load(settings, processor.name)
     if Layer.BRONZE in layer.parts:
         require_broker(settings)
 
@@ -66,20 +80,45 @@ def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: thread
         Whether the end was reached: False if `stop` was set before.
 
     Raises:
-        SessionlakeError: what stopped a layer; later layers are not begun.
+        SessionlakeError: what stopped a layer; later layers are not begun. What stopped a processor among `all` is
+            raised after the others have come to their end.
     """
+    failed: list[SessionlakeError] = []
     with claimed(settings, layer):
-        return all(_to_the_end(spark, settings, part, stop) for part in layer.parts)
+        for part in parts_of(settings, layer):
+            try:
+                if not _to_the_end(spark, settings, part, stop):
+                    return False
+            except SessionlakeError as error:
+                if part in layer.parts or layer is not Layer.ALL:
+                    raise
+                failed.append(error)
+    if failed:
+        raise failed[0]
+    return True
 
 
-def run_live(spark: SparkSession, settings: Settings, layer: Layer, stop: threading.Event) -> None:
+def run_live(
+    spark: SparkSession,
+    settings: Settings,
+    layer: Layer,
+    stop: threading.Event,
+    on_failure: Callable[[SessionlakeError], None] | None = None,
+) -> None:
     """Runs layers until `stop` is set.
 
+    Args:
+        on_failure: told of a processor that has stopped while the others go on.
+
     Raises:
-        SessionlakeError: the first error of any of them; the others have been stopped.
+        SessionlakeError: the first error of any of them; the others have been stopped. What stopped a processor among
+            `all` is raised at the end.
     """
-    with claimed(settings, layer), Pipeline(spark, settings, layer) as pipeline:
+    with claimed(settings, layer), Pipeline(spark, settings, layer, on_failure=on_failure) as pipeline:
         pipeline.watch(stop)
+        failed = list(pipeline.failed.values())
+    if failed:
+        raise failed[0]
 
 
 class Pipeline:
@@ -87,6 +126,11 @@ class Pipeline:
 
     Args:
         on_commit: told of every batch of bronze, silver and the table merger that is committed.
+        on_failure: told of a processor that has stopped while the others go on, as it does among `all`.
+
+    Attributes:
+        queries: what runs, by its name.
+        failed: the errors of processors that have stopped, likewise.
     """
 
     def __init__(
@@ -95,19 +139,25 @@ class Pipeline:
         settings: Settings,
         layer: Layer = Layer.ALL,
         on_commit: Callable[[LedgerEntry], None] | None = None,
+        on_failure: Callable[[SessionlakeError], None] | None = None,
     ) -> None:
         self._spark = spark
         self._settings = settings
         self._layer = layer
         self._on_commit = on_commit or (lambda _: None)
+        self._on_failure = on_failure or (lambda _: None)
         self._merger: TableMerger | None = None
-        self.queries: dict[Layer, LayerQuery] = {}
+        self.queries: dict[str, LayerQuery] = {}
+        self.failed: dict[str, SessionlakeError] = {}
 
     def __enter__(self) -> Self:
         """Starts every layer; if one cannot start, none is left running."""
         try:
-            for part in self._layer.parts:
-                self.queries[part] = self._start(part)
+            for part in parts_of(self._settings, self._layer):
+                try:
+                    self.queries[part] = self._start(part)
+                except SessionlakeError as error:
+                    self._failed(part, error)
         except BaseException:
             self._stop()
             raise
@@ -127,14 +177,19 @@ class Pipeline:
             self.check()
 
     def check(self) -> None:
-        """Raises the error of a layer that has stopped."""
+        """Raises the error of a layer that has stopped; that of a processor among all is noted."""
         if self._merger is not None and self._merger.error is not None:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
             raise explain(error, "silver's tables", self._settings.checkpoint("silver")) from error
-        for query in self.queries.values():
-            query.check()
+        for part, query in self.queries.items():
+            if part in self.failed:
+                continue
+            try:
+                query.check()
+            except SessionlakeError as error:
+                self._failed(part, error)
 
     def drain(self) -> None:
         """Waits until everything that Kafka holds now has reached every table.
@@ -143,17 +198,29 @@ class Pipeline:
             SessionlakeError: what stopped a layer before.
         """
         for part, query in self.queries.items():
+            if part in self.failed:
+                continue
             query.drain()
-            if part is Layer.SILVER and self._merger is not None:
+            if part == Layer.SILVER and self._merger is not None:
                 self._merger.drain()
                 self.check()
 
-    def _start(self, part: Layer) -> LayerQuery:
+    def _failed(self, part: str, error: SessionlakeError) -> None:
+        """Notes the failure of a processor that runs among others; raises any other."""
+        if self._layer is not Layer.ALL or part in self._layer.parts:
+            raise error
+        self.failed[part] = error
+        self._on_failure(error)
+
+    def _start(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
         require_readable(settings.checkpoint(part), part)
-        if part is Layer.BRONZE:
+        for processor in settings.processors:
+            if processor.layer == part:
+                return processors.start(spark, settings, processor.name)
+        if part == Layer.BRONZE:
             return bronze.start(spark, settings, on_batch=self._on_commit)
-        if part is Layer.GOLD:
+        if part == Layer.GOLD:
             return gold.start(spark, settings)
         self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
         query = silver.start(spark, settings, on_batch=self._on_silver)
@@ -172,19 +239,20 @@ class Pipeline:
             self._merger.stop()
 
 
-def _to_the_end(spark: SparkSession, settings: Settings, part: Layer, stop: threading.Event) -> bool:
+def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
     require_readable(settings.checkpoint(part), part)
-    start: dict[Layer, Callable[..., LayerQuery]] = {
+    start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
         Layer.SILVER: silver.start,
         Layer.GOLD: gold.start,
+        **{own.layer: partial(processors.start, name=own.name) for own in settings.processors},
     }
     query = start[part](spark, settings, once=True)
     while not query.wait(_LOOK_SECONDS):
         if stop.is_set():
             query.stop()
             return False
-    if part is Layer.SILVER:
+    if part == Layer.SILVER:
         TableMerger(spark, settings).catch_up()
     return True
 
@@ -197,6 +265,6 @@ def claimed(settings: Settings, layer: Layer) -> Iterator[None]:
         MachineError: one does already.
     """
     with ExitStack() as held:
-        for part in layer.parts:
+        for part in parts_of(settings, layer):
             held.enter_context(claim(settings, part, f"runs {part}"))
         yield

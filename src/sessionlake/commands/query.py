@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sessionlake.commands.show import Format, Rows, collected, show
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
+_OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
 
 
@@ -33,7 +35,11 @@ def check(settings: Settings, sql: str) -> None:
             f"query reads only: {', '.join(word.upper() for word in _READS)}"
         )
     lake = Lake(settings)
-    missing = [table for table in mentioned(sql) if lake.local and not (lake.path(table) / "_delta_log").is_dir()]
+    missing = [
+        table
+        for table in mentioned(sql, tables(settings))
+        if lake.local and not (lake.path(table) / "_delta_log").is_dir()
+    ]
     if missing:
         raise LakeError(
             f"query: {', '.join(missing)} is not there yet in {settings.home}: "
@@ -60,18 +66,24 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     """
     from pyspark.errors import PySparkException
 
-    named = mentioned(sql)
-    Lake(settings).register(spark, None if first_word(sql) in _LISTS and not named else named)
+    named = mentioned(sql, tables(settings))
+    Lake(settings).register(spark, tables(settings) if first_word(sql) in _LISTS and not named else named)
     try:
         return collected(spark.sql(sql))
     except PySparkException as error:
-        raise UsageError(f"query: {one_line(str(error))}{_hint(sql)}") from error
+        hint = "" if named else f" Tables: {', '.join(tables(settings))}"
+        raise UsageError(f"query: {one_line(str(error))}{hint}") from error
 
 
-def mentioned(sql: str) -> list[str]:
+def tables(settings: Settings) -> list[str]:
+    """Names of the lake's tables, those of the configured processors among them."""
+    return [*TABLES, *(processor.into for processor in settings.processors)]
+
+
+def mentioned(sql: str, known: Iterable[str] = _OWN) -> list[str]:
     """Names of the lake's tables in the statement, each once."""
     bare = _COMMENT.sub(" ", sql).replace("`", "").lower()
-    return [table for table in TABLES if re.search(rf"(?<![\w.]){re.escape(table)}(?!\w)", bare)]
+    return [table for table in known if re.search(rf"(?<![\w.]){re.escape(table)}(?!\w)", bare)]
 
 
 def first_word(sql: str) -> str:
@@ -85,7 +97,3 @@ def one_line(text: str) -> str:
     said = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
     at = re.search(r"line (\d+),? pos (\d+)", text)
     return " ".join(said.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in said else "")
-
-
-def _hint(sql: str) -> str:
-    return "" if mentioned(sql) else f" Tables: {', '.join(TABLES)}"

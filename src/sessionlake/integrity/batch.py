@@ -185,6 +185,7 @@ def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
     out.verdict[base + inside] = Verdict.APPLIED
     out.epoch[base + inside] = epochs[inside]
     out.position[base + inside] = stream.offset[inside]
+    out.at[base + inside] = stream.now[inside]
     out.life[base + inside] = np.repeat(moved["first_offset"], lengths[fine])
 
     def least(values: Int64s) -> Int64s:
@@ -280,6 +281,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs
     out.position[places] = positions(cursor.position, part.offset)
+    out.at[places] = part.now
     out.life[places] = cursor.first_offset
     cursor.position = int(out.position[base + end - 1])
     cursor.epoch = int(epochs[-1])

@@ -119,7 +119,8 @@ class Outcome:
         reason: the quarantine reason's code, else 0.
         epoch: of applied messages: offset of the last snapshot then.
         position: of applied messages: their order of application.
-        life: of applied messages: the offset that names the session's life.
+        at: of applied messages: stream time then. What expiry released was applied in the first moment past it.
+        life: the offset that names the session's life; of a message an operator had skipped, nothing.
         events: in the order of judging, session after session.
         beneath: sessions of which a message was applied beneath newer ones (class `once`).
         decided: sessions and offsets at which an operator's decision was taken.
@@ -130,6 +131,7 @@ class Outcome:
         self.reason: npt.NDArray[np.int8] = np.zeros(count, np.int8)
         self.epoch: npt.NDArray[np.int64] = np.full(count, NO_EPOCH, np.int64)
         self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.events: list[Event] = []
         self.beneath: set[int] = set()
@@ -164,6 +166,7 @@ class Judge:
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
+        self._at = NO_TIME
 
     def arrive(self, message: Header) -> None:
         """Judges the session's next message in offset order.
@@ -172,6 +175,7 @@ class Judge:
             StoppedError: the job must stop here.
         """
         self.pass_time(message.now)
+        self._at = message.now
         if self._decisions.get(message.offset) is Decision.SKIP:
             self.outcome.decided.add((self.outcome.session, message.offset))
             self._event(message, EventKind.SKIPPED, Action.QUARANTINED)
@@ -181,6 +185,7 @@ class Judge:
             self._release_all()
             self._cursor.begin_anew()
         self._touch(message)
+        self.outcome.life[message.index] = self._cursor.first_offset
         if self._is_duplicate(message.seq):
             self._cursor.duplicates += 1
             self._event(message, EventKind.DUPLICATE, Action.DROPPED)
@@ -260,6 +265,7 @@ class Judge:
         return len(self.held) > self.rules.max_held_messages or self._bytes > self.rules.max_held_bytes
 
     def _release_all(self) -> None:
+        self._at = max(self._at, self._cursor.last_kafka_ts + self.rules.session_timeout + 1)
         while self.held:
             self._judge(self._next_held(), self._cursor.last_offset)
 
@@ -320,6 +326,7 @@ class Judge:
         out.verdict[index] = Verdict.APPLIED
         out.epoch[index] = self._epoch(message)
         out.position[index] = cursor.position
+        out.at[index] = self._at
         out.life[index] = cursor.first_offset
         if cursor.status == Status.BROKEN:
             cursor.status = Status.OPEN

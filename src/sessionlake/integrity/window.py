@@ -127,6 +127,7 @@ class _Releases:
     Attributes:
         index: as the outcome knows the message.
         releasing: offset of the message that let it go.
+        at: stream time when that came.
     """
 
     def __init__(self, docket: Docket, wanted: Bools, arrivals: _Arrivals) -> None:
@@ -148,7 +149,8 @@ class _Releases:
         lateness = _of_rules(docket, "lateness")[self.owner]
         passed = np.flatnonzero(self.ts + lateness < last[self.owner])
         self._select(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
-        self.releasing = stream.offset[arrivals.place[self._let_go_by(arrivals)]]
+        let_go_by = arrivals.place[self._let_go_by(arrivals)]
+        self.releasing, self.at = stream.offset[let_go_by], stream.now[let_go_by]
 
     def _select(self, kept: Int64s | Bools) -> None:
         for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition"):
@@ -184,7 +186,7 @@ class _Releases:
     def keep(self, wanted: Bools) -> None:
         """Leaves out the other sessions."""
         kept = wanted[self.owner]
-        self.releasing = self.releasing[kept]
+        self.releasing, self.at = self.releasing[kept], self.at[kept]
         self._select(kept)
 
 
@@ -208,6 +210,8 @@ def _apply(docket: Docket, wanted: Bools, arrivals: _Arrivals, releases: _Releas
     released = np.bincount(releases.owner, minlength=len(wanted))[wanted]
     moved["held"] += (stream.ends - stream.starts)[wanted] - released
     cursors[wanted] = moved
+    mine = wanted[arrivals.owner]
+    out.life[len(docket.held.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
     if len(releases.owner):
         _apply_released(docket, releases, out)
 
@@ -239,6 +243,7 @@ def _apply_released(docket: Docket, releases: _Releases, out: Outcome) -> None:
     position += place
     out.verdict[index] = Verdict.APPLIED
     out.epoch[index], out.position[index] = epoch, position
+    out.at[index] = releases.at
     out.life[index] = np.repeat(before["first_offset"], lengths)
     gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
 

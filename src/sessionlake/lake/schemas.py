@@ -190,6 +190,25 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "offset", "_batch"),
         writes=Writes.APPEND,
     ),
+    "silver.processor_errors": TableSchema(
+        (
+            ("processor", "string"),
+            ("topic", "string"),
+            ("partition", "int"),
+            ("session_id", "string"),
+            ("_offset", "bigint"),
+            ("_position", "bigint"),
+            ("ordinal", "int"),
+            ("_time", "timestamp"),
+            ("event", "string"),
+            ("action", "string"),
+            ("error", "string"),
+            ("_batch", "bigint"),
+        ),
+        "What user-defined processors failed on, and what they were not given since",
+        skipping=("processor", "topic", "session_id", "_offset", "_batch"),
+        writes=Writes.APPEND,
+    ),
     "gold.rolling_average": TableSchema(
         (
             *_POINT,

@@ -28,7 +28,7 @@ class LayerStatus:
 
     Attributes:
         last_batch: its id, None before the first.
-        messages: taken in: Kafka messages for bronze and silver, those of the merged batches for the silver tables,
+        messages: taken in: Kafka messages for bronze, silver and processors, those of the merged batches for the silver tables,
             session changes for gold.
         rows: written to its tables, merged ones included.
         behind: what its source holds and it has not taken in yet, in the unit of `messages`; None where Kafka
@@ -71,7 +71,7 @@ def layer_statuses(reader: Reader, settings: Settings) -> list[LayerStatus]:
     """Every layer's status, in the order in which data passes them."""
     batches = _batches(reader)
     if not batches:
-        return [LayerStatus(layer) for layer in LAYERS]
+        return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
     spans = reader.spans()
     bronze, silver = (_ends(spans, layer) for layer in ("bronze", "silver"))
     kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
@@ -81,8 +81,11 @@ def layer_statuses(reader: Reader, settings: Settings) -> list[LayerStatus]:
         "silver_tables": _after(batches, "silver_tables", "messages"),
         "gold": _after(batches, "gold", "changes"),
     }
+    for own in settings.processors:
+        wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
+        behind[own.layer] = _lag(wanted, _ends(spans, own.layer))
     now = datetime.now(UTC)
-    return [_status(layer, [b for b in batches if b.layer == layer], behind[layer], now) for layer in LAYERS]
+    return [_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()]
 
 
 def kafka_ends(settings: Settings) -> KafkaEnds | None:

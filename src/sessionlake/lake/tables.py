@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.schemas import TABLES, TableSchema
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -64,10 +64,15 @@ def _rows(metrics: Mapping[str, Any]) -> int:
 
 
 class Lake:
-    """Opens and creates the tables of one home or catalog. Holds no session and no state."""
+    """Opens and creates the tables of one home or catalog. Holds no session and no state.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        own: definitions of tables beside those that every lake has.
+    """
+
+    def __init__(self, settings: Settings, own: dict[str, TableSchema] | None = None) -> None:
         self.settings = settings
+        self._schemas = TABLES | (own or {})
 
     @property
     def local(self) -> bool:
@@ -182,7 +187,7 @@ class Lake:
     def _create(self, spark: SparkSession, table: str) -> None:
         from delta.tables import DeltaTable
 
-        schema = TABLES[table]
+        schema = self._schemas[table]
         builder = DeltaTable.createIfNotExists(spark).comment(schema.comment)
         builder = builder.location(str(self.path(table))) if self.local else builder.tableName(self.identifier(table))
         for name, sql in schema.resolved(self.settings):
@@ -194,7 +199,7 @@ class Lake:
         builder.execute()
 
     def _evolve(self, spark: SparkSession, table: str) -> None:
-        wanted = dict(TABLES[table].resolved(self.settings))
+        wanted = dict(self._schemas[table].resolved(self.settings))
         present = {f.name: f.dataType.simpleString() for f in self.read(spark, table).schema.fields}
         for name, sql in present.items():
             if name not in wanted:

@@ -218,6 +218,7 @@ def _own_settings(settings: Settings) -> Settings:
             "checkpoints": None,
             "kafka": settings.kafka.model_copy(update=kafka),
             "capture": settings.capture.model_copy(update=capture),
+            "processors": (),  # made for other columns
             "gold": settings.gold.model_copy(update={"trigger": timedelta(seconds=8)}),  # a minute has few of 20
         }
     )

@@ -23,7 +23,8 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.silver.sent import Judged, payloads
+from sessionlake.silver.process import Rebuild, ShardProcessor, join, split
+from sessionlake.silver.sent import Judged
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -36,12 +37,14 @@ class SilverFold:
     Attributes:
         decisions: what operators decided about single places.
         bulk: False judges message by message, which gives the same result slower.
+        processor: what is made of judged messages; by default the session tables.
     """
 
     columns: tuple[Column, ...]
     capture: CaptureSettings
     decisions: dict[Place, Decision] = field(default_factory=dict)
     bulk: bool = True
+    processor: ShardProcessor | None = None
     _rules: RuleBook | None = field(default=None, repr=False)
 
     def __call__(
@@ -52,15 +55,18 @@ class SilverFold:
         self._rules = self._rules or RuleBook(self.capture)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [s for chunk in chunks if not is_chunk(chunk) for s in decode_segments(chunk)]
-        after = ShardState.decode(state, self.columns)
+        judging, memory = split(state)
+        after = ShardState.decode(judging, self.columns)
+        processor = self.processor or Rebuild(self.columns, self._rules)
         bench = _Bench(after, self._rules, self.decisions, segments)
-        if not batch.num_rows and not bench.is_time_for_any:
-            return after.encode(self.columns), []
+        if not batch.num_rows and not bench.is_time_for_any and not processor.is_due(memory, after.clock):
+            return join(after.encode(self.columns), memory), []
         wrong = pc.not_equal(batch["reason"], 0)
         malformed = batch.filter(wrong)
         well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
         judged = bench.judge(well_formed, bulk=self.bulk)
-        return after.encode(self.columns), payloads(judged, malformed, self.columns, self._rules)
+        memory, sent = processor.process(memory, judged, malformed)
+        return join(after.encode(self.columns), memory), sent
 
 
 class _Bench:
@@ -120,6 +126,8 @@ class _Bench:
         judged = Judged(
             messages=combined,
             released=held.num_rows,
+            came=docket.stream.now,
+            clock=state.clock,
             outcome=out,
             topics=topics,
             sessions=sessions,

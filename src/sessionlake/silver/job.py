@@ -82,6 +82,22 @@ def folded(
     spark: SparkSession, lake: Lake, settings: Settings, decided: dict[Place, Decision], begin: Handover | None
 ) -> DataFrame:
     """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
+    capture = settings.capture
+    fold: ShardFold = SilverFold(capture.declared, capture, decided)
+    if begin is not None:
+        fold = handover.HandedOver(fold, str(handover.folder(settings)))
+    return fold_shards(packed(spark, lake, settings, begin=begin), fold)
+
+
+def packed(
+    spark: SparkSession, lake: Lake, settings: Settings, topics: str = ".*", begin: Handover | None = None
+) -> DataFrame:
+    """The stream of bronze's messages, packed by shard; `shard int, chunk binary`.
+
+    Args:
+        topics: pattern of whole names of those that are wanted.
+        begin: what was rebuilt already, and is not read again.
+    """
     from pyspark.sql import functions as F
 
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger}
@@ -89,15 +105,9 @@ def folded(
         options["startingVersion"] = begin.bronze_version + 1
     raw = lake.stream(spark, MESSAGES, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    capture = settings.capture
-    packer = Packer(rules_of(capture), settings.silver.shards)
-    packed = raw.select(shard, "topic", "partition", "offset", "timestamp", "key", "value").mapInArrow(
-        packer, PACKED_SCHEMA
-    )
-    fold: ShardFold = SilverFold(capture.declared, capture, decided)
-    if begin is not None:
-        fold = handover.HandedOver(fold, str(handover.folder(settings)))
-    return fold_shards(packed, fold)
+    packer = Packer(rules_of(settings.capture), settings.silver.shards, topics)
+    columns = (shard, "topic", "partition", "offset", "timestamp", "key", "value")
+    return raw.select(*columns).mapInArrow(packer, PACKED_SCHEMA)
 
 
 class _SilverBatch:

@@ -5,6 +5,7 @@ Every shard is told, besides, what the task's messages did to the clocks of thei
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +35,14 @@ class Packer:
 
     rules: DecodeRules
     shards: int
+    topics: str = ".*"
+    """Pattern of whole names: messages of other topics are passed over."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages block by block."""
         block: list[pa.RecordBatch] = []
         messages = size = 0
-        for batch in batches:
+        for batch in self._wanted(batches):
             block.append(batch)
             messages += batch.num_rows
             size += batch.nbytes
@@ -48,6 +51,17 @@ class Packer:
                 block, messages, size = [], 0, 0
         if messages:
             yield self.pack(pa.Table.from_batches(block))
+
+    def _wanted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.topics == ".*":
+            yield from batches
+            return
+        for batch in batches:
+            names = batch.column("topic").unique()
+            wanted = [name for name in names.to_pylist() if re.fullmatch(self.topics, name)]
+            kept = batch.filter(pc.is_in(batch.column("topic"), value_set=pa.array(wanted, names.type)))
+            if kept.num_rows:
+                yield kept
 
     def pack(self, raw: pa.Table) -> pa.RecordBatch:
         """Packs one block."""

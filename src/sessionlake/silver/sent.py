@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.cursor import Cursors, Status
 from sessionlake.integrity.judge import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
@@ -43,6 +44,8 @@ class Judged:
     Attributes:
         messages: rows of a chunk: what was held back before, then the batch.
         released: how many of them were held back before.
+        came: stream time at which each of the others came.
+        clock: of the shard, after the batch.
         outcome: what became of each.
         topics: of the sessions that were judged.
         sessions: their ids.
@@ -54,6 +57,8 @@ class Judged:
 
     messages: pa.Table
     released: int
+    came: Int64s
+    clock: Clock
     outcome: Outcome
     topics: pa.Array
     sessions: pa.Array
@@ -76,9 +81,9 @@ def payloads(
         Output.EVENTS: _events(judged, rules),
     }
     account = Account(
-        partitions=_partitions(judged, malformed),
+        partitions=partition_accounts(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
-        violations=_violations(judged, rules),
+        violations=first_violations(judged, rules),
         quarantined_from=pc.min(quarantine["offset"]).as_py(),
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
     )
@@ -159,7 +164,7 @@ def _events(judged: Judged, rules: RuleBook) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=EVENTS)
 
 
-def _violations(judged: Judged, rules: RuleBook) -> list[Violation]:
+def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
     """The shard's first violation, by topic, partition and offset: the same one however sessions are sharded."""
 
     def told(event: Event) -> Violation:
@@ -182,7 +187,7 @@ def _violations(judged: Judged, rules: RuleBook) -> list[Violation]:
 _COUNTED = ("applied", "duplicates", "quarantined", "held")
 
 
-def _partitions(judged: Judged, malformed: pa.Table) -> list[PartitionAccount]:
+def partition_accounts(judged: Judged, malformed: pa.Table) -> list[PartitionAccount]:
     """Counts by topic-partition; `held` is what is held back now and was not before, less what was released."""
     names = ["topic", "partition", "offset"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))

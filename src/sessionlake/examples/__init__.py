@@ -1,0 +1,1 @@
+"""Processors to learn from, and to use."""

@@ -1,0 +1,75 @@
+r"""Top of book: the best bid and ask after every change of a depth table.
+
+A row is a price level: the declared columns `side` (`bid` or `ask`), `price` and `qty`; a level without a quantity is
+empty. In the configuration:
+
+    capture: {columns: {side: string, price: double, qty: double}}
+    processors:
+      - {name: top_of_book, class: top-of-book, topics: 'capture\.depth.*', table: gold.top_of_book}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from sessionlake.processors import Emitted, Message, Processor
+
+
+class Level(Struct, array_like=True):
+    """A price level, as far as it is known."""
+
+    side: str | None = None
+    price: float | None = None
+    qty: float | None = None
+
+
+class Book(Struct):
+    """All levels, by row id."""
+
+    levels: dict[str, Level] = {}
+
+    def best(self, side: str) -> tuple[float | None, float | None]:
+        """Best price of a side and the quantity there, of all its levels."""
+        there = [(level.price, level.qty) for level in self.levels.values() if level.side == side and level.qty]
+        prices = [price for price, _ in there if price is not None]
+        if not prices:
+            return None, None
+        price = max(prices) if side == "bid" else min(prices)
+        return price, sum(qty or 0 for at, qty in there if at == price)
+
+
+class TopOfBook(Processor[Book]):
+    """A row for every snapshot and update."""
+
+    state = Book
+    output: ClassVar = {
+        "event_time": "timestamp",
+        "bid": "double",
+        "bid_qty": "double",
+        "ask": "double",
+        "ask_qty": "double",
+    }
+
+    def on_message(self, state: Book, message: Message) -> Iterable[Emitted]:
+        """Brings the book up to date, and says its top."""
+        if message.type in {"heartbeat", "end"}:
+            return
+        if message.type == "snapshot":
+            state.levels.clear()
+        for row in message.rows:
+            level = state.levels.setdefault(row.id, Level())
+            for name in row.values.keys() & _COLUMNS:
+                setattr(level, name, row.values[name])
+        for row_id in message.deleted:
+            state.levels.pop(row_id, None)
+        yield self._top(state, message)
+
+    def _top(self, book: Book, message: Message) -> dict[str, Any]:
+        (bid, bid_qty), (ask, ask_qty) = book.best("bid"), book.best("ask")
+        return {"event_time": message.ts, "bid": bid, "bid_qty": bid_qty, "ask": ask, "ask_qty": ask_qty}
+
+
+_COLUMNS = {"side", "price", "qty"}

@@ -1,0 +1,188 @@
+"""A processor as a layer of its own over `bronze.messages`: judged as silver judges, committed exactly once.
+
+It has its own checkpoint and judges for itself, by the same rules: so what it writes follows from what bronze holds,
+as silver's tables do, and what it fails on stops neither them nor other processors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.bronze.job import MESSAGES
+from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.errors import ConfigError, LakeError
+from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
+from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.reading import reader_for
+from sessionlake.lake.schemas import TABLES, TableSchema, Writes
+from sessionlake.lake.tables import Lake, quote
+from sessionlake.processors.load import ProcessorRef
+from sessionlake.processors.output import OutputColumns
+from sessionlake.processors.outputs import Account, Kind, read_account, refuse_failures
+from sessionlake.processors.shard import MessageByMessage, processor_of
+from sessionlake.processors.stored import require_readable_states
+from sessionlake.runtime.folded import Folded, collect
+from sessionlake.runtime.interpreted import interpreted
+from sessionlake.runtime.sharded import fold_shards
+from sessionlake.runtime.streams import LayerQuery
+from sessionlake.silver.decisions import decisions
+from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.job import packed, refuse_violations, total
+from sessionlake.silver.unpack import Unpack, unpacked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ERRORS = "silver.processor_errors"
+_FEW_MESSAGES = 20_000
+# 64 shards of two kinds make 32 MB at most.
+_INLINE_BYTES = 262_144
+
+
+def configured(settings: Settings, name: str) -> ProcessorSettings:
+    """The processor of this name.
+
+    Raises:
+        ConfigError: there is none, or its table is one of the lake's own.
+    """
+    found = next((processor for processor in settings.processors if processor.name == name), None)
+    if found is None:
+        known = ", ".join(processor.name for processor in settings.processors) or "none"
+        raise ConfigError(f"processors: there is none named {name!r}; configured: {known}")
+    if found.into in TABLES:
+        raise ConfigError(f"processors.{name}.table: {found.into} is a table of the lake's own: name another")
+    return found
+
+
+def load(settings: Settings, name: str) -> MessageByMessage:
+    """The processor of this name, its class found and checked.
+
+    Raises:
+        ConfigError: it is not configured, or its class cannot be used.
+    """
+    own = configured(settings, name)
+    ref = ProcessorRef(own.name, own.target, own.options, str(Path.cwd()))
+    made = processor_of(own, settings.capture, settings.silver.shards, ref)
+    _ = made.workings
+    return made
+
+
+def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = False) -> LayerQuery:
+    """Starts a processor's stream.
+
+    Args:
+        once: take in what bronze holds now, then end.
+
+    Raises:
+        ConfigError: it is not configured, or its class cannot be used.
+        LakeError: the checkpoint is new and the table is not, the declared columns do not fit the table, or a stored
+            state cannot be read. Nothing was consumed.
+    """
+    own, processor = configured(settings, name), load(settings, name)
+    lake = Lake(settings, {own.into: table_of(own, processor.workings.output)})
+    lake.ensure(spark, [MESSAGES, own.into, ERRORS, LEDGER])
+    refuse_fresh_checkpoint(spark, lake, settings, own.layer)
+    checkpoint = settings.checkpoint(own.layer)
+    require_readable_states(spark, checkpoint, processor)
+    capture = settings.capture
+    fold = SilverFold(capture.declared, capture, decisions(reader_for(lake, spark)), processor=processor)
+    stream = fold_shards(packed(spark, lake, settings, own.topics), fold)
+    batch = _ProcessorBatch(lake, settings, own, processor)
+    return LayerQuery(own.layer, checkpoint).start(stream, batch, trigger=own.trigger, once=once)
+
+
+def table_of(own: ProcessorSettings, output: OutputColumns) -> TableSchema:
+    """Definition of a processor's output table."""
+    return TableSchema(
+        output.ddl,
+        f"Records of the processor {own.name}",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "_offset", "_batch"),
+        writes=Writes.APPEND,
+    )
+
+
+class _ProcessorBatch:
+    """Commits one micro-batch: checks first, then records and errors, then the ledger row."""
+
+    def __init__(self, lake: Lake, settings: Settings, own: ProcessorSettings, processor: MessageByMessage) -> None:
+        self._lake, self._settings, self._own = lake, settings, own
+        self._output = processor.workings.output
+        self._log: OffsetLog | None = None
+        self._few = False  # whether the batch before was small, which is the best guess for the next
+
+    def __call__(self, frame: DataFrame, txn: Txn) -> None:
+        started, spark, own = datetime.now(UTC), frame.sparkSession, self._own
+        frame.persist()
+        try:
+            with interpreted(spark, when=self._lake.local and self._few):
+                folded, written = collect(frame, Kind.ACCOUNT, _INLINE_BYTES)
+            accounts = [read_account(account) for account in written]
+            partitions = total([*accounts])
+            refuse_violations([*accounts])
+            refuse_failures(own.name, accounts)
+            self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
+            ranges = tuple(
+                OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages
+            )
+            self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=own.layer)
+            outputs = self._append(folded, accounts, txn)
+        finally:
+            frame.unpersist()
+        entry = LedgerEntry(
+            layer=own.layer,
+            txn=txn,
+            source=MESSAGES,
+            started_at=started,
+            offsets=ranges,
+            outputs=outputs,
+            messages=sum(p.messages for p in partitions),
+            applied=sum(p.applied for p in partitions),
+            duplicates=sum(p.duplicates for p in partitions),
+            quarantined=sum(p.quarantined for p in partitions),
+            held=sum(p.held for p in partitions),
+            config_hash=self._hash,
+        )
+        write(spark, self._lake, entry)
+        self._log.advance(ranges)
+        self._few = entry.messages <= _FEW_MESSAGES
+
+    @property
+    def _hash(self) -> str:
+        text = config_hash(self._settings) + self._own.model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _append(self, folded: Folded, accounts: list[Account], txn: Txn) -> tuple[Output, ...]:
+        """Appends what there is; a table that gets nothing gets no commit."""
+        spark, outputs = folded.frame.sparkSession, []
+        for kind, table in ((Kind.RECORDS, self._own.into), (Kind.ERRORS, ERRORS)):
+            count = sum(account.rows.get(kind, 0) for account in accounts)
+            if count:
+                append(spark, self._lake, table, self._rows(folded, kind, txn), txn)
+                commit = self._lake.last_commit(spark, table)
+                # Other processors append to the table of errors too: its last commit need not be this one.
+                if kind is Kind.RECORDS and commit.rows not in (0, count):
+                    raise LakeError(
+                        f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}; if rows "
+                        f"were removed from {MESSAGES} by hand, restore it (RESTORE TABLE); if another writes to "
+                        f"{table}, name a table of its own under processors.{self._own.name}"
+                    )
+                outputs.append(Output(table, commit.version, count))
+        return tuple(outputs)
+
+    def _rows(self, folded: Folded, kind: Kind, txn: Txn) -> DataFrame | pa.Table:
+        """Rows for a table: at hand if their payloads are, else unpacked where they are."""
+        from pyspark.sql import functions as F
+
+        payloads = folded.at_hand([kind])
+        if payloads is not None:
+            return unpacked(payloads, txn.version)
+        columns = self._output.ddl if kind is Kind.RECORDS else TABLES[ERRORS].columns
+        frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
+        return frame.mapInArrow(Unpack(txn.version), ", ".join(f"{quote(name)} {sql}" for name, sql in columns))

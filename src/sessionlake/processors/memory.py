@@ -1,0 +1,179 @@
+"""What is kept of a shard's sessions between batches: each one's state as bytes, timers, and place in the order.
+
+Format `sessionlake.processor/1`: MessagePack. A session's state is encoded by itself and carries the version of the
+class that wrote it, so that only sessions with something to do are decoded, and old states can be migrated one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sessionlake.errors import LakeError
+from sessionlake.integrity.clock import Clock, Lane
+from sessionlake.processors.api import Processor
+from sessionlake.protocol.chunk import is_chunk
+
+FORMAT = "sessionlake.processor/1"
+
+
+class Kept(msgspec.Struct, array_like=True):
+    """One session's present life. Times in ms.
+
+    Attributes:
+        state: empty after the processor was stopped for the session.
+        life: the offset that names it.
+        last: Kafka timestamp of its last well-formed message.
+        position: of the last message the processor was given, as `offset`; `ordinal` is the next record's.
+        ended: whether its `end` was applied.
+        stopped: offset at which the processor was stopped for it.
+        timers: stream time by name.
+    """
+
+    version: int
+    state: bytes
+    life: int
+    partition: int
+    last: int
+    position: int = -1
+    offset: int = -1
+    ordinal: int = 0
+    ended: bool = False
+    stopped: int | None = None
+    timers: dict[str, int] = {}
+
+
+class _Stored(msgspec.Struct):
+    format: str
+    processor: str
+    shards: int
+    due: list[tuple[str, int, int]]
+    sessions: bytes
+
+
+_envelopes = msgspec.msgpack.Decoder(_Stored)
+_sessions = msgspec.msgpack.Decoder(dict[str, Kept])
+
+
+@dataclass
+class Memory:
+    """A shard's sessions.
+
+    Attributes:
+        sessions: by `topic NUL session_id`.
+        due: for each topic-partition, the stream time past which a session of it has something to do.
+    """
+
+    due: dict[Lane, int] = field(default_factory=dict)
+    sessions: dict[str, Kept] = field(default_factory=dict)
+
+    @staticmethod
+    def is_due(stored: bytes | None, clock: Clock) -> bool:
+        """Whether any session has something to do, without decoding them."""
+        if stored is None:
+            return False
+        now = {(lane.topic, lane.partition): lane.time for lane in clock.lanes}
+        return any(time < now.get((topic, partition), time) for topic, partition, time in _open(stored).due)
+
+    @classmethod
+    def decode(cls, stored: bytes | None) -> Memory:
+        """Reads what `encode` wrote.
+
+        Raises:
+            LakeError: it is of a format that this version does not read.
+        """
+        if stored is None:
+            return cls()
+        found = _open(stored)
+        try:
+            sessions = _sessions.decode(found.sessions)
+        except msgspec.MsgspecError as error:
+            raise LakeError(f"processor {found.processor}: its state cannot be read ({error}): {_REMEDY}") from None
+        return cls({(topic, partition): time for topic, partition, time in found.due}, sessions)
+
+    def encode(self, processor: str, shards: int) -> bytes:
+        """As bytes."""
+        due = [(*lane, time) for lane, time in self.due.items()]
+        return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
+
+
+def shards_of(stored: bytes) -> int:
+    """The number of shards that a memory was made for."""
+    return _open(stored).shards
+
+
+def _open(stored: bytes) -> _Stored:
+    try:
+        found = _envelopes.decode(stored)
+    except msgspec.MsgspecError as error:
+        kind = "Arrow" if is_chunk(stored) else str(error)
+        raise LakeError(f"a processor's state cannot be read ({kind}): {_REMEDY}") from None
+    if found.format != FORMAT:
+        raise LakeError(
+            f"processor {found.processor}: its state is of format {found.format!r}, this version reads {FORMAT!r}: "
+            f"{_REMEDY}"
+        )
+    return found
+
+
+_REMEDY = "run the version of sessionlake that wrote it, or start the processor over under another name"
+
+
+class StateCodec:
+    """States of one processor as bytes."""
+
+    def __init__(self, name: str, processor: Processor[Any]) -> None:
+        self._name, self._processor = name, processor
+        self._decoder = msgspec.msgpack.Decoder(processor.state)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def write(self, state: Any) -> bytes:
+        """Encodes a state.
+
+        Raises:
+            TypeError: it is not of the declared type, or holds what cannot be encoded.
+        """
+        if not isinstance(state, self._processor.state):
+            raise TypeError(f"a state must be a {self._processor.state.__name__}, found {type(state).__name__}")
+        return self._encoder.encode(state)
+
+    def read_back(self, state: bytes) -> Any:
+        """Decodes what `write` has just encoded.
+
+        Raises:
+            TypeError: it does not fit the declared type.
+        """
+        try:
+            return self._decoder.decode(state)
+        except msgspec.MsgspecError as error:
+            raise TypeError(f"the state does not fit {self._processor.state.__name__}: {error}") from None
+
+    def read(self, state: bytes, version: int, session: str) -> Any:
+        """Decodes a state, migrating what an older class wrote.
+
+        Raises:
+            LakeError: naming processor, session and version, and what to do.
+        """
+        wanted = self._processor.version
+        whose = f"processor {self._name}: the state of session {session!r} is of version {version}"
+        if version > wanted:
+            raise LakeError(f"{whose}, the class is of version {wanted}: run the newer class again")
+        try:
+            if version == wanted:
+                return self._decoder.decode(state)
+            migrated = self._processor.migrate(msgspec.msgpack.decode(state), version)
+            self.write(migrated)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            if version == wanted:
+                raise LakeError(
+                    f"{whose}, as the class, but cannot be read as {self._processor.state.__name__} ({said}): raise "
+                    f"`version` to {wanted + 1} and write migrate(), or give new fields defaults"
+                ) from error
+            raise LakeError(
+                f"{whose}, the class is of version {wanted} and cannot migrate it ({said}): correct migrate(), run the "
+                "older class, or start the processor over under another name"
+            ) from error
+        return migrated

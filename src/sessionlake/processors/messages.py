@@ -1,0 +1,92 @@
+"""Applied messages as objects, out of a judged batch's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sessionlake.integrity.judge import Outcome
+from sessionlake.processors.api import Message, Row
+from sessionlake.protocol.arrow import one
+from sessionlake.protocol.chunk import ChangeKind, set_field, value_field
+from sessionlake.protocol.columns import RESCUED, Column
+
+Int64s = npt.NDArray[np.int64]
+_TYPES: tuple[Literal["snapshot", "update", "heartbeat", "end"], ...] = ("snapshot", "update", "heartbeat", "end")
+_SLICE = 4096
+_HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "kafka_ts")
+
+
+def read_messages(
+    table: pa.Table, chosen: Int64s, outcome: Outcome, columns: tuple[Column, ...]
+) -> Iterator[tuple[int, Message]]:
+    """The chosen messages, in the order given, each with its index; made as they are asked for.
+
+    Args:
+        table: rows of a chunk.
+        outcome: what became of each of them.
+    """
+    for start in range(0, len(chosen), _SLICE):
+        yield from _read(table, chosen[start : start + _SLICE], outcome, columns)
+
+
+def _read(
+    table: pa.Table, chosen: Int64s, outcome: Outcome, columns: tuple[Column, ...]
+) -> Iterator[tuple[int, Message]]:
+    rows = table.take(pa.array(chosen))
+    headers = zip(*(rows[name].to_pylist() for name in _HEADERS), strict=True)
+    facts = zip(*(getattr(outcome, name)[chosen].tolist() for name in ("at", "position", "epoch")), strict=True)
+    changes = _Changes(one(rows["changes"]), columns)
+    both = zip(chosen.tolist(), headers, facts, strict=True)
+    for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
+        at, position, epoch = fact
+        message = Message(
+            topic=topic,
+            session_id=session,
+            partition=partition,
+            offset=offset,
+            type=_TYPES[kind],
+            seq=seq,
+            ts=ts,
+            kafka_timestamp=kafka_ts,
+            stream_time=at,
+            position=position,
+            epoch=epoch,
+            rows=changes.rows(number),
+            deleted=changes.deleted(number),
+        )
+        yield index, message
+
+
+class _Changes:
+    """The row changes of a list of messages, column by column as Python values."""
+
+    def __init__(self, nested: pa.ListArray, columns: tuple[Column, ...]) -> None:
+        self._bounds = nested.offsets.to_pylist()
+        values = nested.values
+
+        def plain(name: str) -> list[Any]:
+            found: list[Any] = values.field(name).to_pylist()
+            return found
+
+        self._change, self._id, self._rescued = plain("change"), plain("row_id"), plain(RESCUED)
+        self._columns = [(column.name, plain(set_field(i)), plain(value_field(i))) for i, column in enumerate(columns)]
+
+    def rows(self, number: int) -> list[Row]:
+        """Rows that a message sets."""
+        return [
+            Row(self._id[i], {name: value[i] for name, was_set, value in self._columns if was_set[i]}, self._rescued[i])
+            for i in self._of(number)
+            if self._change[i] == ChangeKind.UPSERT
+        ]
+
+    def deleted(self, number: int) -> list[str]:
+        """Ids of rows that a message deletes."""
+        return [self._id[i] for i in self._of(number) if self._change[i] == ChangeKind.DELETE]
+
+    def _of(self, number: int) -> range:
+        return range(self._bounds[number], self._bounds[number + 1])

@@ -1,0 +1,129 @@
+"""A processor's output columns: records checked one by one, then put into columns together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Union
+
+import msgspec
+import pyarrow as pa
+from msgspec import Meta
+
+from sessionlake.protocol.columns import Kind, parse_columns
+from sessionlake.silver.outputs import TIMESTAMP
+
+HEAD = (
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("partition", "int"),
+    ("_offset", "bigint"),
+    ("_position", "bigint"),
+    ("ordinal", "int"),
+    ("_time", "timestamp"),
+)
+"""Columns before a record's own: where it comes from, and its place in the order of the session's records.
+
+`_position` and `_offset` are those of the last message before it, and `ordinal` counts what came of that message and of
+the timers between it and the next; `_time` is the stream time."""
+BATCH = "_batch"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,254}")
+_RESERVED = frozenset({name for name, _ in HEAD} | {BATCH})
+# A SQL timestamp tells the years 1 to 9999.
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+_HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record comes from, see `HEAD`; `time` in milliseconds."""
+
+    topic: str
+    session_id: str
+    partition: int
+    offset: int
+    position: int
+    ordinal: int
+    time: int
+
+
+class OutputColumns:
+    """The declared output columns.
+
+    Raises:
+        ValueError: naming the column and what is allowed.
+    """
+
+    def __init__(self, declared: Mapping[str, str]) -> None:
+        if not isinstance(declared, Mapping) or not declared:
+            raise ValueError("at least one column must be declared, as in {'price': 'double'}")
+        _check_names(declared)
+        self._types = {name: _parse(name, sql) for name, sql in declared.items()}
+        fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
+        names = {f"c{i}": name for i, name in enumerate(self._types)}
+        self._row = msgspec.defstruct("Record", fields, rename=names, forbid_unknown_fields=True, gc=False)
+
+    @property
+    def ddl(self) -> tuple[tuple[str, str], ...]:
+        """Names and types of the whole table's columns."""
+        own = ((name, sql) for name, (sql, _, _) in self._types.items())
+        return (*HEAD, *own, (BATCH, "bigint"))
+
+    def check(self, record: Any) -> msgspec.Struct:
+        """A record as it will be written.
+
+        Raises:
+            TypeError: it is no mapping.
+            ValueError: it does not fit the declared columns.
+        """
+        if not isinstance(record, Mapping):
+            raise TypeError(f"a processor yields mappings of column to value, or timers; found {record!r:.100}")
+        row = msgspec.convert(dict(record), self._row)
+        msgspec.msgpack.encode(row)  # finds text that is not Unicode
+        return row
+
+    def table(self, rows: Sequence[tuple[Place, msgspec.Struct]]) -> pa.Table:
+        """Checked records as columns, less `_batch`."""
+        places = [place for place, _ in rows]
+        heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
+        arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
+        arrays.append(timestamps([place.time for place in places]))
+        for i, (_, _, arrow) in enumerate(self._types.values()):
+            values = [getattr(row, f"c{i}") for _, row in rows]
+            arrays.append(timestamps(values) if arrow == TIMESTAMP else pa.array(values, arrow))
+        return pa.Table.from_arrays(arrays, names=[*(name for name, _ in HEAD), *self._types])
+
+
+def timestamps(milliseconds: list[int | None]) -> pa.Array:
+    """The moments as Arrow timestamps; what no timestamp can tell becomes the nearest that one can."""
+    inside = (None if ms is None else min(max(ms, _FIRST_MS), _LAST_MS) * 1000 for ms in milliseconds)
+    return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
+
+
+def _check_names(declared: Mapping[str, str]) -> None:
+    seen: set[str] = set()
+    for name in declared:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+            raise ValueError(
+                f"column name {name!r}: a letter, then letters, digits or _; not one of {', '.join(sorted(_RESERVED))}"
+            )
+        if name.lower() in seen:
+            raise ValueError(f"column {name!r} is declared twice: SQL does not see case")
+        seen.add(name.lower())
+
+
+def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
+    """The SQL type, what a Python value must be, and the Arrow type."""
+    if str(sql).strip().lower() == "timestamp":
+        return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP
+    try:
+        column = parse_columns({"value": str(sql)})[0]
+    except ValueError as error:
+        text = str(error).replace("column 'value'", f"column {name!r}")
+        raise ValueError(f"{text}, timestamp") from None
+    if column.kind is Kind.INTEGER:
+        top = 2 ** (column.bits - 1)
+        return column.sql, Annotated[int, Meta(ge=-top, le=top - 1)], column.arrow
+    value = {Kind.BOOLEAN: bool, Kind.NUMBER: float, Kind.STRING: str}[column.kind]
+    return column.sql, value, column.arrow

@@ -1,0 +1,149 @@
+"""What a processor's fold sends on: its records, what it failed on, and the account of every message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import msgspec
+import pyarrow as pa
+
+from sessionlake.errors import ProcessorError
+from sessionlake.processors.output import Place, timestamps
+from sessionlake.silver.outputs import TIMESTAMP
+from sessionlake.silver.outputs import Account as JudgedAccount
+
+_LONGEST = 1000
+
+
+class Kind(StrEnum):
+    """What a payload holds."""
+
+    RECORDS = "records"
+    ERRORS = "errors"
+    ACCOUNT = "account"
+
+
+class Action(StrEnum):
+    """What was done about a failure."""
+
+    STOPPED = "stopped"
+    """The job stops."""
+    ISOLATED = "isolated"
+    """The processor is stopped for the session, until its present life is over."""
+    RECORDED = "recorded"
+    """The state is as it was before, and the session goes on."""
+    SKIPPED = "skipped"
+    """The processor had been stopped for the session."""
+
+
+class Failure(msgspec.Struct):
+    """Where and how a processor failed.
+
+    Attributes:
+        event: `message`, `timer` or `expiry`.
+        ordinal: which of those that came at this position.
+        time: stream time, ms.
+    """
+
+    topic: str
+    session_id: str
+    partition: int
+    offset: int
+    position: int
+    ordinal: int
+    time: int
+    event: str
+    action: Action
+    error: str
+
+    @classmethod
+    def at(cls, place: Place, event: str, action: Action, error: str) -> Failure:
+        """A failure at a place."""
+        return cls(
+            place.topic,
+            place.session_id,
+            place.partition,
+            place.offset,
+            place.position,
+            place.ordinal,
+            place.time,
+            event,
+            action,
+            error[:_LONGEST],
+        )
+
+    def place(self) -> tuple[str, int, int]:
+        """By which the first of several is found: the same one however sessions are sharded."""
+        return self.topic, self.partition, self.offset
+
+
+def refuse_failures(processor: str, accounts: Iterable[Account]) -> None:
+    """Stops the batch, before any commit, at its first failure under `fail`.
+
+    Raises:
+        ProcessorError: naming processor, session, place and what was raised.
+    """
+    found = [failure for account in accounts for failure in account.failures]
+    if not found:
+        return
+    first = min(found, key=Failure.place)
+    what = {
+        "message": "",
+        "timer": f" (a timer, at {first.time})",
+        "expiry": f" (the session's expiry, at {first.time})",
+    }
+    raise ProcessorError(
+        f"processor {processor} failed: session {first.session_id!r}, topic {first.topic}, "
+        f"partition {first.partition}, offset {first.offset}{what[first.event]}: {first.error}. Nothing of the batch "
+        f"was committed. Correct the class and run it again, or set on_error of processors.{processor} to isolate or record"
+    )
+
+
+class Account(JudgedAccount):
+    """What one shard did in one batch; `failures` holds the first one at which the job must stop."""
+
+    failures: list[Failure] = msgspec.field(default_factory=list)
+
+
+ERRORS = pa.schema(
+    [
+        ("processor", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("session_id", pa.string()),
+        ("_offset", pa.int64()),
+        ("_position", pa.int64()),
+        ("ordinal", pa.int32()),
+        ("_time", TIMESTAMP),
+        ("event", pa.string()),
+        ("action", pa.string()),
+        ("error", pa.string()),
+    ]
+)
+
+
+def error_rows(processor: str, failures: Sequence[Failure]) -> pa.Table:
+    """Rows of `silver.processor_errors`, less `_batch`."""
+    names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
+    columns = {name: [getattr(failure, name) for failure in failures] for name in names}
+    arrays = [
+        pa.array([processor] * len(failures), pa.string()),
+        *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS)[1:7], strict=True)),
+        timestamps(columns["time"]),
+        *(pa.array([str(value) for value in columns[name]], pa.string()) for name in names[7:]),
+    ]
+    return pa.Table.from_arrays(arrays, schema=ERRORS)
+
+
+_decoder = msgspec.msgpack.Decoder(Account)
+
+
+def read_account(payload: bytes) -> Account:
+    """Decodes an account payload."""
+    return _decoder.decode(payload)
+
+
+def write_account(account: Account) -> bytes:
+    """Encodes an account payload."""
+    return msgspec.msgpack.encode(account)

@@ -1,0 +1,73 @@
+"""The states in a processor's checkpoint, all read before its stream starts: one that cannot be is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.errors import LakeError
+from sessionlake.integrity.state import ShardState
+from sessionlake.processors.memory import Memory, shards_of
+from sessionlake.processors.shard import MessageByMessage
+from sessionlake.silver.process import split
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def require_readable_states(spark: SparkSession, checkpoint: str, processor: MessageByMessage) -> None:
+    """Returns if every stored state can be read, or migrated, by the processor's class; or if there is none.
+
+    Raises:
+        LakeError: naming processor, session and stored version, and what to do.
+    """
+    if not any((Path(checkpoint) / "commits").glob("[0-9]*")):
+        return
+    from pyspark.sql import functions as F
+
+    stored = spark.read.format("statestore").load(checkpoint)
+    states = stored.select(F.col("value.groupState.state").alias("state"))
+    found = states.mapInArrow(_Check(processor), "fault string").orderBy("fault").first()
+    if found is not None:
+        raise LakeError(f"{found['fault']} (checkpoint {checkpoint}). Nothing was consumed")
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A `mapInArrow` function: states in, a text out for the first shard whose states cannot be read."""
+
+    processor: MessageByMessage
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for state in batch.column("state"):
+                try:
+                    read_all(state.as_py(), self.processor)
+                except LakeError as error:
+                    yield pa.record_batch({"fault": [str(error)]})
+
+
+def read_all(state: bytes, processor: MessageByMessage) -> None:
+    """Reads every session's state in the state of a shard.
+
+    Raises:
+        LakeError: one cannot be read.
+    """
+    judging, memory = split(state)
+    ShardState.decode(judging, processor.columns)
+    if memory is None:
+        return
+    made_for = shards_of(memory)
+    if made_for != processor.shards:
+        raise LakeError(
+            f"processor {processor.ref.name}: its state is spread over {made_for} shards, silver.shards is "
+            f"{processor.shards}: set it back, or start the processor over under another name"
+        )
+    codec = processor.workings.codec
+    for key, kept in Memory.decode(memory).sessions.items():
+        if kept.state:
+            codec.read(kept.state, kept.version, key.partition("\0")[2])

@@ -1,0 +1,198 @@
+"""Running a processor in a unit test: real decoding, judging and timers, no Spark, no Kafka.
+
+    found = run(Logins(), [Sent("s", {"type": "snapshot", "seq": 0, "ts": 0, "rows": []})])
+    assert found.records == []
+
+Everything is worked on twice, as one batch and each message as its own with the state stored in between, as any cut
+into batches may be in production: a processor for which the two differ depends on something that does not last.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sessionlake.config import CaptureSettings, ProcessorSettings
+from sessionlake.integrity.rules import decode_rules
+from sessionlake.processors.api import Processor
+from sessionlake.processors.load import ProcessorRef, check
+from sessionlake.processors.memory import Memory
+from sessionlake.processors.output import HEAD
+from sessionlake.processors.outputs import Kind, read_account, refuse_failures
+from sessionlake.processors.session import workings
+from sessionlake.processors.shard import processor_of
+from sessionlake.protocol.chunk import read_ipc
+from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.job import refuse_violations
+from sessionlake.silver.pack import Packer
+from sessionlake.silver.process import split
+
+__all__ = ["Result", "Sent", "run"]
+
+_RAW = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+_HEAD_NAMES = frozenset(name for name, _ in HEAD)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One Kafka message; its offset follows from its place.
+
+    Attributes:
+        body: the JSON object, or a value as it is.
+        time: Kafka timestamp, ms.
+    """
+
+    session_id: str
+    body: dict[str, Any] | bytes
+    time: int = 0
+    topic: str = "capture.test"
+    partition: int = 0
+
+
+@dataclass
+class Result:
+    """What a processor made of the messages.
+
+    Attributes:
+        rows: of the output table, by session and order, less `_batch`; timestamps in ms.
+        errors: rows of `silver.processor_errors`, likewise.
+        states: of the sessions whose life is not over, by session id.
+        counts: of messages, in the ledger's words.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    states: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The rows' own columns."""
+        return [{name: value for name, value in row.items() if name not in _HEAD_NAMES} for row in self.rows]
+
+
+def run(
+    processor: Processor[Any],
+    messages: Iterable[Sent],
+    *,
+    columns: dict[str, str] | None = None,
+    capture: CaptureSettings | None = None,
+    **settings: Any,
+) -> Result:
+    """Gives a processor messages, as one batch and one by one.
+
+    Args:
+        columns: the declared columns, unless `capture` says more.
+        settings: keys of the processor's configuration, as `on_error`.
+
+    Raises:
+        ProcessorError: it failed, under `fail`.
+        IntegrityViolationError: the messages break their class, under `fail`.
+        AssertionError: it makes something else of one batch than of many.
+    """
+    sent = list(messages)
+    rules = capture or CaptureSettings(**({"columns": columns} if columns else {}))
+    whole = fold(processor, [sent], rules, **settings)
+    single = fold(processor, [[message] for message in sent], rules, **settings)
+    if whole != single:
+        raise AssertionError(
+            f"{type(processor).__name__} depends on how messages are cut into batches, as does one that keeps "
+            f"something outside its state.\nIn one batch:       {whole}\nMessage by message: {single}"
+        )
+    return whole
+
+
+def fold(
+    processor: Processor[Any],
+    batches: Iterable[Sequence[Sent]],
+    capture: CaptureSettings,
+    shards: int = 1,
+    **settings: Any,
+) -> Result:
+    """Gives a processor messages in these batches, the sessions spread over so many shards.
+
+    Raises:
+        ProcessorError: it failed, under `fail`.
+        IntegrityViolationError: the messages break their class, under `fail`.
+    """
+    own = ProcessorSettings(name="test", target="test:test", **settings)
+    ref = ProcessorRef(own.name, type(processor).__name__)
+    check(ref, processor)
+    each = processor_of(own, capture, shards, ref)
+    each.loaded = workings(own.name, processor, each.limits)
+    judged = SilverFold(capture.declared, capture, processor=each)
+    packer = Packer(decode_rules(capture), shards)
+    result, states = Result(), dict.fromkeys(range(shards))
+    for raw in _raw(batches, shards):
+        _keep(result, own.name, list(_folded(judged, packer.pack(raw), states)))
+    result.rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
+    result.errors.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
+    for state in states.values():
+        for key, kept in Memory.decode(split(state)[1]).sessions.items():
+            session = key.partition("\0")[2]
+            if kept.state:
+                result.states[session] = each.loaded.codec.read(kept.state, kept.version, session)
+    return result
+
+
+def _folded(judged: SilverFold, packed: pa.RecordBatch, states: dict[int, bytes | None]) -> Iterator[tuple[str, bytes]]:
+    chunks: dict[int, list[bytes]] = {}
+    for shard, chunk in zip(*packed.to_pydict().values(), strict=True):
+        chunks.setdefault(shard, []).append(chunk)
+    for shard, mine in chunks.items():
+        states[shard], sent = judged(shard, states[shard], mine)
+        yield from sent
+
+
+def _keep(result: Result, name: str, sent: list[tuple[str, bytes]]) -> None:
+    accounts = [read_account(payload) for kind, payload in sent if kind == Kind.ACCOUNT]
+    refuse_violations([*accounts])
+    refuse_failures(name, accounts)
+    for part in (part for account in accounts for part in account.partitions):
+        for count in _COUNTS:
+            result.counts[count] += getattr(part, count)
+    for rows, wanted in ((result.rows, Kind.RECORDS), (result.errors, Kind.ERRORS)):
+        rows += [row for kind, payload in sent if kind == wanted for row in _plain(payload)]
+
+
+def _plain(payload: bytes) -> list[dict[str, Any]]:
+    """A payload's rows, timestamps as milliseconds."""
+    table = read_ipc(payload)
+    for place, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type):
+            table = table.set_column(place, column.name, table[column.name].cast(pa.timestamp("ms")).cast(pa.int64()))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _raw(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
+    """Batches as `Packer` takes them."""
+    offsets: dict[tuple[str, int], int] = {}
+    for batch in batches:
+        rows = []
+        for message in batch:
+            place = message.topic, message.partition
+            offset = offsets[place] = offsets.get(place, -1) + 1
+            body = message.body
+            value = body if isinstance(body, bytes) else json.dumps(body).encode()
+            key = message.session_id.encode()
+            shard = zlib.crc32(message.topic.encode() + key) % shards
+            rows.append((shard, *place, offset, message.time * 1000, key, value))
+        columns = zip(*rows, strict=True)
+        yield pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)

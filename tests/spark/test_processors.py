@@ -1,0 +1,174 @@
+"""Processors through real Spark and Delta: exactly once, states that outlive restarts, and errors before anything."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.errors import LakeError, ProcessorError
+from sessionlake.lake.reading import reader_for
+from sessionlake.lake.status import layer_statuses
+from sessionlake.lake.tables import Lake
+from sessionlake.local.truth import KafkaMessage
+from sessionlake.pipeline import Layer, run_once
+from support.lakes import write_bronze
+
+HOUR = 3_600_000
+MODULE = """
+from dataclasses import dataclass
+from sessionlake.processors import Processor, Timer
+
+@dataclass
+class Count:
+{more}
+    seen: int = 0
+
+class Counted(Processor[Count]):
+    state = Count
+    output = {{"seen": "bigint", "why": "string"}}
+    version = {version}
+
+    def on_message(self, state, message):
+        if message.type == "heartbeat":
+            raise RuntimeError("no heart")
+        state.seen += 1
+        yield {{"seen": state.seen, "why": message.type}}
+        yield Timer(message.stream_time + 1000)
+
+    def on_timeout(self, state, timer):
+        yield {{"seen": state.seen, "why": "expired" if timer.expired else "quiet"}}
+{migrate}
+"""
+MIGRATE = """
+    def migrate(self, old, version):
+        return Count(old["seen"] + 100)
+"""
+
+
+@pytest.fixture
+def counted(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    monkeypatch.chdir(tmp_path)
+    return Counted(spark, tmp_path)
+
+
+class Counted:
+    """A processor from a module in the working folder, over a bronze table that the test writes."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.spark, self._folder = spark, folder
+        capture = CaptureSettings(columns={"x": "bigint"})
+        self.settings = Settings(home=folder / "home", capture=capture, silver=SilverSettings(shards=3))
+        self.lake = Lake(self.settings)
+        self.lake.ensure(spark, ["bronze.messages"])
+        self._offset = 0
+        self.use("counted_v1")
+
+    def use(self, module: str, version: int = 1, more: str = "", migrate: str = "", **settings: Any) -> None:
+        """Deploys a version of the class."""
+        (self._folder / f"{module}.py").write_text(MODULE.format(version=version, more=more, migrate=migrate))
+        own = ProcessorSettings(name="counted", target=f"{module}:Counted", topics=r"capture\.a", **settings)
+        self.settings = self.settings.model_copy(update={"processors": (own,)})
+
+    def arrive(self, *messages: tuple[str, str, int], topic: str = "capture.a") -> None:
+        """Session, JSON and Kafka time of each."""
+        found = []
+        for session, text, time in messages:
+            found.append(KafkaMessage(topic, 0, self._offset, time, session.encode(), text.encode()))
+            self._offset += 1
+        write_bronze(self.spark, self.lake, found)
+
+    def run(self, layer: Layer = Layer.PROCESSOR) -> None:
+        run_once(self.spark, self.settings, layer, threading.Event())
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        columns = ["session_id", "_offset", "ordinal", "seen", "why"]
+        frame = self.lake.read(self.spark, "silver.counted").select(*columns)
+        return sorted(tuple(row) for row in frame.collect())
+
+    def errors(self) -> list[tuple[Any, ...]]:
+        columns = ["processor", "session_id", "_offset", "event", "action", "error"]
+        return [tuple(r) for r in self.lake.read(self.spark, "silver.processor_errors").select(*columns).collect()]
+
+    def ledger(self) -> int:
+        return self.lake.read(self.spark, "ops.ledger").where("layer = 'processor-counted'").count()
+
+    def forget_last_batch(self) -> None:
+        """Takes the checkpoint back to a batch that committed its tables and then died."""
+        commits = Path(self.settings.checkpoint("processor-counted")) / "commits"
+        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def said(kind: str, seq: int) -> str:
+    rows = ',"rows":[]' if kind in {"snapshot", "update"} else ""
+    return f'{{"type":"{kind}","seq":{seq},"ts":0{rows}}}'
+
+
+def test_records_come_exactly_once_states_outlive_restarts_and_are_migrated_or_refused_before_anything(
+    counted: Counted,
+) -> None:
+    counted.arrive(("s", said("snapshot", 0), 0), ("t", said("snapshot", 0), 500))
+    counted.run()
+    counted.arrive(("s", said("update", 1), 1200))
+    counted.run()
+    before = [("s", 0, 0, 1, "snapshot"), ("s", 0, 1, 1, "quiet"), ("s", 2, 0, 2, "update"), ("t", 1, 0, 1, "snapshot")]
+    assert counted.rows() == before
+
+    counted.forget_last_batch()
+    counted.arrive(("s", said("update", 2), 1300))
+    counted.use("counted_v2", version=2)
+    refused = (
+        r"processor counted: the state of session '[st]' is of version 1, the class is of version 2.*no migrate\(\)"
+    )
+    with pytest.raises(LakeError, match=refused):
+        counted.run()
+    assert counted.ledger() == 2
+    counted.use("counted_v2b", more="    kind: str")
+    with pytest.raises(LakeError, match=r"cannot be read as Count .*missing required field.*raise `version` to 2"):
+        counted.run()
+    assert (counted.ledger(), counted.rows()) == (2, before)
+    counted.use("counted_v3", version=2, migrate=MIGRATE)
+    counted.run()
+    assert counted.rows() == sorted([*before, ("s", 3, 0, 103, "update")])
+    assert counted.ledger() == 3
+
+    status = {found.layer: found for found in layer_statuses(reader_for(counted.lake), counted.settings)}
+    assert (status["processor-counted"].messages, status["processor-counted"].behind) == (4, 0)
+
+
+def test_one_that_raises_stops_alone_names_the_place_and_follows_the_policy(counted: Counted) -> None:
+    counted.arrive(("s", said("snapshot", 0), 0), ("t", said("snapshot", 0), 1))
+    counted.arrive(("s", said("heartbeat", 1), 2), ("s", said("update", 2), 3), ("t", said("update", 1), 3 * HOUR))
+    counted._offset = 0
+    counted.arrive(("other", said("heartbeat", 0), 2), topic="capture.b")
+    counted.settings = counted.settings.model_copy(
+        update={"capture": CaptureSettings(columns={"x": "bigint"}, integrity="order", on_violation="record")}
+    )
+    counted.use("counted_v1", on_error="fail")
+    place = r"counted failed: session 's', topic capture.a, partition 0, offset 2: RuntimeError: no heart"
+    with pytest.raises(ProcessorError, match=place):
+        counted.run()
+    assert (counted.rows(), counted.errors(), counted.ledger()) == ([], [], 0)
+
+    counted.use("counted_v1", on_error="isolate")
+    counted.run()
+    failed = ("counted", "s", 2, "message", "isolated", "RuntimeError: no heart")
+    assert counted.errors()[0] == failed
+    assert [row[:5] for row in counted.errors()[1:]] == [("counted", "s", 3, "message", "skipped")]
+    assert counted.rows() == [
+        ("s", 0, 0, 1, "snapshot"),
+        ("t", 1, 0, 1, "snapshot"),
+        ("t", 1, 1, 1, "quiet"),
+        ("t", 1, 2, 1, "expired"),
+        ("t", 4, 0, 1, "update"),
+    ]
+    ledger = counted.lake.read(counted.spark, "ops.ledger").where("layer = 'processor-counted'").collect()
+    counts = [sum(row[name] for row in ledger) for name in ("messages", "applied", "quarantined")]
+    assert counts == [5, 3, 2]
