@@ -28,8 +28,8 @@ class LayerStatus:
 
     Attributes:
         last_batch: its id, None before the first.
-        messages: taken in: Kafka messages for bronze, silver and processors, those of the merged batches for the silver tables,
-            session changes for gold.
+        messages: taken in: Kafka messages for bronze, silver and processors, those of the merged batches for the silver
+            tables, session changes for gold.
         rows: written to its tables, merged ones included.
         behind: what its source holds and it has not taken in yet, in the unit of `messages`; None where Kafka
             cannot be asked.

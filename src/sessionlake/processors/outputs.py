@@ -96,7 +96,8 @@ def refuse_failures(processor: str, accounts: Iterable[Account]) -> None:
     raise ProcessorError(
         f"processor {processor} failed: session {first.session_id!r}, topic {first.topic}, "
         f"partition {first.partition}, offset {first.offset}{what[first.event]}: {first.error}. Nothing of the batch "
-        f"was committed. Correct the class and run it again, or set on_error of processors.{processor} to isolate or record"
+        f"was committed. Correct the class and run it again, or set on_error of processors.{processor} to isolate "
+        "or record"
     )
 
 

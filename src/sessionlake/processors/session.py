@@ -127,13 +127,16 @@ class Life:
         """Stream time past which the life is over though no message comes."""
         return self.kept.last + 2 * self._timeout
 
-    def end(self, now: int) -> None:
+    def end(self, now: int, reached: int) -> None:
         """Ends the life: stream time `now` has shown that it is over.
+
+        Args:
+            reached: stream time when its last message came, which may bear an old timestamp and so be over at once.
 
         Raises:
             StoppedError: the job must stop here.
         """
-        self.pass_time(min(now, self.over_after + 1))
+        self.pass_time(min(now, max(reached, self.over_after + 1)))
         self.kept.timers = {}
         if self.begun and not self.kept.ended and self.kept.stopped is None:
             self._fire("expiry", Timer(self.kept.last + self._timeout, expired=True), after=NEVER)

@@ -105,12 +105,14 @@ class _Stretch(NamedTuple):
 
     Attributes:
         came: stream time when the first came.
+        reached: stream time when the last came.
         last: Kafka timestamp of the last.
     """
 
     life: int
     partition: int
     came: int
+    reached: int
     last: int
 
 
@@ -138,7 +140,7 @@ class _ShardBatch:
         topic, session_id = key.split("\0", 1)
         kept = self.memory.sessions.pop(key, None)
         if kept is not None and (not stretches or stretches[0].life != kept.life):
-            stretches = [_Stretch(kept.life, kept.partition, kept.last, kept.last), *stretches]
+            stretches = [_Stretch(kept.life, kept.partition, kept.last, kept.last, kept.last), *stretches]
         for stretch, following in zip_longest(stretches, stretches[1:]):
             if kept is None or kept.life != stretch.life:
                 kept = Kept(self._owner.workings.processor.version, b"", stretch.life, stretch.partition, stretch.last)
@@ -148,9 +150,9 @@ class _ShardBatch:
                 life.take(index, message)
             now = self._now[topic, stretch.partition]
             if following is not None:
-                life.end(following.came)
+                life.end(following.came, stretch.reached)
             elif now > life.over_after:
-                life.end(now)
+                life.end(now, stretch.reached)
             else:
                 life.pass_time(now)
                 if life.begun or key in self._holding:
@@ -176,6 +178,7 @@ class _ShardBatch:
             life[starts].tolist(),
             judged.messages["partition"].to_numpy()[last].tolist(),
             judged.came[first - released].tolist(),
+            judged.came[last - released].tolist(),
             judged.messages["kafka_ts"].to_numpy()[last].tolist(),
         )
         found: dict[str, list[_Stretch]] = {}

@@ -49,6 +49,9 @@ _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 _HEAD_NAMES = frozenset(name for name, _ in HEAD)
 
 
+TOPIC = "capture.test"
+
+
 @dataclass(frozen=True)
 class Sent:
     """One Kafka message; its offset follows from its place.
@@ -61,7 +64,7 @@ class Sent:
     session_id: str
     body: dict[str, Any] | bytes
     time: int = 0
-    topic: str = "capture.test"
+    topic: str = TOPIC
     partition: int = 0
 
 
@@ -72,19 +75,23 @@ class Result:
     Attributes:
         rows: of the output table, by session and order, less `_batch`; timestamps in ms.
         errors: rows of `silver.processor_errors`, likewise.
-        states: of the sessions whose life is not over, by session id.
+        states: of the sessions whose life is not over, by topic and session id.
         counts: of messages, in the ledger's words.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
-    states: dict[str, Any] = field(default_factory=dict)
+    states: dict[tuple[str, str], Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """The rows' own columns."""
         return [{name: value for name, value in row.items() if name not in _HEAD_NAMES} for row in self.rows]
+
+    def state(self, session_id: str, topic: str = TOPIC) -> Any:
+        """A session's state; None if there is none, or its life is over."""
+        return self.states.get((topic, session_id))
 
 
 def run(
@@ -131,6 +138,21 @@ def fold(
         ProcessorError: it failed, under `fail`.
         IntegrityViolationError: the messages break their class, under `fail`.
     """
+    return fold_raw(processor, ([raw] for raw in _raw(batches, shards)), capture, shards, **settings)
+
+
+def fold_raw(
+    processor: Processor[Any],
+    batches: Iterable[Iterable[pa.Table]],
+    capture: CaptureSettings,
+    shards: int,
+    **settings: Any,
+) -> Result:
+    """As `fold`.
+
+    Args:
+        batches: each as the tables of raw messages, as `silver.pack.Packer` takes them, that several tasks read.
+    """
     own = ProcessorSettings(name="test", target="test:test", **settings)
     ref = ProcessorRef(own.name, type(processor).__name__)
     check(ref, processor)
@@ -139,22 +161,25 @@ def fold(
     judged = SilverFold(capture.declared, capture, processor=each)
     packer = Packer(decode_rules(capture), shards)
     result, states = Result(), dict.fromkeys(range(shards))
-    for raw in _raw(batches, shards):
-        _keep(result, own.name, list(_folded(judged, packer.pack(raw), states)))
-    result.rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
-    result.errors.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
+    for tasks in batches:
+        _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
+    for rows in (result.rows, result.errors):
+        rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
     for state in states.values():
         for key, kept in Memory.decode(split(state)[1]).sessions.items():
-            session = key.partition("\0")[2]
+            topic, session = key.split("\0", 1)
             if kept.state:
-                result.states[session] = each.loaded.codec.read(kept.state, kept.version, session)
+                result.states[topic, session] = each.loaded.codec.read(kept.state, kept.version, session)
     return result
 
 
-def _folded(judged: SilverFold, packed: pa.RecordBatch, states: dict[int, bytes | None]) -> Iterator[tuple[str, bytes]]:
+def _folded(
+    judged: SilverFold, packed: Iterable[pa.RecordBatch], states: dict[int, bytes | None]
+) -> Iterator[tuple[str, bytes]]:
     chunks: dict[int, list[bytes]] = {}
-    for shard, chunk in zip(*packed.to_pydict().values(), strict=True):
-        chunks.setdefault(shard, []).append(chunk)
+    for task in packed:
+        for shard, chunk in zip(*task.to_pydict().values(), strict=True):
+            chunks.setdefault(shard, []).append(chunk)
     for shard, mine in chunks.items():
         states[shard], sent = judged(shard, states[shard], mine)
         yield from sent

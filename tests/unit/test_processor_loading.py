@@ -1,0 +1,177 @@
+"""From the configuration to a processor: what is wrong is named by its key, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sessionlake.commands.run import narrowed
+from sessionlake.config import Settings, load_settings
+from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
+from sessionlake.examples.logins import Logins
+from sessionlake.pipeline import Layer, Pipeline, parts_of
+from sessionlake.processors.job import configured, load
+from sessionlake.processors.load import ProcessorRef
+from sessionlake.processors.output import OutputColumns
+
+LOGINS = "sessionlake.examples.logins:Logins"
+GOOD = """
+from dataclasses import dataclass
+from sessionlake.processors import Processor
+
+@dataclass
+class State:
+    n: int = 0
+
+class Good(Processor[State]):
+    state = State
+    output = {"n": "bigint"}
+    def on_message(self, state, message):
+        return ()
+"""
+CASES = [
+    ("", "Nope", r"module made_\d+ has no Nope; its classes: State, Good"),
+    ("", "State", "is not a subclass of sessionlake.processors.Processor"),
+    ("class Bad(Processor[State]):\n    state = State\n    output = {'n': 'int'}", "Bad", "does not define on_message"),
+    ("class Bad(Good):\n    state = dict", "Bad", "must be a dataclass or a msgspec Struct, found <class 'dict'>"),
+    ("class Bad(Good):\n    version = '1'", "Bad", "version must be an integer from 1 on, found '1'"),
+    ("class Bad(Good):\n    output = {}", "Bad", "at least one column must be declared"),
+    ("class Bad(Good):\n    output = {'n': 'money'}", "Bad", "column 'n': type 'money' is not one of .*timestamp"),
+    ("class Bad(Good):\n    output = {'_offset': 'int'}", "Bad", "column name '_offset'"),
+    ("class Bad(Good):\n    output = {'n': 'int', 'N': 'int'}", "Bad", "declared twice: SQL does not see case"),
+    ("1 / 0", "Good", r"module made_\d+ cannot be imported: ZeroDivisionError"),
+]
+
+
+@pytest.mark.parametrize(("more", "name", "said"), CASES, ids=[str(i) for i in range(len(CASES))])
+def test_a_class_that_cannot_be_used_is_told_by_its_key(tmp_path: Path, request, more, name, said):
+    module = f"made_{request.node.callspec.id}"
+    (tmp_path / f"{module}.py").write_text(GOOD + "\n" + more)
+    with pytest.raises(ConfigError, match=rf"processors\.mine\.class: .*{said}"):
+        ProcessorRef("mine", f"{module}:{name}", {}, str(tmp_path)).load()
+
+
+def test_a_class_of_a_module_in_the_working_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_own_module.py").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(home=tmp_path, processors=[{"name": "mine", "class": "my_own_module:Good"}])
+    assert type(load(settings, "mine").workings.processor).__name__ == "Good"
+
+
+def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[sessionlake.processors]\ntheir-logins = {LOGINS}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(ProcessorRef("mine", "their-logins").load(), Logins)
+    with pytest.raises(ConfigError, match=r"no installed package has an entry point 'other' .*their-logins"):
+        ProcessorRef("mine", "other").load()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"nope": 1}, r"does not take them \(.*'nope'\); it takes \(longest_hours"), ({"longest_hours": "x"}, "refuses")],
+)
+def test_options_that_do_not_fit_are_told_with_those_that_do(options, said):
+    with pytest.raises(ConfigError, match=rf"processors\.mine\.options: .*{said}"):
+        ProcessorRef("mine", LOGINS, options).load()
+
+
+def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for():
+    with pytest.raises(ConfigError, match=r"module no_such cannot be imported .*not installed, nor in /nowhere"):
+        ProcessorRef("mine", "no_such:Class", {}, "/nowhere").load()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{name: Bad-Name, class: x}", "processors.0.name = 'Bad-Name'"),
+        ("{name: a}", "processors.0.class"),
+        ("{name: a, class: x, topics: '('}", "not a regular expression"),
+        ("{name: a, class: x, table: ops.ledger}", "processors.0.table = 'ops.ledger'"),
+        ("{name: a, class: x, nope: 1}", "no such key; known here: class, "),
+        ("{name: a, class: x}, {name: a, class: y, table: gold.a}", "two processors have the name a"),
+        ("{name: a, class: x}, {name: b, class: y, table: silver.a}", "two processors have the table silver.a"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_told_by_its_key(tmp_path, entry, said):
+    file = tmp_path / "sessionlake.yml"
+    file.write_text(f"processors: [{entry}]")
+    with pytest.raises(ConfigError) as raised:
+        load_settings(file)
+    assert said in str(raised.value)
+
+
+def settings_of(*names: str) -> Settings:
+    return Settings(processors=[{"name": name, "class": LOGINS} for name in names])
+
+
+def test_all_runs_every_layer_and_processor_and_one_can_be_run_alone():
+    settings = settings_of("one", "two")
+    assert parts_of(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
+    assert parts_of(settings, Layer.SILVER) == ("silver",)
+    assert parts_of(narrowed(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "error", "said"),
+    [
+        (Layer.PROCESSOR, None, UsageError, "sessionlake run processor NAME.*: one, two"),
+        (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'; configured: one, two"),
+        (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_told(layer, name, error, said):
+    with pytest.raises(error, match=said):
+        narrowed(settings_of("one", "two"), layer, name)
+
+
+class Ended:
+    """A query that an error has ended."""
+
+    active = False
+
+    def __init__(self, error: SessionlakeError) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        raise self._error
+
+
+def test_a_processor_that_fails_among_all_is_told_once_and_a_layer_stops_them_all():
+    told: list[SessionlakeError] = []
+    pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)  # type: ignore[arg-type]
+    failure, fault = ProcessorError("one failed"), LakeError("no table")
+    pipeline.queries["processor-one"] = Ended(failure)  # type: ignore[assignment]
+    pipeline.check()
+    pipeline.check()
+    assert (told, pipeline.failed) == ([failure], {"processor-one": failure})
+    pipeline.queries["silver"] = Ended(fault)  # type: ignore[assignment]
+    with pytest.raises(LakeError, match="no table"):
+        pipeline.check()
+
+
+def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
+    settings = narrowed(settings_of("one"), Layer.PROCESSOR, "one")
+    pipeline = Pipeline(None, settings, Layer.PROCESSOR)  # type: ignore[arg-type]
+    pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))  # type: ignore[assignment]
+    with pytest.raises(ProcessorError, match="one failed"):
+        pipeline.check()
+
+
+def test_a_processor_cannot_write_into_a_table_of_the_lake_s_own():
+    settings = Settings(processors=[{"name": "quarantine", "class": LOGINS}])
+    with pytest.raises(ConfigError, match=r"processors\.quarantine\.table: .* is a table of the lake's own"):
+        configured(settings, "quarantine")
+
+
+def test_every_declared_type_has_a_column():
+    types = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "timestamp")
+    values = (True, -128, 1, 2, 2**63 - 1, 0.5, 1, "ü", 1_700_000_000_000)
+    output = OutputColumns({f"c{i}": sql for i, sql in enumerate(types)})
+    assert [sql for name, sql in output.ddl if name[1:].isdigit()] == list(types)
+    output.check({f"c{i}": value for i, value in enumerate(values)})
+    with pytest.raises(ValueError, match=r"Expected `int` >= -128 - at `\$.c1`"):
+        output.check({"c1": -129})
