@@ -131,12 +131,10 @@ def test_a_name_that_does_not_fit_is_told(layer, name, error, said):
 class Ended:
     """A query that an error has ended."""
 
-    active = False
-
     def __init__(self, error: SessionlakeError) -> None:
         self._error = error
 
-    def wait(self) -> None:
+    def check(self) -> None:
         raise self._error
 
 

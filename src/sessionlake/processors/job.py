@@ -33,7 +33,7 @@ from sessionlake.runtime.sharded import fold_shards
 from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver.decisions import decisions
 from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.job import packed, refuse_violations, total
+from sessionlake.silver.job import packed, total, violation_of
 from sessionlake.silver.unpack import Unpack, unpacked
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ class _ProcessorBatch:
                 folded, written = collect(frame, Kind.ACCOUNT, _INLINE_BYTES)
             accounts = [read_account(account) for account in written]
             partitions = total([*accounts])
-            refuse_violations([*accounts])
+            if violation := violation_of([*accounts]):
+                raise violation
             refuse_failures(own.name, accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
             ranges = tuple(

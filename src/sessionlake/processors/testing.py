@@ -28,7 +28,7 @@ from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.job import refuse_violations
+from sessionlake.silver.job import violation_of
 from sessionlake.silver.pack import Packer
 from sessionlake.silver.process import split
 
@@ -187,7 +187,8 @@ def _folded(
 
 def _keep(result: Result, name: str, sent: list[tuple[str, bytes]]) -> None:
     accounts = [read_account(payload) for kind, payload in sent if kind == Kind.ACCOUNT]
-    refuse_violations([*accounts])
+    if violation := violation_of([*accounts]):
+        raise violation
     refuse_failures(name, accounts)
     for part in (part for account in accounts for part in account.partitions):
         for count in _COUNTS:
