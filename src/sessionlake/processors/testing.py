@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, ProcessorSettings
-from sessionlake.integrity.rules import decode_rules
 from sessionlake.processors.api import Processor
 from sessionlake.processors.load import ProcessorRef, check
 from sessionlake.processors.memory import Memory
@@ -27,6 +26,7 @@ from sessionlake.processors.outputs import Kind, read_account, refuse_failures
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.chunk import read_ipc
+from sessionlake.runtime.payloads import rules_of
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.job import violation_of
 from sessionlake.silver.pack import Packer
@@ -159,7 +159,7 @@ def fold_raw(
     each = processor_of(own, capture, shards, ref)
     each.loaded = workings(own.name, processor, each.limits)
     judged = SilverFold(capture.declared, capture, processor=each)
-    packer = Packer(decode_rules(capture), shards)
+    packer = Packer(rules_of(capture), shards)
     result, states = Result(), dict.fromkeys(range(shards))
     for tasks in batches:
         _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
