@@ -242,7 +242,8 @@ class SilverSettings(_Section):
 
     shards: int = Field(64, gt=0, le=65_536)
     trigger: Duration = timedelta(seconds=1)
-    snapshot_interval: Duration = timedelta(minutes=10)
+    snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
+    """In stream time: a session that changed is cut, as a whole table, at the next multiple of it."""
     max_files_per_trigger: int = Field(1000, gt=0)
     merge_interval: Duration = timedelta(seconds=5)
     """Least time between two MERGEs into `session_rows` and `sessions`; they take in all batches since."""

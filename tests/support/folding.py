@@ -21,6 +21,7 @@ from sessionlake.silver.outputs import Account, Output, Violation, read_account
 from sessionlake.silver.pack import Packer
 
 INT64_MAX = 2**63 - 1
+INTERVAL = 600_000
 Row = dict[str, Any]
 _RAW = pa.schema(
     [
@@ -49,6 +50,7 @@ class Silver:
 
     changes: list[Row] = field(default_factory=list)
     sessions: dict[tuple[str, str], Row] = field(default_factory=dict)
+    cuts: list[Row] = field(default_factory=list)
     quarantine: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     counts: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
@@ -77,11 +79,13 @@ class Folder:
         *,
         bulk: bool = True,
         decisions: dict[Place, Decision] | None = None,
+        interval: int = INTERVAL,
     ) -> None:
         columns = capture.declared
         self._columns, self._shards, self._rnd = columns, shards, rnd
         self._packer = Packer(decode_rules(capture), shards)
-        self._fold = SilverFold(columns, capture, {} if decisions is None else decisions, bulk=bulk)
+        decided = {} if decisions is None else decisions
+        self._fold = SilverFold(columns, capture, decided, bulk=bulk, snapshot_interval=interval)
         self._states: dict[int, bytes | None] = {}
         self._history: list[pa.Table] = []
         self.silver = Silver()
@@ -129,6 +133,7 @@ class Folder:
         for row in plain(tables[Output.PROGRESS]) if Output.PROGRESS in tables else ():
             del row["beneath"]
             silver.sessions[row["topic"], row["session_id"]] = row
+        silver.cuts += plain(tables[Output.CUTS]) if Output.CUTS in tables else []
         silver.quarantine += plain(tables[Output.QUARANTINE]) if Output.QUARANTINE in tables else []
         silver.events += plain(tables[Output.EVENTS]) if Output.EVENTS in tables else []
         for part in (part for account in accounts for part in account.partitions):
@@ -203,9 +208,10 @@ def fold(
     rnd: random.Random,
     bulk: bool = True,
     decisions: dict[Place, Decision] | None = None,
+    interval: int = INTERVAL,
 ) -> Silver:
     """What silver holds after these micro-batches."""
-    folder = Folder(capture, shards, rnd, bulk=bulk, decisions=decisions)
+    folder = Folder(capture, shards, rnd, bulk=bulk, decisions=decisions, interval=interval)
     for batch in messages:
         folder.batch(batch)
     return folder.silver
@@ -214,7 +220,7 @@ def fold(
 # -- against the truth
 
 
-def truth_rules(capture: CaptureSettings) -> Rules:
+def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> Rules:
     """The same rules, as the truth takes them."""
     return Rules(
         columns=capture.columns,
@@ -228,6 +234,7 @@ def truth_rules(capture: CaptureSettings) -> Rules:
         max_gaps=capture.max_gaps,
         max_future_skew_ms=milliseconds(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
+        snapshot_interval_ms=interval,
         by_topic=tuple(
             (
                 rule.pattern,
@@ -239,9 +246,9 @@ def truth_rules(capture: CaptureSettings) -> Rules:
     )
 
 
-def truth_of(messages: Iterable[KafkaMessage], capture: CaptureSettings) -> Tables:
+def truth_of(messages: Iterable[KafkaMessage], capture: CaptureSettings, interval: int = INTERVAL) -> Tables:
     """What silver must hold."""
-    truth = Truth(truth_rules(capture))
+    truth = Truth(truth_rules(capture, interval))
     for message in messages:
         truth.feed(message)
     return truth.finish()
@@ -254,6 +261,7 @@ class Holdings:
     session_changes: list[str]
     session_rows: list[str]
     sessions: list[str]
+    session_cuts: list[str]
     quarantine: list[str]
     integrity_events: list[str]
     counts: list[str]
@@ -265,6 +273,7 @@ def of_silver(silver: Silver) -> Holdings:
         _lines({k: v for k, v in row.items() if k != "_life"} for row in silver.changes),
         _row_lines(silver.rows),
         _lines({k: v for k, v in row.items() if k != "last_kafka_timestamp"} for row in silver.sessions.values()),
+        _lines(silver.cuts),
         _lines(silver.quarantine),
         _lines({k: v for k, v in row.items() if k != "integrity"} for row in silver.events),
         _lines({"place": place, **counts} for place, counts in silver.counts.items()),
@@ -284,6 +293,7 @@ def of_truth(tables: Tables) -> Holdings:
         _lines(tables.session_changes),
         _row_lines(tables.session_rows),
         _lines(closed(row) for row in tables.sessions.values()),
+        _lines(cut_of(row) for row in tables.session_snapshots),
         _lines(quarantine),
         _lines({**row, "expected_seq": capped(row["expected_seq"])} for row in tables.integrity_events),
         _lines({"place": place, **counts} for place, counts in tables.counts.items()),
@@ -296,6 +306,11 @@ def closed(row: Row) -> Row:
     if row["ended_at"] is not None:
         row["ended_at"] = max(row["ended_at"], _YEAR_ONE)
     return row
+
+
+def cut_of(snapshot: Row) -> Row:
+    """The truth's row of a cut, without the table."""
+    return {**{k: v for k, v in snapshot.items() if k != "rows"}, "next_seq": capped(snapshot["next_seq"])}
 
 
 def capped(seq: int | None) -> int | None:

@@ -15,7 +15,7 @@ from sessionlake.integrity.rules import Decision, Place
 from sessionlake.local.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, StoppedError, fold, of_silver, of_truth, truth_of, truth_rules
-from support.streams import CALM, COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
+from support.streams import CALM, COLUMNS, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
 
 STREAMS = 134
 """Streams a class and policy."""
@@ -39,6 +39,11 @@ def capture(integrity: str, policy: str, seed: int, *by_topic: TopicRule) -> Cap
     )
 
 
+def interval(seed: int) -> int:
+    """How often whole tables are cut: now and then, several times between two messages, or never before expiry."""
+    return random.Random(-2 - seed).choice([1, 1_000, 7_000, 600_000, SESSION_TIMEOUT, SESSION_TIMEOUT + 1, 86_400_000])
+
+
 def stream(seed: int) -> tuple[random.Random, list[KafkaMessage]]:
     rnd = random.Random(seed)
     return rnd, StreamMaker(rnd, rnd.choice([CALM, LIGHT, LIGHT, WILD])).make(rnd.choice([1, 5, 30, 60, 120]))
@@ -56,8 +61,9 @@ def assert_same(found: object, expected: object) -> None:
 def test_any_batches_and_shards_equal_the_truth(seed: int, integrity: str, policy: str) -> None:
     rnd, messages = stream(seed)
     rules = capture(integrity, policy, seed)
-    found = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd)
-    assert_same(of_silver(found), of_truth(truth_of(messages, rules)))
+    every = interval(seed)
+    found = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
+    assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
 
 
 def test_these_streams_have_every_fault_of_the_protocol() -> None:
@@ -86,8 +92,8 @@ def test_message_by_message_equals_bulk(seed: int) -> None:
     rnd, messages = stream(seed)
     rules = capture(*rnd.choice(CASES), seed)
     batches = list(cut(rnd, messages, 4))
-    bulk = fold(batches, rules, shards=2, rnd=rnd)
-    single = fold(batches, rules, shards=2, rnd=rnd, bulk=False)
+    bulk = fold(batches, rules, shards=2, rnd=rnd, interval=interval(seed))
+    single = fold(batches, rules, shards=2, rnd=rnd, interval=interval(seed), bulk=False)
     assert_same(of_silver(bulk), of_silver(single))
 
 

@@ -274,14 +274,16 @@ def test_changes_carry_every_column_of_the_design():
         "topic": TOPIC, "session_id": "s", "price": None, "status": None, "_epoch": 0, "partition": 0,
         "kafka_timestamp": START,
     }  # fmt: skip
-    one = common | {"_seq": 0, "_ts": START, "_offset": 0, "_position": 0}
+    one = common | {
+        "_seq": 0, "_ts": START, "_offset": 0, "_position": 0, "_applied_at": START, "_applied_by": 0
+    }  # fmt: skip
     assert clear == one | {"row_id": None, "qty": None, "_rescued": None, "change": "clear", "_set": [], "ordinal": 0}
     assert upsert == one | {
         "row_id": "a", "qty": 1, "_rescued": '{"extra":true}', "change": "upsert", "_set": list(COLUMNS), "ordinal": 1,
     }  # fmt: skip
     assert delete == common | {
         "row_id": "a", "qty": None, "_rescued": None, "change": "delete", "_set": [], "ordinal": 0,
-        "_seq": 1, "_ts": START + 1, "_offset": 1, "_position": 1,
+        "_seq": 1, "_ts": START + 1, "_offset": 1, "_position": 1, "_applied_at": START, "_applied_by": 1,
     }  # fmt: skip
 
 

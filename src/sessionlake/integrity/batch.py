@@ -1,9 +1,10 @@
 """Judging a shard's batch: whole sessions at once where all is fine, run by run where it is not.
 
 A *run* is a stretch of a session's messages, in offset order, whose seqs rise by one (under `none`: any), none of which
-follows an end or comes a session timeout after the one before. If a run's first message is applied as the session's
-latest and leaves it open, so is the rest of it: only first messages of runs need judging one by one. A session that is
-one run which continues its cursor needs none at all, and is moved on by array arithmetic with all its like.
+follows an end or comes when the session, by the one before or its own timestamp, has expired. If a run's first message
+is applied as the session's latest and leaves it open, so is the rest of it: only first messages of runs, and those at
+which its table is cut, need judging one by one. A session that is one run which continues its cursor needs none at all,
+and is moved on by array arithmetic with all its like.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from sessionlake.config import Integrity
 from sessionlake.integrity.cursor import (
+    NEVER,
     NO_SEQ,
     NO_TIME,
     Cursor,
@@ -26,6 +28,7 @@ from sessionlake.integrity.cursor import (
     encode_memory,
     end_time,
 )
+from sessionlake.integrity.cuts import CutReason, changes_table, cut_after, cuts_by_the_way
 from sessionlake.integrity.judge import TAKING, Header, Judge, Outcome, StoppedError, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.window import judge_windows
@@ -139,8 +142,8 @@ def _breaks(docket: Docket) -> Bools:
     breaks = np.ones(len(stream.seq), np.bool_)
     breaks[1:] = in_seq & (np.diff(stream.seq) != 1)
     breaks[1:] |= stream.type[:-1] == MessageType.END
-    breaks[1:] |= np.diff(stream.kafka_ts) > timeout
-    breaks[1:] |= stream.now[1:] - stream.kafka_ts[:-1] > 2 * timeout
+    breaks[1:] |= stream.now[1:] - stream.kafka_ts[:-1] > timeout
+    breaks[1:] |= stream.now[1:] - stream.kafka_ts[1:] > timeout
     breaks[stream.starts] = True
     return breaks
 
@@ -154,10 +157,10 @@ def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
-    in_time = (stream.kafka_ts[first] - since <= timeout) & (stream.now[first] - since <= 2 * timeout)
+    in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.kafka_ts[first] <= timeout)
     follows = (cursors["last_seq"] != NO_SEQ) & (stream.seq[first] - 1 == cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = known & in_time & (cursors["status"] == Status.OPEN) & (follows | is_none)
+    goes_on = known & (cursors["status"] == Status.OPEN) & (follows | is_none)
     begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([memory is None for memory in docket.memories[:busy]], np.bool_) & (
@@ -165,7 +168,7 @@ def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
     )
     simple[[number for number in docket.decisions if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
-    fine: Bools = simple & one_run & (goes_on | begins)
+    fine: Bools = simple & one_run & in_time & (goes_on | begins)
     return fine
 
 
@@ -184,7 +187,7 @@ def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
     inside = np.flatnonzero(np.repeat(fine, lengths))
     out.verdict[base + inside] = Verdict.APPLIED
     out.epoch[base + inside] = epochs[inside]
-    out.position[base + inside] = stream.offset[inside]
+    out.position[base + inside] = out.by[base + inside] = stream.offset[inside]
     out.at[base + inside] = stream.now[inside]
     out.life[base + inside] = np.repeat(moved["first_offset"], lengths[fine])
 
@@ -212,7 +215,19 @@ def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
     moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
     moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
     moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
+    moved["cut_due"] = _cuts(docket, fine, inside, out)
     cursors[fine] = moved
+
+
+def _cuts(docket: Docket, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
+    """Cuts the tables of the fine sessions where that is due on the way; returns when it is due next."""
+    stream = docket.stream
+    owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
+    messages = owner, *(getattr(stream, name)[inside] for name in ("type", "now", "offset", "seq"))
+    cuts, due = cuts_by_the_way(messages, docket.cursors[: len(fine)][fine], docket.rules[0].snapshot_interval)
+    cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
+    out.cut(cuts)
+    return due
 
 
 def _epochs(stream: Stream, before: Int64s) -> Int64s:
@@ -259,7 +274,8 @@ def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Strea
         judge.arrive(header)
         index += 1
         if index < past and judge.would_apply_what_follows(header):
-            fine = _before(stream, index, past, cursor.next_due())
+            cut_due = min(cursor.cut_due, cut_after(header.now, judge.rules.snapshot_interval))
+            fine = _before(stream, index, past, min(cursor.next_due(), cut_due - 1))
             _apply_rest(stream, index, fine, cursor, base, judge)
             index = fine
 
@@ -281,8 +297,8 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs
     out.position[places] = positions(cursor.position, part.offset)
-    out.at[places] = part.now
     out.life[places] = cursor.first_offset
+    out.at[places], out.by[places] = part.now, part.offset
     cursor.position = int(out.position[base + end - 1])
     cursor.epoch = int(epochs[-1])
     cursor.last_seq = max(cursor.last_seq, int(part.seq.max()))
@@ -299,6 +315,10 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]
         cursor.take(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
+    if cursor.status == Status.ENDED:
+        judge.cut(CutReason.END, int(part.now[-1]))
+    elif cursor.cut_due == NEVER and changes_table(part.type).any():
+        cursor.cut_due = cut_after(int(part.now[0]), judge.rules.snapshot_interval)
 
 
 def positions(before: int, releasing: Int64s) -> Int64s:

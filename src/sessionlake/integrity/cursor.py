@@ -54,6 +54,8 @@ CURSOR = np.dtype(
         ("highest_ts", np.int64),  # highest event time that has arrived, ms
         ("due", np.int64),  # stream time past which the next gap is a violation
         ("held", np.int32),  # messages held back
+        ("cut_due", np.int64),  # stream time at which the table is cut, as it has changed since its last cut
+        ("cut_position", np.int64),  # last order of application that a cut at expiry holds
     ]
 )
 FIELDS = CURSOR.names or ()
@@ -72,6 +74,8 @@ _INITIAL: dict[str, int] = {
     "epoch_seq": NO_SEQ,
     "highest_ts": NO_TIME,
     "due": NEVER,
+    "cut_due": NEVER,
+    "cut_position": NO_POSITION,
 }
 
 
@@ -157,6 +161,8 @@ class Cursor:
     highest_ts: int = NO_TIME
     due: int = NEVER
     held: int = 0
+    cut_due: int = NEVER
+    cut_position: int = NO_POSITION
     taken: Spans = field(default_factory=Spans)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
@@ -213,4 +219,4 @@ class Cursor:
         position, fresh = self.position, Cursor()
         for name in Cursor.__slots__:
             setattr(self, name, getattr(fresh, name))
-        self.position = position
+        self.position = self.cut_position = position

@@ -11,6 +11,7 @@ leaves a choice, these hold:
   ended, or has a newer snapshot, is not broken by it.
 - More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
   applied all the same, the oldest held message, or gap, makes room for it.
+- A message whose own timestamp is more than the session timeout behind stream time expires its session as it comes.
 - A session is forgotten when stream time is more than twice the session timeout past its last message: until then a
   message's own timestamp may take its expiry back.
 """
@@ -26,11 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.config import Integrity, OnViolation
-from sessionlake.integrity.cursor import NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status, end_time
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status, end_time
+from sessionlake.integrity.cuts import CUT, NO_OFFSET, CutReason, Cuts, cut_after
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.protocol.message import INT64_MAX, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 
+CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
+"""The messages that may change a table."""
 TAKING = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs they have taken."""
 
@@ -120,6 +124,7 @@ class Outcome:
         epoch: of applied messages: offset of the last snapshot then.
         position: of applied messages: their order of application.
         at: of applied messages: stream time then. What expiry released was applied in the first moment past it.
+        by: of applied messages: offset of the one whose arrival led to it, `NO_OFFSET` if that was expiry.
         life: the offset that names the session's life; of a message an operator had skipped, nothing.
         events: in the order of judging, session after session.
         beneath: sessions of which a message was applied beneath newer ones (class `once`).
@@ -133,10 +138,21 @@ class Outcome:
         self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.by: npt.NDArray[np.int64] = np.full(count, NO_OFFSET, np.int64)
         self.events: list[Event] = []
+        self._cuts: list[Cuts] = []
         self.beneath: set[int] = set()
         self.decided: set[tuple[int, int]] = set()
         self.session = 0
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where tables are cut; `session` as in events."""
+        return np.concatenate([np.zeros(0, CUT), *self._cuts])
+
+    def cut(self, cuts: Cuts) -> None:
+        """Adds cuts."""
+        self._cuts.append(cuts)
 
 
 class StoppedError(Exception):
@@ -166,7 +182,7 @@ class Judge:
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
-        self._at = NO_TIME
+        self._at, self._by = NO_TIME, NO_OFFSET  # when, and through which message's arrival, what is applied now is
 
     def arrive(self, message: Header) -> None:
         """Judges the session's next message in offset order.
@@ -175,7 +191,7 @@ class Judge:
             StoppedError: the job must stop here.
         """
         self.pass_time(message.now)
-        self._at = message.now
+        self._at, self._by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
             self.outcome.decided.add((self.outcome.session, message.offset))
             self._event(message, EventKind.SKIPPED, Action.QUARANTINED)
@@ -194,12 +210,44 @@ class Judge:
             self._hold_back(message)
         else:
             self._judge(message, message.offset)
+        if self._expiry < message.now:
+            self._expire(message.now)
 
     def pass_time(self, now: int) -> None:
-        """Does what is due when stream time has come to `now`: gaps not filled in time, expiry of what is held."""
+        """Does what is due when stream time has come to `now`: gaps not filled in time, cuts, expiry."""
         self._judge_due_holes(now)
-        if self.held and self._cursor.last_kafka_ts + self.rules.session_timeout < now:
-            self._release_all()
+        expiry = self._expiry
+        if self._cursor.cut_due <= min(now, expiry):
+            self.cut(CutReason.INTERVAL, self._cursor.cut_due)
+        if expiry < now:
+            self._at, self._by = expiry + 1, NO_OFFSET
+            self._expire(expiry)
+
+    def cut(self, reason: CutReason, at: int) -> None:
+        """Cuts the session's table as it is."""
+        cursor, offset = self._cursor, self._cursor.last_offset
+        if reason is CutReason.EXPIRY:
+            cursor.cut_position = cursor.position
+        if reason is CutReason.EXPIRY or (reason is CutReason.END and self._by == NO_OFFSET):
+            offset = NO_OFFSET
+        cursor.cut_due = NEVER
+        values = (self.outcome.session, at, reason, cursor.position, cursor.first_offset, cursor.last_seq, offset)
+        self.outcome.cut(np.array([values], CUT))
+
+    @property
+    def _expiry(self) -> int:
+        """Stream time past which the session has expired; `NEVER` before its first message."""
+        last = self._cursor.last_kafka_ts
+        return NEVER if last == NO_TIME else last + self.rules.session_timeout
+
+    def _expire(self, at: int) -> None:
+        """Releases what is held, and cuts the table unless a cut holds it already."""
+        cursor = self._cursor
+        self._release_all()
+        ended = cursor.status == Status.ENDED
+        if cursor.position > cursor.cut_position and not (ended and cursor.cut_due == NEVER):
+            self.cut(CutReason.EXPIRY, at)
+        cursor.marked = int(not ended)
 
     def would_apply_what_follows(self, message: Header) -> bool:
         """Whether messages that go on, seq by seq, after the one just judged are applied, whatever they are."""
@@ -265,7 +313,6 @@ class Judge:
         return len(self.held) > self.rules.max_held_messages or self._bytes > self.rules.max_held_bytes
 
     def _release_all(self) -> None:
-        self._at = max(self._at, self._cursor.last_kafka_ts + self.rules.session_timeout + 1)
         while self.held:
             self._judge(self._next_held(), self._cursor.last_offset)
 
@@ -326,11 +373,12 @@ class Judge:
         out.verdict[index] = Verdict.APPLIED
         out.epoch[index] = self._epoch(message)
         out.position[index] = cursor.position
-        out.at[index] = self._at
         out.life[index] = cursor.first_offset
+        out.at[index], out.by[index] = self._at, self._by
         if cursor.status == Status.BROKEN:
             cursor.status = Status.OPEN
-        if message.type == MessageType.END and cursor.status == Status.OPEN:
+        ends = message.type == MessageType.END and cursor.status == Status.OPEN
+        if ends:
             cursor.status, cursor.ended_at = Status.ENDED, end_time(message.ts)
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.beneath.add(out.session)
@@ -340,6 +388,10 @@ class Judge:
         cursor.last_ts = message.ts if cursor.messages == 1 else max(cursor.last_ts, message.ts)
         if self.rules.integrity is Integrity.ONCE:
             cursor.take(message.seq, message.seq, self.rules.max_gaps)
+        if ends:
+            self.cut(CutReason.END, self._at)
+        elif message.type in CHANGING and cursor.cut_due == NEVER:
+            cursor.cut_due = cut_after(self._at, self.rules.snapshot_interval)
 
     def _epoch(self, message: Header) -> int:
         """The offset of the last snapshot up to this message (under `once`: by seq)."""

@@ -39,13 +39,19 @@ class Rules:
     max_held_messages: int = 10_000
     max_held_bytes: int = 64 << 20
     max_gaps: int = 10_000
+    snapshot_interval: int = 600_000
 
 
 @dataclass
 class RuleBook:
-    """Finds a topic's rules: the first `by_topic` entry that matches its whole name, over the defaults."""
+    """Finds a topic's rules: the first `by_topic` entry that matches its whole name, over the defaults.
+
+    Attributes:
+        snapshot_interval: of all topics, ms.
+    """
 
     capture: CaptureSettings
+    snapshot_interval: int = 600_000
     _known: dict[str, Rules] = field(default_factory=dict)
 
     def of(self, topic: str) -> Rules:
@@ -66,6 +72,7 @@ class RuleBook:
             max_held_messages=capture.max_held_messages,
             max_held_bytes=capture.max_held_bytes,
             max_gaps=capture.max_gaps,
+            snapshot_interval=self.snapshot_interval,
         )
 
 

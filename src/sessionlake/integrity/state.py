@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import FIELDS, Cursors, new_cursors
+from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, session_keys
 from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
@@ -82,6 +83,13 @@ class ShardState:
         if len(sessions):
             self._stored = None
             self.cursors["marked"][sessions] = 1
+
+    def cut(self, times: Int64s, timeouts: Int64s) -> Cuts:
+        """Notes and returns what stream time cuts; see `cuts_by_time`."""
+        cuts = cuts_by_time(self.cursors, times, timeouts)
+        if len(cuts):
+            self._stored = None
+        return cuts
 
     def keep(self, wanted: npt.NDArray[np.bool_]) -> None:
         """Forgets the other cursors."""

@@ -216,7 +216,10 @@ class OffsetLog:
             self._ends[item.topic, item.partition] = item.last
 
 
+_DECIDING: dict[str, set[str]] = {"silver": {"snapshot_interval"}, "gold": {"rolling_points"}}
+
+
 def config_hash(settings: Settings) -> str:
     """Fingerprint of the part of the configuration that decides results."""
-    text = settings.capture.model_dump_json() + settings.model_dump_json(include={"gold": {"rolling_points"}})
+    text = settings.capture.model_dump_json() + settings.model_dump_json(include=_DECIDING)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

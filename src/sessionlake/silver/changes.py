@@ -7,11 +7,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.integrity.judge import Outcome
 from sessionlake.protocol.arrow import one, ranges
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column
-from sessionlake.silver.outputs import TIMESTAMP, changes_schema
+from sessionlake.silver.outputs import TIMESTAMP, changes_schema, timestamps
 
 Int64s = npt.NDArray[np.int64]
 _KINDS = pa.array(["clear", "upsert", "delete"])
@@ -55,6 +56,8 @@ def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: 
         pc.multiply(head("kafka_ts"), 1000).cast(TIMESTAMP),
         pa.array(outcome.position[message]),
         pa.array(outcome.life[message]),
+        timestamps(outcome.at[message]),
+        pa.array(outcome.by[message], mask=outcome.by[message] == NO_OFFSET),
     ]
     return pa.Table.from_arrays(arrays, schema=changes_schema(columns))
 

@@ -17,6 +17,7 @@ from sessionlake.config import CaptureSettings
 from sessionlake.integrity.batch import Docket, Stream
 from sessionlake.integrity.clock import Segment, decode_segments, stream_times
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
+from sessionlake.integrity.cuts import Cuts, no_cuts
 from sessionlake.integrity.judge import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.integrity.state import ShardState
@@ -36,6 +37,7 @@ class SilverFold:
 
     Attributes:
         decisions: what operators decided about single places.
+        snapshot_interval: ms.
         bulk: False judges message by message, which gives the same result slower.
         processor: what is made of judged messages; by default the session tables.
     """
@@ -43,6 +45,7 @@ class SilverFold:
     columns: tuple[Column, ...]
     capture: CaptureSettings
     decisions: dict[Place, Decision] = field(default_factory=dict)
+    snapshot_interval: int = 600_000
     bulk: bool = True
     processor: ShardProcessor | None = None
     _rules: RuleBook | None = field(default=None, repr=False)
@@ -52,7 +55,7 @@ class SilverFold:
     ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
         """Folds the batch's chunks."""
         del shard
-        self._rules = self._rules or RuleBook(self.capture)
+        self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [s for chunk in chunks if not is_chunk(chunk) for s in decode_segments(chunk)]
         judging, memory = split(state)
@@ -82,13 +85,16 @@ class _Bench:
 
     @property
     def is_time_for_any(self) -> bool:
-        """Whether a session is to be judged, marked or forgotten though no message came."""
+        """Whether a session is to be judged, cut, marked or forgotten though no message came."""
         cursors = self._state.cursors
         if not len(cursors):
             return False
         silence, timeout = self._silence()
         to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED)
-        return bool((to_mark | (silence > 2 * timeout)).any() or len(self._due(np.zeros(0, np.int64))))
+        to_cut = (cursors["cut_due"] <= self._state.clock.times[cursors["lane"]]) | (
+            (silence > timeout) & (cursors["cut_due"] != NEVER)
+        )
+        return bool((to_mark | to_cut | (silence > 2 * timeout)).any() or len(self._due(np.zeros(0, np.int64))))
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
         """Judges well-formed messages, and the sessions that only time has come for."""
@@ -120,6 +126,10 @@ class _Bench:
         places = state.update(places, keys, cursors, memories)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
+        cuts = out.cuts
+        cuts["session"] = places[cuts["session"]]
+        cuts = np.concatenate([cuts, self._cut_by_time()])
+        cut = pa.array(cuts["session"])
         expired = self._mark_expired()
         touched = np.unique(np.append(places, expired))
         changed = state.cursors[touched]
@@ -135,6 +145,9 @@ class _Bench:
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
             beneath=np.isin(touched, places[sorted(out.beneath)]),
+            cuts=cuts,
+            cut_keys=state.keys.take(cut),
+            cut_partitions=state.cursors["partition"][cuts["session"]],
         )
         self._forget()
         return judged
@@ -207,6 +220,14 @@ class _Bench:
                 if (number := number_of.get((topic, session))) is not None:
                     found.setdefault(number, {})[offset] = decision
         return found
+
+    def _cut_by_time(self) -> Cuts:
+        """What stream time cuts of sessions that no message came for, or none that was out of order."""
+        state = self._state
+        if not len(state.cursors):
+            return no_cuts()
+        lane = state.cursors["lane"]
+        return state.cut(state.clock.times[lane], self._timeouts()[lane])
 
     def _mark_expired(self) -> Int64s:
         """Marks the sessions that stream time has left behind; returns those that were not marked before."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.bronze.job import MESSAGES
-from sessionlake.config import Settings
+from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import Txn, append
@@ -41,7 +41,13 @@ CHANGES = "silver.session_changes"
 PROGRESS = "silver.session_progress"
 QUARANTINE = "silver.quarantine"
 EVENTS = "silver.integrity_events"
-_APPENDED = ((Output.CHANGES, CHANGES), (Output.PROGRESS, PROGRESS), (Output.EVENTS, EVENTS))
+CUTS = "silver.session_cuts"
+_APPENDED = (
+    (Output.CHANGES, CHANGES),
+    (Output.PROGRESS, PROGRESS),
+    (Output.EVENTS, EVENTS),
+    (Output.CUTS, CUTS),
+)
 _FEW_MESSAGES = 20_000
 # 64 shards of four kinds make 64 MB at most.
 _INLINE_BYTES = 262_144
@@ -66,7 +72,7 @@ def start(
         LakeError: the checkpoint is new and the tables are not, or declared columns do not fit the tables.
     """
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, DECISIONS, LEDGER])
+    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     if handover.is_interrupted(settings):
@@ -83,7 +89,8 @@ def folded(
 ) -> DataFrame:
     """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
     capture = settings.capture
-    fold: ShardFold = SilverFold(capture.declared, capture, decided)
+    interval = milliseconds(settings.silver.snapshot_interval)
+    fold: ShardFold = SilverFold(capture.declared, capture, decided, interval)
     if begin is not None:
         fold = handover.HandedOver(fold, str(handover.folder(settings)))
     return fold_shards(packed(spark, lake, settings, begin=begin), fold)

@@ -6,6 +6,8 @@ from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.protocol.columns import RESCUED, Column
@@ -20,6 +22,7 @@ class Output(StrEnum):
     PROGRESS = "progress"
     QUARANTINE = "quarantine"
     EVENTS = "events"
+    CUTS = "cuts"
     ACCOUNT = "account"
 
 
@@ -44,8 +47,16 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
             ("kafka_timestamp", TIMESTAMP),
             ("_position", pa.int64()),
             ("_life", pa.int64()),
+            ("_applied_at", TIMESTAMP),
+            ("_applied_by", pa.int64()),
         ]
     )
+
+
+def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
+    """Milliseconds since the epoch as Arrow timestamps; the least int64 is null."""
+    never = milliseconds == np.iinfo(np.int64).min
+    return pa.array(milliseconds * 1000, mask=never).cast(TIMESTAMP)
 
 
 PROGRESS = pa.schema(
@@ -59,6 +70,16 @@ PROGRESS = pa.schema(
         ("ended_at", TIMESTAMP),
         ("last_kafka_timestamp", TIMESTAMP),
         ("beneath", pa.bool_()),
+    ]
+)
+CUTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("session_id", pa.string()),
+        ("partition", pa.int32()),
+        ("snapshot_at", TIMESTAMP),
+        ("reason", pa.string()),
+        *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset")),
     ]
 )
 QUARANTINE = pa.schema(

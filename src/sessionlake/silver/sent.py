@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.cursor import Cursors, Status
+from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.judge import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import one
@@ -20,21 +21,22 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODES
 from sessionlake.silver.changes import change_rows
 from sessionlake.silver.outputs import (
+    CUTS,
     EVENTS,
     PROGRESS,
     QUARANTINE,
-    TIMESTAMP,
     Account,
     Output,
     PartitionAccount,
     Violation,
+    timestamps,
     write_account,
 )
 
 Int64s = npt.NDArray[np.int64]
 _STATUS = pa.array(["open", "ended", "expired", "broken"])
 _REASONS = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
-_NEVER = np.iinfo(np.int64).min
+_CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Judged:
         cursors: theirs.
         timeouts: their session timeouts, ms.
         beneath: whether a message of theirs was applied beneath newer ones.
+        cuts: where tables are cut.
+        cut_keys: `topic NUL session_id` of each.
+        cut_partitions: partition of each.
     """
 
     messages: pa.Table
@@ -66,6 +71,9 @@ class Judged:
     cursors: Cursors
     timeouts: Int64s
     beneath: npt.NDArray[np.bool_]
+    cuts: Cuts
+    cut_keys: pa.Array
+    cut_partitions: npt.NDArray[np.int32]
 
 
 def payloads(
@@ -79,6 +87,7 @@ def payloads(
         Output.PROGRESS: _progress(judged),
         Output.QUARANTINE: quarantine,
         Output.EVENTS: _events(judged, rules),
+        Output.CUTS: _cuts(judged),
     }
     account = Account(
         partitions=partition_accounts(judged, malformed),
@@ -91,28 +100,19 @@ def payloads(
     return [*sent, (str(Output.ACCOUNT), write_account(account))]
 
 
-def timestamps(milliseconds: Int64s) -> pa.Array:
-    """Milliseconds since the epoch as Arrow timestamps; the least int64 is null."""
-    return pa.array(milliseconds * 1000, mask=milliseconds == _NEVER).cast(TIMESTAMP)
-
-
 def _progress(judged: Judged) -> pa.Table:
     cursors = judged.cursors
     known = cursors["messages"] > 0
-    last = cursors["last_seq"]
-    following = np.where(last == np.iinfo(np.int64).max, last, last + 1)
     expired = cursors["marked"] == 1
-    parts = pc.split_pattern(judged.keys, "\0", max_splits=1)
 
     def field(name: str) -> npt.NDArray[np.int64]:
         return np.ascontiguousarray(cursors[name])
 
     arrays = [
-        pc.list_element(parts, 0) if len(parts) else parts.flatten(),
-        pc.list_element(parts, 1) if len(parts) else parts.flatten(),
+        *_topics_and_sessions(judged.keys),
         _STATUS.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
         pa.array(field("epoch")),
-        pa.array(following, mask=last < 0),
+        _following(field("last_seq")),
         *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late")),
         *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
         *(pa.array(field(name)) for name in ("first_offset", "last_offset", "partition")),
@@ -121,6 +121,35 @@ def _progress(judged: Judged) -> pa.Table:
         pa.array(judged.beneath),
     ]
     return pa.Table.from_arrays(arrays, schema=PROGRESS)
+
+
+def _cuts(judged: Judged) -> pa.Table:
+    def field(name: str) -> Int64s:
+        return np.ascontiguousarray(judged.cuts[name])
+
+    arrays = [
+        *_topics_and_sessions(judged.cut_keys),
+        pa.array(judged.cut_partitions),
+        timestamps(field("at")),
+        _CUT_REASONS.take(pa.array(field("reason"))),
+        pa.array(field("position")),
+        pa.array(field("life")),
+        _following(field("last_seq")),
+        pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
+    ]
+    return pa.Table.from_arrays(arrays, schema=CUTS)
+
+
+def _topics_and_sessions(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    parts = pc.split_pattern(keys, "\0", max_splits=1)
+    if not len(parts):
+        return parts.flatten(), parts.flatten()
+    return pc.list_element(parts, 0), pc.list_element(parts, 1)
+
+
+def _following(last: Int64s) -> pa.Array:
+    """The seq after the highest applied, null if there is none; the last possible one is its own successor."""
+    return pa.array(np.where(last == np.iinfo(np.int64).max, last, last + 1), mask=last < 0)
 
 
 def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:

@@ -49,6 +49,7 @@ def rules_of(settings: Settings) -> Rules:
         session_timeout_ms=milliseconds(capture.session_timeout),
         max_future_skew_ms=milliseconds(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
+        snapshot_interval_ms=milliseconds(settings.silver.snapshot_interval),
         by_topic=tuple((rule.pattern, _overrides(rule)) for rule in capture.by_topic),
     )
 

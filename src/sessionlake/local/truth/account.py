@@ -18,8 +18,8 @@ class Lane:
     counts: dict[str, int]
     waiting: list[tuple[int, int, Session, Life, Hole]] = field(default_factory=list)
     """A heap by (deadline, order of sight)."""
-    holding: dict[int, Session] = field(default_factory=dict)
-    """Sessions that may hold messages back (class `window`)."""
+    wakes: list[tuple[int, int, Session]] = field(default_factory=list)
+    """A heap by (stream time at which to look after the session, order of setting)."""
 
 
 class Account:

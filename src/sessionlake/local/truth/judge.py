@@ -16,10 +16,10 @@ from __future__ import annotations
 from bisect import insort
 
 from sessionlake.errors import UsageError
-from sessionlake.local.truth.account import Lane
 from sessionlake.local.truth.model import KafkaMessage, Rules, SessionKey, Tables
 from sessionlake.local.truth.reading import MalformedError, Said
-from sessionlake.local.truth.session import ENDED, EXPIRED, Life, Session, fold, is_taken, take
+from sessionlake.local.truth.session import ENDED, EXPIRED, Cause, Life, Session, is_taken, take
+from sessionlake.local.truth.snapshots import Snapshots, table_of
 from sessionlake.local.truth.verdict import Bench, Terms
 
 
@@ -28,15 +28,16 @@ class Truth:
 
     Args:
         rules: how to judge.
-        keep_changes: False leaves `session_changes` empty, which saves about 1 KB a change.
+        keep_changes: False leaves `session_changes` and `session_snapshots` empty, which saves about 1 KB a change.
     """
 
     def __init__(self, rules: Rules, *, keep_changes: bool = True) -> None:
         self._rules = rules
         self._terms: dict[str, Terms] = {}
         self._sessions: dict[SessionKey, Session] = {}
-        self._bench = Bench(keep_changes=keep_changes)
+        self._bench = Bench(self._applied, keep_changes=keep_changes)
         self._account = self._bench.account
+        self._snapshots = Snapshots(self._account.tables, self._release_all, keep=keep_changes)
         self._finished = False
 
     def feed(self, message: KafkaMessage) -> None:
@@ -55,13 +56,15 @@ class Truth:
         lane.counts["messages"] += 1
         lane.stream_time = max(lane.stream_time, message.timestamp)
         self._bench.judge_due_holes(lane, terms)
-        self._release_silent(lane, terms)
+        self._snapshots.pass_time(lane, terms)
         try:
             said = terms.reader.read(message)
         except MalformedError as error:
             self._account.quarantine(message, error.reason)
             return
-        self._arrive(terms, self._session_of(terms, said), said)
+        session = self._session_of(terms, said)
+        self._arrive(terms, session, said)
+        self._snapshots.after(lane, terms, session)
 
     def finish(self) -> Tables:
         """Expires the sessions that went silent before their topic-partition's last time, and gives the tables.
@@ -76,9 +79,7 @@ class Truth:
         for key, session in self._sessions.items():
             self._expire_if_silent(session)
             terms = self._terms_of(session.topic)
-            for _, _, epoch, said in sorted(session.log, key=lambda entry: entry[:2]):
-                fold(session.rows, said, epoch, terms.all_null)
-            self._account.tables.session_rows[key] = session.rows
+            self._account.tables.session_rows[key] = table_of(session, terms)
             self._account.tables.sessions[key] = session.as_row()
             self._account.lanes[session.topic, session.partition].counts["held"] += len(session.life.held)
         return self._account.tables
@@ -98,9 +99,9 @@ class Truth:
             session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
         last = session.life.last_timestamp
         if last is not None and self._is_over(terms, session, kafka):
-            self._release(terms, session, session.life.last_offset, everything=True)
             session.life = Life()
             session.lives += 1
+            session.expired_at = session.position
         life = session.life
         if life.last_timestamp is None:
             life.first_offset = kafka.offset
@@ -123,7 +124,7 @@ class Truth:
         elif integrity == "window":
             self._hold_back(terms, session, said)
         else:
-            self._bench.judge(terms, session, said, said.kafka.offset)
+            self._bench.judge(terms, session, said, self._arrival(said))
 
     # -- class `window`: held back until the watermark passes
 
@@ -140,8 +141,7 @@ class Truth:
         if said.seq is not None:
             take(life, said.seq, terms.rules.max_gaps)
         insort(life.held, said, key=lambda held: (held.ts, held.seq))
-        self._account.lane_of(said.kafka).holding[id(session)] = session
-        self._release(terms, session, said.kafka.offset)
+        self._release(terms, session, self._arrival(said))
         self._make_room(terms, session, said)
 
     def _make_room(self, terms: Terms, session: Session, said: Said) -> None:
@@ -152,24 +152,30 @@ class Truth:
 
         if too_much() and self._bench.may_pass(terms, session, said, "held_limit"):
             while too_much():
-                self._bench.judge(terms, session, held.pop(0), said.kafka.offset)
+                self._bench.judge(terms, session, held.pop(0), self._arrival(said))
         elif too_much():
             held.remove(said)
 
-    def _release_silent(self, lane: Lane, terms: Terms) -> None:
-        for session in list(lane.holding.values()):
-            last = session.life.last_timestamp
-            if last is not None and last + terms.rules.session_timeout_ms < lane.stream_time:
-                self._release(terms, session, session.life.last_offset, everything=True)
-            if not session.life.held:
-                del lane.holding[id(session)]
-
-    def _release(self, terms: Terms, session: Session, releasing: int, *, everything: bool = False) -> None:
+    def _release(self, terms: Terms, session: Session, cause: Cause) -> None:
         life = session.life
-        while life.held and (
-            everything or (life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms)
-        ):
-            self._bench.judge(terms, session, life.held.pop(0), releasing)
+        while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
+            self._bench.judge(terms, session, life.held.pop(0), cause)
+
+    def _release_all(self, terms: Terms, session: Session, cause: Cause) -> None:
+        while session.life.held:
+            self._bench.judge(terms, session, session.life.held.pop(0), cause)
+
+    def _arrival(self, said: Said) -> Cause:
+        offset = said.kafka.offset
+        return Cause(offset, self._account.lane_of(said.kafka).stream_time, offset)
+
+    def _applied(self, terms: Terms, session: Session, kind: str, cause: Cause) -> None:
+        """A message was applied: the table has changed, or the session has ended, which is cut at once."""
+        if kind == "end":
+            self._snapshots.cut(terms, session, "end", cause.at, cause.by)
+        elif kind in {"snapshot", "update"} and session.cut_due is None:
+            interval = terms.rules.snapshot_interval_ms
+            session.cut_due = cause.at // interval * interval + interval
 
     # -- the end
 
@@ -181,7 +187,6 @@ class Truth:
         expiry = life.last_timestamp + terms.rules.session_timeout_ms
         if expiry >= lane.stream_time:
             return
-        self._release(terms, session, life.last_offset, everything=True)
         if life.status != ENDED:
             life.status, life.ended_at = EXPIRED, expiry
 

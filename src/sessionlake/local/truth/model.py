@@ -40,6 +40,7 @@ class Rules:
     max_held_bytes: int = 64 * 1024 * 1024
     max_gaps: int = 10_000
     """A session's most gaps between taken seqs (classes `once` and `window`)."""
+    snapshot_interval_ms: int = 600_000
     by_topic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -83,6 +84,8 @@ class Tables:
     session_rows: dict[SessionKey, dict[str, Row]] = field(default_factory=dict)
     """Session to row id to declared columns, `_rescued`, `_epoch`, `_seq`, `_ts`, `_offset`."""
     session_changes: list[Row] = field(default_factory=list)
+    session_snapshots: list[Row] = field(default_factory=list)
+    """One a cut: where and why it was, and `rows`, row id to columns as in `session_rows`; an empty table has none."""
     sessions: dict[SessionKey, Row] = field(default_factory=dict)
     quarantine: list[Row] = field(default_factory=list)
     integrity_events: list[Row] = field(default_factory=list)

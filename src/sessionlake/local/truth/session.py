@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from sessionlake.local.truth.model import Row
 from sessionlake.local.truth.reading import Said
 
 OPEN, ENDED, EXPIRED, BROKEN = "open", "ended", "expired", "broken"
+
+
+class Cause(NamedTuple):
+    """What leads to the application of a message."""
+
+    releasing: int
+    """Offset from which its position is counted."""
+    at: int
+    """Stream time."""
+    by: int | None
+    """Offset of the message that came; None if the session expired."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +79,18 @@ class Session:
     rows: dict[str, Row] = field(default_factory=dict)
     position: int = -1
     """The last `_position` given out."""
+    cut_due: int | None = None
+    """Stream time at which its table is to be cut, as it has changed since the last cut."""
+    expired_at: int = -1
+    """Position up to which a cut at expiry has seen it; at the beginning of a life, where that begins."""
+    wake: int | None = None
+    """The earliest stream time that is set for looking after it."""
     log: list[tuple[int, int, int, Said]] = field(default_factory=list)
     """(life, seq, epoch, message) of all that was applied (class `once`): its table is their fold in this order."""
+
+    def expiry(self, timeout: int) -> int:
+        """Stream time past which it has expired, once it has a message."""
+        return (self.life.last_timestamp or 0) + timeout
 
     def as_row(self) -> Row:
         """The session's row of the table `sessions`."""
@@ -150,7 +171,7 @@ def fold(table: dict[str, Row], said: Said, epoch: int, all_null: Mapping[str, A
         table.pop(row_id, None)
 
 
-def changes(said: Said, epoch: int, position: int, all_null: Mapping[str, Any]) -> list[Row]:
+def changes(said: Said, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]) -> list[Row]:
     """The rows of `session_changes` that one applied message makes."""
     kafka = said.kafka
     parts: list[tuple[str, str | None, dict[str, Any], str | None]] = []
@@ -176,6 +197,8 @@ def changes(said: Said, epoch: int, position: int, all_null: Mapping[str, Any]) 
             "ordinal": ordinal,
             "kafka_timestamp": kafka.timestamp,
             "_position": position,
+            "_applied_at": cause.at,
+            "_applied_by": cause.by,
         }
         for ordinal, (change, row_id, values, rescued) in enumerate(parts)
     ]

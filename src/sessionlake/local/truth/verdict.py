@@ -11,6 +11,7 @@ Where the protocol leaves a choice, these hold:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from sessionlake.local.truth.account import Account, Lane
 from sessionlake.local.truth.model import Rules, Violation
@@ -19,6 +20,7 @@ from sessionlake.local.truth.session import (
     BROKEN,
     ENDED,
     OPEN,
+    Cause,
     Hole,
     Life,
     Session,
@@ -40,39 +42,47 @@ class Terms:
         self.all_null = dict.fromkeys(rules.columns)
 
 
-class Bench:
-    """Judges messages that are due, by class and policy."""
+Applied = Callable[[Terms, Session, str, Cause], None]
 
-    def __init__(self, *, keep_changes: bool) -> None:
+
+class Bench:
+    """Judges messages that are due, by class and policy.
+
+    Args:
+        on_applied: told of every message that is applied, by its kind; an `end` after the end is none.
+    """
+
+    def __init__(self, on_applied: Applied, *, keep_changes: bool) -> None:
         self.account = Account()
+        self._on_applied = on_applied
         self._keep_changes = keep_changes
         self._holes_seen = 0
 
-    def judge(self, terms: Terms, session: Session, said: Said, releasing: int) -> None:
-        """Judges a message that is no duplicate; `releasing` is the offset of the message whose arrival led to it."""
+    def judge(self, terms: Terms, session: Session, said: Said, cause: Cause) -> None:
+        """Judges a message that is no duplicate."""
         life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
         is_snapshot = said.kind == "snapshot"
         if life.status == ENDED:
-            self._violation(terms, session, said, releasing, "after_end")
+            self._violation(terms, session, said, cause, "after_end")
         elif life.status == BROKEN:
             if is_snapshot and (expected is None or said.seq is None or said.seq >= expected):
                 self.account.event(said, "healed", "applied", expected)
-                self._apply(terms, session, said, releasing)
+                self._apply(terms, session, said, cause)
             else:
                 self._set_aside(session, said, "session_broken")
         elif integrity == "none":
-            self._apply(terms, session, said, releasing)
+            self._apply(terms, session, said, cause)
         elif integrity == "once" and said.seq is not None and self.has_too_many_gaps(terms, session, said, said.seq):
             return
         elif expected is None:
             if is_snapshot or integrity == "once":
-                self._apply(terms, session, said, releasing)
+                self._apply(terms, session, said, cause)
             else:
-                self._violation(terms, session, said, releasing, "orphan")
+                self._violation(terms, session, said, cause, "orphan")
         elif said.seq is not None and said.seq > expected:
-            self._gap(terms, session, said, releasing)
+            self._gap(terms, session, said, cause)
         else:
-            self._apply(terms, session, said, releasing)
+            self._apply(terms, session, said, cause)
 
     def has_too_many_gaps(self, terms: Terms, session: Session, said: Said, seq: int) -> bool:
         """Whether a message is set aside because taking its seq would leave more gaps than are allowed."""
@@ -94,30 +104,31 @@ class Bench:
             self._set_aside(session, said, event)
         return passes
 
-    def _gap(self, terms: Terms, session: Session, said: Said, releasing: int) -> None:
+    def _gap(self, terms: Terms, session: Session, said: Said, cause: Cause) -> None:
         session.life.gaps += 1
         if terms.rules.integrity == "strict":
-            self._violation(terms, session, said, releasing, "gap")
+            self._violation(terms, session, said, cause, "gap")
             return
         self.account.event(said, "gap", "applied", session.life.next_seq)
         if terms.rules.integrity == "once":
             self._open_hole(terms, session, said)
-        self._apply(terms, session, said, releasing)
+        self._apply(terms, session, said, cause)
 
-    def _violation(self, terms: Terms, session: Session, said: Said, releasing: int, event: str) -> None:
+    def _violation(self, terms: Terms, session: Session, said: Said, cause: Cause, event: str) -> None:
         if event == "gap" and said.kind == "snapshot" and terms.rules.on_violation == "isolate":
             self.account.event(said, event, "isolated", session.life.next_seq)
-            self._apply(terms, session, said, releasing)  # it names the gap and heals it at once
+            self._apply(terms, session, said, cause)  # it names the gap and heals it at once
         elif self.may_pass(terms, session, said, event):
-            self._apply(terms, session, said, releasing)
+            self._apply(terms, session, said, cause)
 
-    def _apply(self, terms: Terms, session: Session, said: Said, releasing: int) -> None:
+    def _apply(self, terms: Terms, session: Session, said: Said, cause: Cause) -> None:
         life, seq = session.life, said.seq
-        session.position = max(session.position + 1, releasing)
+        session.position = max(session.position + 1, cause.releasing)
         epoch = _epoch_of(terms.rules.integrity, life, said)
         if life.status == BROKEN:
             life.status = OPEN
-        if said.kind == "end" and life.status == OPEN:
+        ends = said.kind == "end" and life.status == OPEN
+        if ends:
             life.status, life.ended_at = ENDED, said.ts
         if seq is not None:
             life.next_seq = seq + 1 if life.next_seq is None else max(life.next_seq, seq + 1)
@@ -126,12 +137,13 @@ class Bench:
         life.last_ts = said.ts if life.last_ts is None else max(life.last_ts, said.ts)
         self.account.count(said.kafka, "applied")
         if self._keep_changes:
-            self.account.tables.session_changes += changes(said, epoch, session.position, terms.all_null)
+            self.account.tables.session_changes += changes(said, epoch, session.position, cause, terms.all_null)
         if terms.rules.integrity == "once" and seq is not None:
             take(life, seq, terms.rules.max_gaps)
             session.log.append((session.lives, seq, epoch, said))
         else:
             fold(session.rows, said, epoch, terms.all_null)
+        self._on_applied(terms, session, "after end" if said.kind == "end" and not ends else said.kind, cause)
 
     def _set_aside(self, session: Session, said: Said, reason: str) -> None:
         if said.seq is not None:
