@@ -24,7 +24,8 @@ from sessionlake.silver.tables import TableMerger
 from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
-TABLES = ("session_changes", "session_progress", "quarantine", "integrity_events", "sessions", "session_rows")
+APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
+TABLES = (*APPENDED, "sessions", "session_rows", "session_snapshots")
 SEEDS = 3
 CASES = [(integrity, policy) for integrity in Integrity for policy in (OnViolation.ISOLATE, OnViolation.RECORD)]
 
@@ -46,7 +47,7 @@ class Pipeline:
         capture = CaptureSettings(
             columns=COLUMNS, on_violation=policy, max_message_bytes=MAX_BYTES, by_topic=EVERY, gap_timeout="5 s"
         )
-        silver = SilverSettings(shards=3, max_files_per_trigger=1)
+        silver = SilverSettings(shards=3, max_files_per_trigger=1, snapshot_interval="7 s")
         self.spark, self.settings = spark, Settings(home=home, capture=capture, silver=silver)
         self.lake = Lake(self.settings)
         self.lake.ensure(spark, ["bronze.messages"])
@@ -88,7 +89,7 @@ def streams() -> Iterator[list[KafkaMessage]]:
 
 
 def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
-    spark: Any, tmp_path: Path
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(spark, tmp_path / "home")
     batches = list(streams())
@@ -101,7 +102,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
         pipeline.arrive(batch)
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
-    assert pipeline.merge() == 1
+    with monkeypatch.context() as patch:  # this time the snapshots are made on the cluster
+        patch.setattr("sessionlake.silver.snapshot_source._FEW_SESSIONS", 0)
+        assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
     pipeline.stream()
     assert pipeline.merge() == 1
@@ -137,7 +140,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     for _ in range(2):
         with pytest.raises(IntegrityViolationError, match=r"gap: session 's'.*offset 1: expected seq 1, found seq 2"):
             pipeline.stream()
-        assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in TABLES[:4])
+        assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in APPENDED)
         assert pipeline.lake.read(spark, "ops.ledger").count() == 0
     assert stopped_at(pipeline.settings) is not None
 
@@ -167,4 +170,4 @@ def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, tm
     pipeline.arrive([KafkaMessage("capture.a", 0, offset, 0, b"s", good) for offset in (0, 1, 3)])
     with pytest.raises(OffsetHoleError, match="1 of the offsets 0 to 3 are missing"):
         pipeline.stream()
-    assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in TABLES[:4])
+    assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in APPENDED)

@@ -88,6 +88,8 @@ class Folder:
         self._fold = SilverFold(columns, capture, decided, bulk=bulk, snapshot_interval=interval)
         self._states: dict[int, bytes | None] = {}
         self._history: list[pa.Table] = []
+        self.parts: list[dict[str, pa.Table]] = []
+        """The rows that each batch sent on, by kind."""
         self.silver = Silver()
 
     def batch(self, messages: list[KafkaMessage]) -> None:
@@ -125,6 +127,7 @@ class Folder:
             kind: sum(account.rows.get(kind, 0) for account in accounts) for kind in Output if kind != Output.ACCOUNT
         }
         assert {kind: tables[kind].num_rows if kind in tables else 0 for kind in told} == told
+        self.parts.append(tables)
         silver = self.silver
         if Output.CHANGES in tables:
             silver.changes += plain(tables[Output.CHANGES])

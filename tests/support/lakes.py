@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from chispa import assert_df_equality
 
-from sessionlake.config import Settings
+from sessionlake.config import Settings, milliseconds
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage, Tables
-from support.folding import capped, closed, truth_of
+from support.folding import capped, closed, cut_of, truth_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +37,8 @@ def assert_silver_is_the_truth(
     spark: SparkSession, settings: Settings, messages: Iterable[KafkaMessage], *, ledger: bool = True
 ) -> None:
     """Every table of silver, row for row, and the ledger's account of every message."""
-    truth, lake = truth_of(messages, settings.capture), Lake(settings)
+    interval = milliseconds(settings.silver.snapshot_interval)
+    truth, lake = truth_of(messages, settings.capture, interval), Lake(settings)
     for table, rows in _expected(truth).items():
         found = comparable(lake.read(spark, table))
         expected = spark.createDataFrame([tuple(row[name] for name in found.columns) for row in rows], found.schema)
@@ -72,6 +73,12 @@ def _expected(truth: Tables) -> dict[str, list[Row]]:
             {"topic": topic, "session_id": session, "row_id": row_id, **row}
             for (topic, session), table in truth.session_rows.items()
             for row_id, row in table.items()
+        ],
+        "silver.session_cuts": [cut_of(row) for row in truth.session_snapshots],
+        "silver.session_snapshots": [
+            {**cut_of(found), "row_id": row_id, **row}
+            for found in truth.session_snapshots
+            for row_id, row in found["rows"].items()
         ],
         "silver.sessions": [closed(row) for row in truth.sessions.values()],
         "silver.quarantine": [{**row, "kafka_timestamp": row["timestamp"]} for row in truth.quarantine],

@@ -215,19 +215,19 @@ def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
     moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
     moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
     moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
-    moved["cut_due"] = _cuts(docket, fine, inside, out)
+    moved["changed_at"] = _cuts(docket, fine, inside, out)
     cursors[fine] = moved
 
 
 def _cuts(docket: Docket, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
-    """Cuts the tables of the fine sessions where that is due on the way; returns when it is due next."""
+    """Cuts the tables of the fine sessions where that is due on the way; returns their new `changed_at`."""
     stream = docket.stream
     owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
     messages = owner, *(getattr(stream, name)[inside] for name in ("type", "now", "offset", "seq"))
-    cuts, due = cuts_by_the_way(messages, docket.cursors[: len(fine)][fine], docket.rules[0].snapshot_interval)
+    cuts, changed_at = cuts_by_the_way(messages, docket.cursors[: len(fine)][fine], docket.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
     out.cut(cuts)
-    return due
+    return changed_at
 
 
 def _epochs(stream: Stream, before: Int64s) -> Int64s:
@@ -274,7 +274,7 @@ def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Strea
         judge.arrive(header)
         index += 1
         if index < past and judge.would_apply_what_follows(header):
-            cut_due = min(cursor.cut_due, cut_after(header.now, judge.rules.snapshot_interval))
+            cut_due = cut_after(header.now, judge.rules.snapshot_interval)
             fine = _before(stream, index, past, min(cursor.next_due(), cut_due - 1))
             _apply_rest(stream, index, fine, cursor, base, judge)
             index = fine
@@ -317,8 +317,8 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
         cursor.take(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
     if cursor.status == Status.ENDED:
         judge.cut(CutReason.END, int(part.now[-1]))
-    elif cursor.cut_due == NEVER and changes_table(part.type).any():
-        cursor.cut_due = cut_after(int(part.now[0]), judge.rules.snapshot_interval)
+    elif cursor.changed_at == NEVER:
+        cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
 
 
 def positions(before: int, releasing: Int64s) -> Int64s:

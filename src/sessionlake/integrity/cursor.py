@@ -54,7 +54,7 @@ CURSOR = np.dtype(
         ("highest_ts", np.int64),  # highest event time that has arrived, ms
         ("due", np.int64),  # stream time past which the next gap is a violation
         ("held", np.int32),  # messages held back
-        ("cut_due", np.int64),  # stream time at which the table is cut, as it has changed since its last cut
+        ("changed_at", np.int64),  # stream time of the first change of the table since its last cut
         ("cut_position", np.int64),  # last order of application that a cut at expiry holds
     ]
 )
@@ -74,7 +74,7 @@ _INITIAL: dict[str, int] = {
     "epoch_seq": NO_SEQ,
     "highest_ts": NO_TIME,
     "due": NEVER,
-    "cut_due": NEVER,
+    "changed_at": NEVER,
     "cut_position": NO_POSITION,
 }
 
@@ -161,7 +161,7 @@ class Cursor:
     highest_ts: int = NO_TIME
     due: int = NEVER
     held: int = 0
-    cut_due: int = NEVER
+    changed_at: int = NEVER
     cut_position: int = NO_POSITION
     taken: Spans = field(default_factory=Spans)
     snapshots: list[tuple[int, int]] = field(default_factory=list)

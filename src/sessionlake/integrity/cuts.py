@@ -12,6 +12,7 @@ All in stream time, and a function of the session's messages and its topic-parti
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +42,24 @@ CUT = np.dtype(
         ("position", np.int64),  # it holds all that was applied up to here
         ("life", np.int64),
         ("last_seq", np.int64),  # highest applied in this life
+        ("changed_at", np.int64),  # stream time of the first change since the cut before; `NEVER`: there is none
         ("offset", np.int64),  # of the session's last message then; `NO_OFFSET`: time led to it
     ]
 )
 
 
-def cut_after(now: int, interval: int) -> int:
+T = TypeVar("T", int, Int64s)
+
+
+def cut_after(now: T, interval: int) -> T:
     """The multiple of the interval at which what changes at `now` is cut: the first after it."""
     return (now // interval + 1) * interval
+
+
+def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
+    """When tables that have not been cut since these times are; `NEVER` for those that have."""
+    waits = changed_at != NEVER
+    return np.where(waits, cut_after(np.where(waits, changed_at, 0), interval), NEVER)
 
 
 def no_cuts(count: int = 0) -> Cuts:
@@ -72,32 +83,34 @@ def cuts_by_the_way(
         before: the cursors before the batch.
 
     Returns:
-        The cuts (`session` is the place in `before`), and when each session is to be cut next.
+        The cuts (`session` is the place in `before`), and each session's new `changed_at`.
     """
     owner, kind, now, offset, seq = stream
     bucket = now // interval
     starts = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(bucket) != 0)))
     last = np.append(starts[1:], len(owner)) - 1
-    session, due = owner[starts], (bucket[starts] + 1) * interval
+    session = owner[starts]
     is_first = np.append(True, np.diff(session) != 0)
     is_last = np.append(is_first[1:], True)
-    waiting = before["cut_due"][session]
-    changed = np.logical_or.reduceat(changes_table(kind), starts)
-    changed |= is_first & (waiting != NEVER) & (waiting > now[starts])
+    changed_at = np.minimum.reduceat(np.where(changes_table(kind), now, NEVER), starts)
+    waits = cuts_due(before["changed_at"], interval)
+    still = is_first & (waits[session] > now[starts])
+    changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
+    changed = changed_at != NEVER
     ended = is_last & (kind[last] == MessageType.END)
     highest = _highest_so_far(np.maximum.reduceat(seq, starts), is_first, before["last_seq"])
     here = ended | (changed & ~is_last)
     cuts = no_cuts(int(here.sum()))
     cuts["session"], cuts["life"] = session[here], _life(before, session, offset[starts], is_first)[here]
-    cuts["at"] = np.where(ended, now[last], due)[here]
+    cuts["at"] = np.where(ended, now[last], cut_after(now[starts], interval))[here]
     cuts["reason"] = np.where(ended, CutReason.END, CutReason.INTERVAL)[here]
     cuts["position"] = cuts["offset"] = offset[last][here]
-    cuts["last_seq"] = highest[here]
-    earlier = _waiting(before, np.flatnonzero(before["cut_due"] <= now[starts][is_first]))
-    return np.concatenate([earlier, cuts]), np.where(changed & ~ended, due, NEVER)[is_last]
+    cuts["last_seq"], cuts["changed_at"] = highest[here], changed_at[here]
+    earlier = _waiting(before, np.flatnonzero(waits <= now[starts][is_first]), interval)
+    return np.concatenate([earlier, cuts]), np.where(ended, NEVER, changed_at)[is_last]
 
 
-def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s) -> Cuts:
+def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
     """The cuts that stream time brings to sessions that hold nothing back; notes them in the cursors.
 
     Args:
@@ -110,25 +123,25 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s) -> Cuts:
     seen = cursors["last_kafka_ts"] != NO_TIME
     expiry = np.where(seen, cursors["last_kafka_ts"], 0) + timeouts
     over = seen & (expiry < times)
-    at_interval = cursors["cut_due"] <= np.where(over, expiry, times)
-    cuts = _waiting(cursors, np.flatnonzero(at_interval))
-    cursors["cut_due"][at_interval] = NEVER
+    at_interval = cuts_due(cursors["changed_at"], interval) <= np.where(over, expiry, times)
+    cuts = _waiting(cursors, np.flatnonzero(at_interval), interval)
+    cursors["changed_at"][at_interval] = NEVER
     at_expiry = over & (cursors["position"] > cursors["cut_position"])
-    at_expiry &= (cursors["status"] != Status.ENDED) | (cursors["cut_due"] != NEVER)
-    expired = _waiting(cursors, np.flatnonzero(at_expiry))
+    at_expiry &= (cursors["status"] != Status.ENDED) | (cursors["changed_at"] != NEVER)
+    expired = _waiting(cursors, np.flatnonzero(at_expiry), interval)
     expired["at"], expired["reason"], expired["offset"] = expiry[at_expiry], CutReason.EXPIRY, NO_OFFSET
-    cursors["cut_due"][at_expiry] = NEVER
+    cursors["changed_at"][at_expiry] = NEVER
     cursors["cut_position"][at_expiry] = cursors["position"][at_expiry]
     return np.concatenate([cuts, expired])
 
 
-def _waiting(cursors: Cursors, places: Int64s) -> Cuts:
+def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
     """The cuts at an interval that wait in these cursors."""
     cuts, found = no_cuts(len(places)), cursors[places]
-    cuts["session"] = places
-    for name, field in (("at", "cut_due"), ("life", "first_offset"), ("offset", "last_offset")):
-        cuts[name] = found[field]
-    cuts["position"], cuts["last_seq"] = found["position"], found["last_seq"]
+    cuts["session"], cuts["at"] = places, cuts_due(found["changed_at"], interval)
+    for name in ("position", "last_seq", "changed_at"):
+        cuts[name] = found[name]
+    cuts["life"], cuts["offset"] = found["first_offset"], found["last_offset"]
     return cuts
 
 

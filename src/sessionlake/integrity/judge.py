@@ -217,8 +217,8 @@ class Judge:
         """Does what is due when stream time has come to `now`: gaps not filled in time, cuts, expiry."""
         self._judge_due_holes(now)
         expiry = self._expiry
-        if self._cursor.cut_due <= min(now, expiry):
-            self.cut(CutReason.INTERVAL, self._cursor.cut_due)
+        if self._cut_due <= min(now, expiry):
+            self.cut(CutReason.INTERVAL, self._cut_due)
         if expiry < now:
             self._at, self._by = expiry + 1, NO_OFFSET
             self._expire(expiry)
@@ -230,9 +230,9 @@ class Judge:
             cursor.cut_position = cursor.position
         if reason is CutReason.EXPIRY or (reason is CutReason.END and self._by == NO_OFFSET):
             offset = NO_OFFSET
-        cursor.cut_due = NEVER
-        values = (self.outcome.session, at, reason, cursor.position, cursor.first_offset, cursor.last_seq, offset)
-        self.outcome.cut(np.array([values], CUT))
+        values = (cursor.position, cursor.first_offset, cursor.last_seq, cursor.changed_at, offset)
+        self.outcome.cut(np.array([(self.outcome.session, at, reason, *values)], CUT))
+        cursor.changed_at = NEVER
 
     @property
     def _expiry(self) -> int:
@@ -240,12 +240,18 @@ class Judge:
         last = self._cursor.last_kafka_ts
         return NEVER if last == NO_TIME else last + self.rules.session_timeout
 
+    @property
+    def _cut_due(self) -> int:
+        """Stream time at which the table is cut; `NEVER` while it is as it was at its last cut."""
+        changed_at = self._cursor.changed_at
+        return NEVER if changed_at == NEVER else cut_after(changed_at, self.rules.snapshot_interval)
+
     def _expire(self, at: int) -> None:
         """Releases what is held, and cuts the table unless a cut holds it already."""
         cursor = self._cursor
         self._release_all()
         ended = cursor.status == Status.ENDED
-        if cursor.position > cursor.cut_position and not (ended and cursor.cut_due == NEVER):
+        if cursor.position > cursor.cut_position and not (ended and cursor.changed_at == NEVER):
             self.cut(CutReason.EXPIRY, at)
         cursor.marked = int(not ended)
 
@@ -390,8 +396,8 @@ class Judge:
             cursor.take(message.seq, message.seq, self.rules.max_gaps)
         if ends:
             self.cut(CutReason.END, self._at)
-        elif message.type in CHANGING and cursor.cut_due == NEVER:
-            cursor.cut_due = cut_after(self._at, self.rules.snapshot_interval)
+        elif message.type in CHANGING and cursor.changed_at == NEVER:
+            cursor.changed_at = self._at
 
     def _epoch(self, message: Header) -> int:
         """The offset of the last snapshot up to this message (under `once`: by seq)."""

@@ -84,9 +84,9 @@ class ShardState:
             self._stored = None
             self.cursors["marked"][sessions] = 1
 
-    def cut(self, times: Int64s, timeouts: Int64s) -> Cuts:
+    def cut(self, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
         """Notes and returns what stream time cuts; see `cuts_by_time`."""
-        cuts = cuts_by_time(self.cursors, times, timeouts)
+        cuts = cuts_by_time(self.cursors, times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts

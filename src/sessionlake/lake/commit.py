@@ -20,7 +20,7 @@ from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
@@ -77,7 +77,7 @@ def merge(
     lake: Lake,
     table: str,
     source: DataFrame,
-    on: str,
+    on: str | Column,
     clauses: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
     txn: Txn,
 ) -> None:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import LEDGER
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.interpreted import interpreted
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
-# A column, a comparison of the `operator` module (which both engines' expressions understand), and a value.
+# A column, a comparison that both engines' expressions understand (one of the `operator` module, `among`), and a value.
 Condition = tuple[str, Callable[[Any, Any], Any], Any]
 _PLACE = ["layer", "topic", "partition"]
 
@@ -45,6 +45,12 @@ class Reader(Protocol):
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows that meet all conditions; times are aware, in UTC."""
+
+    def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
+        """The same as one Arrow table. The table must be there."""
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        """Whether a row meets all conditions; reads no further than to the first."""
 
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
         """The layer's ledger rows whose offset ranges include the message."""
@@ -66,6 +72,11 @@ def reader_for(lake: Lake, spark: SparkSession | None = None) -> Reader:
     return SparkReader(lake, spark)
 
 
+def among(column: Any, values: Sequence[Any]) -> Any:
+    """A comparison: the column's value is one of these."""
+    return column.isin(values)
+
+
 class DirectReader:
     """Reads local tables with delta-rs, batch by batch."""
 
@@ -76,6 +87,26 @@ class DirectReader:
         """See `Reader`."""
         for batch in self._batches(table, conditions, columns):
             yield from batch.to_pylist()
+
+    def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
+        """See `Reader`."""
+        from deltalake import DeltaTable
+
+        batches = list(self._batches(table, conditions, columns))
+        if batches:
+            return pa.Table.from_batches(batches)
+        schema = pa.schema(DeltaTable(self._lake.path(table)).schema().to_arrow())
+        return schema.empty_table().select(schema.names if columns is None else list(columns))
+
+    def count(self, table: str, *conditions: Condition) -> int:
+        """How many rows meet all conditions."""
+        named = [name for name, _, _ in conditions]
+        return sum(batch.num_rows for batch in self._batches(table, conditions, named or None))
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        """See `Reader`."""
+        named = [name for name, _, _ in conditions]
+        return any(batch.num_rows for batch in self._batches(table, conditions, named or None))
 
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
         """See `Reader`."""
@@ -152,14 +183,29 @@ class SparkReader:
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """See `Reader`."""
+        if self._lake.exists(self._spark, table):
+            yield from self.table(table, *conditions, columns=columns).to_pylist()
+
+    def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
+        """See `Reader`."""
+        frame = self._where(table, conditions)
+        with interpreted(self._spark):
+            return (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        """See `Reader`."""
+        if not self._lake.exists(self._spark, table):
+            return False
+        with interpreted(self._spark):
+            return not self._where(table, conditions).isEmpty()
+
+    def _where(self, table: str, conditions: Sequence[Condition]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        if not self._lake.exists(self._spark, table):
-            return
         frame = self._lake.read(self._spark, table)
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(name), F.lit(value)))
-        yield from self._collected(frame if columns is None else frame.select(*columns))
+            frame = frame.where(compare(F.col(name), value))
+        return frame
 
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
         """See `Reader`."""

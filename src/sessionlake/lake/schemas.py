@@ -135,7 +135,7 @@ TABLES: dict[str, TableSchema] = {
         ),
         "Every accepted change, judged and in order; append-only",
         cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "_offset", "_ts", "_batch"),
+        skipping=("topic", "session_id", "_offset", "_ts", "_position", "_applied_at", "_batch"),
         writes=Writes.APPEND,
     ),
     "silver.session_progress": TableSchema(
@@ -152,6 +152,7 @@ TABLES: dict[str, TableSchema] = {
             ("partition", "int"),
             ("snapshot_at", "timestamp"),
             ("reason", "string"),
+            ("changed_at", "timestamp"),
             ("position", "bigint"),
             ("life", "bigint"),
             ("next_seq", "bigint"),

@@ -17,7 +17,7 @@ from sessionlake.config import CaptureSettings
 from sessionlake.integrity.batch import Docket, Stream
 from sessionlake.integrity.clock import Segment, decode_segments, stream_times
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
-from sessionlake.integrity.cuts import Cuts, no_cuts
+from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.judge import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.integrity.state import ShardState
@@ -91,9 +91,8 @@ class _Bench:
             return False
         silence, timeout = self._silence()
         to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED)
-        to_cut = (cursors["cut_due"] <= self._state.clock.times[cursors["lane"]]) | (
-            (silence > timeout) & (cursors["cut_due"] != NEVER)
-        )
+        due = cuts_due(cursors["changed_at"], self._rules.snapshot_interval)
+        to_cut = (due <= self._state.clock.times[cursors["lane"]]) | ((silence > timeout) & (due != NEVER))
         return bool((to_mark | to_cut | (silence > 2 * timeout)).any() or len(self._due(np.zeros(0, np.int64))))
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
@@ -227,7 +226,7 @@ class _Bench:
         if not len(state.cursors):
             return no_cuts()
         lane = state.cursors["lane"]
-        return state.cut(state.clock.times[lane], self._timeouts()[lane])
+        return state.cut(state.clock.times[lane], self._timeouts()[lane], self._rules.snapshot_interval)
 
     def _mark_expired(self) -> Int64s:
         """Marks the sessions that stream time has left behind; returns those that were not marked before."""

@@ -79,6 +79,7 @@ CUTS = pa.schema(
         ("partition", pa.int32()),
         ("snapshot_at", TIMESTAMP),
         ("reason", pa.string()),
+        ("changed_at", TIMESTAMP),
         *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset")),
     ]
 )

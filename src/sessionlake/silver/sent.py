@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.clock import Clock
-from sessionlake.integrity.cursor import Cursors, Status
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.judge import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
@@ -132,6 +132,7 @@ def _cuts(judged: Judged) -> pa.Table:
         pa.array(judged.cut_partitions),
         timestamps(field("at")),
         _CUT_REASONS.take(pa.array(field("reason"))),
+        timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
         pa.array(field("position")),
         pa.array(field("life")),
         _following(field("last_seq")),

@@ -1,4 +1,4 @@
-"""From silver's append-only tables to `session_rows` and `sessions`, by MERGE, at a pace of its own.
+"""From silver's append-only tables to `session_rows`, `sessions` and `session_snapshots`, by MERGE.
 
 `session_changes` is already exact when it is appended; MERGE costs seconds whatever it merges. So merging
 runs beside the stream and takes all batches that have come since its last time at once: the net change of
@@ -23,10 +23,11 @@ from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver.job import CHANGES, PROGRESS
+from sessionlake.silver.job import CHANGES, CUTS, PROGRESS
 from sessionlake.silver.job import LAYER as STREAM
 from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, ClusterSource, DriverSource, Stretch
 from sessionlake.silver.net import MARKS
+from sessionlake.silver.snapshot_source import SNAPSHOTS, SnapshotSource, same_row
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -50,6 +51,7 @@ class Waiting:
     batch: int
     messages: int
     changes: int
+    cuts: int = 0
     rows: Mapping[str, pa.Table] = field(default_factory=dict)
 
 
@@ -57,8 +59,12 @@ def _changes(outputs: Iterable[Output]) -> int:
     return sum(output.rows for output in outputs if output.table in {CHANGES, PROGRESS})
 
 
+def _cuts(outputs: Iterable[Output]) -> int:
+    return sum(output.rows for output in outputs if output.table == CUTS)
+
+
 class TableMerger:
-    """Keeps `session_rows` and `sessions` up with the silver stream."""
+    """Keeps `session_rows`, `sessions` and `session_snapshots` up with the silver stream."""
 
     def __init__(
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
@@ -67,7 +73,7 @@ class TableMerger:
         self._spark = spark.newSession()  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
         self._settings = settings
-        self._lake.ensure(self._spark, [CHANGES, PROGRESS, ROWS, SESSIONS, LEDGER])
+        self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, LEDGER])
         if self._lake.local:  # the sources below are computed once already
             self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
             self._spark.conf.set("spark.databricks.delta.setTransactionsInCrc.writeOnCommit", "true")
@@ -87,7 +93,8 @@ class TableMerger:
                 held = sum(item.changes for item in self._waiting) + changes
                 whole = sum(rows[table].num_rows for table in (CHANGES, PROGRESS) if table in rows) == changes
                 kept = rows if whole and held <= SMALL_CHANGES else {}
-                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, kept))
+                cuts = _cuts(entry.outputs)
+                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, cuts, kept))
         self._news.set()
 
     def start(self) -> TableMerger:
@@ -145,6 +152,7 @@ class TableMerger:
             outputs = (
                 self._merge_rows(source.rows(stretch), txn),
                 self._merge_sessions(source.sessions(stretch), txn),
+                *self._merge_snapshots(stretch, sum(item.cuts for item in taken), txn),
             )
         entry = LedgerEntry(
             layer=LAYER,
@@ -186,7 +194,7 @@ class TableMerger:
         merged = max((row["source_to"] for row in rows if row["layer"] == LAYER), default=-1)
         stream = sorted((row for row in rows if row["layer"] == STREAM), key=lambda row: row["batch_id"])
         return [
-            Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(row["outputs"]))
+            Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(row["outputs"]), _cuts(row["outputs"]))
             for row in stream
             if row["batch_id"] > merged
         ]
@@ -203,6 +211,15 @@ class TableMerger:
         merge(self._lake, ROWS, net, same, lambda builder: _row_clauses(builder, columns), txn)
         commit = self._lake.last_commit(self._spark, ROWS)
         return Output(ROWS, commit.version, commit.rows)
+
+    def _merge_snapshots(self, stretch: Stretch, cuts: int, txn: Txn) -> tuple[Output, ...]:
+        """Whole tables at the cuts of the stretch; where there are none, no job runs."""
+        if not cuts:
+            return ()
+        made = SnapshotSource(self._spark, self._lake, self._settings).of(stretch, cuts)
+        merge(self._lake, SNAPSHOTS, made, same_row(made), lambda builder: builder.whenNotMatchedInsertAll(), txn)
+        commit = self._lake.last_commit(self._spark, SNAPSHOTS)
+        return (Output(SNAPSHOTS, commit.version, commit.rows),)
 
 
 def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]) -> DeltaMergeBuilder:

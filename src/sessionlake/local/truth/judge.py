@@ -173,9 +173,8 @@ class Truth:
         """A message was applied: the table has changed, or the session has ended, which is cut at once."""
         if kind == "end":
             self._snapshots.cut(terms, session, "end", cause.at, cause.by)
-        elif kind in {"snapshot", "update"} and session.cut_due is None:
-            interval = terms.rules.snapshot_interval_ms
-            session.cut_due = cause.at // interval * interval + interval
+        elif kind in {"snapshot", "update"} and session.changed_at is None:
+            session.changed_at = cause.at
 
     # -- the end
 

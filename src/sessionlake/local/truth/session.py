@@ -79,8 +79,8 @@ class Session:
     rows: dict[str, Row] = field(default_factory=dict)
     position: int = -1
     """The last `_position` given out."""
-    cut_due: int | None = None
-    """Stream time at which its table is to be cut, as it has changed since the last cut."""
+    changed_at: int | None = None
+    """Stream time of the first change of its table since its last cut."""
     expired_at: int = -1
     """Position up to which a cut at expiry has seen it; at the beginning of a life, where that begins."""
     wake: int | None = None
@@ -91,6 +91,10 @@ class Session:
     def expiry(self, timeout: int) -> int:
         """Stream time past which it has expired, once it has a message."""
         return (self.life.last_timestamp or 0) + timeout
+
+    def cut_due(self, interval: int) -> int | None:
+        """Stream time at which its table is to be cut; None while it is as it was at its last cut."""
+        return None if self.changed_at is None else self.changed_at // interval * interval + interval
 
     def as_row(self) -> Row:
         """The session's row of the table `sessions`."""

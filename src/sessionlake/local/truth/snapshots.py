@@ -52,16 +52,17 @@ class Snapshots:
 
     def _look_after(self, lane: Lane, terms: Terms, session: Session) -> None:
         expiry = session.expiry(terms.rules.session_timeout_ms)
-        if session.cut_due is not None and session.cut_due <= min(expiry, lane.stream_time):
-            self.cut(terms, session, "interval", session.cut_due, session.life.last_offset)
+        due = session.cut_due(terms.rules.snapshot_interval_ms)
+        if due is not None and due <= min(expiry, lane.stream_time):
+            self.cut(terms, session, "interval", due, session.life.last_offset)
         if expiry < lane.stream_time:
             self._expire(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
         else:
             self._wake_for(lane, terms, session)
 
     def _wake_for(self, lane: Lane, terms: Terms, session: Session) -> None:
-        expiry = session.expiry(terms.rules.session_timeout_ms) + 1
-        time = expiry if session.cut_due is None else min(expiry, session.cut_due)
+        expiry, due = session.expiry(terms.rules.session_timeout_ms), session.cut_due(terms.rules.snapshot_interval_ms)
+        time = expiry + 1 if due is None else min(expiry + 1, due)
         if session.wake is None or time < session.wake:
             self._wakes += 1
             session.wake = time
@@ -69,14 +70,14 @@ class Snapshots:
 
     def _expire(self, terms: Terms, session: Session, at: int, cause: Cause) -> None:
         self._release(terms, session, cause)
-        settled = session.life.status == ENDED and session.cut_due is None
+        settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:
             self.cut(terms, session, "expiry", at, None)
             session.expired_at = session.position
 
     def cut(self, terms: Terms, session: Session, reason: str, at: int, offset: int | None) -> None:
         """Writes the session's table as it is."""
-        session.cut_due = None
+        changed_at, session.changed_at = session.changed_at, None
         if not self._keep:
             return
         self._tables.session_snapshots.append(
@@ -86,6 +87,7 @@ class Snapshots:
                 "partition": session.partition,
                 "snapshot_at": at,
                 "reason": reason,
+                "changed_at": changed_at,
                 "position": session.position,
                 "life": session.life.first_offset,
                 "next_seq": session.life.next_seq,
