@@ -260,7 +260,29 @@ def session_show(
     settings = _settings(config)
     from sessionlake.commands.session import show_session
 
-    _with_spark(settings, lambda spark: show_session(spark, settings, session, topic, form))
+    _with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form))
+
+
+@session_app.command("as-of")
+def session_as_of(
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    ts: Annotated[str | None, typer.Option("--ts", help="Stream time (Kafka's): ISO 8601, or milliseconds.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", help="After the message with this seq.", min=0, max=INT64_MAX)
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """The rows of one session's table at any moment of its history."""
+    settings = _settings(config)
+    from sessionlake.commands.session import moment_of, show_session_as_of
+
+    moment = moment_of(ts, seq, offset)
+    _with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form))
 
 
 @app.command()

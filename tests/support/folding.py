@@ -110,6 +110,16 @@ class Folder:
         self._states = states
         self._keep(payloads, accounts)
 
+    def table(self, kind: Output, schema: pa.Schema) -> pa.Table:
+        """All rows of a kind, with the number of their batch."""
+        whole = schema.append(pa.field("_batch", pa.int64()))
+        found = [
+            part[kind].append_column("_batch", pa.array([number] * part[kind].num_rows, pa.int64()))
+            for number, part in enumerate(self.parts)
+            if kind in part
+        ]
+        return pa.concat_tables([whole.empty_table(), *found]).combine_chunks()
+
     def _chunks(self, messages: list[KafkaMessage]) -> dict[int, list[bytes]]:
         tasks: list[list[KafkaMessage]] = [[] for _ in range(self._rnd.randint(1, 3))]
         for message in messages:

@@ -17,7 +17,10 @@ PURE = sorted(
         *ROOT.glob("protocol/*.py"),
         *ROOT.glob("integrity/*.py"),
         ROOT / "publish" / "messages.py",
-        *(ROOT / "silver" / f"{name}.py" for name in ("fold", "changes", "net", "pack", "unpack", "outputs")),
+        *(
+            ROOT / "silver" / f"{name}.py"
+            for name in ("fold", "changes", "moments", "net", "snapshots", "sent", "pack", "unpack", "outputs")
+        ),
         *(
             ROOT / "gold" / f"{name}.py"
             for name in ("fold", "minutes", "outputs", "pack", "points", "rolling", "state")

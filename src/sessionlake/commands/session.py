@@ -1,45 +1,76 @@
-"""One session, looked at."""
+"""One session, looked at: its table now, or at any moment of its history."""
 
 from __future__ import annotations
 
+import operator
+import re
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, collected, show
+from sessionlake.commands.show import Format, show
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake.tables import Lake
+from sessionlake.errors import UsageError
+from sessionlake.lake.reading import Reader
+from sessionlake.silver.asof import find_session, table_as_of, to_ms
+from sessionlake.silver.moments import Moment
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
 
-_SESSIONS = "silver.sessions"
 _ROWS = "silver.session_rows"
-_NAMED = 5
+_MS = re.compile(r"-?\d{1,18}")
 
 
-def show_session(spark: SparkSession, settings: Settings, session: str, topic: str | None, form: Format) -> None:
+def show_session(reader: Reader, settings: Settings, session: str, topic: str | None, form: Format) -> None:
     """Writes the rows of a session's table as it is now, by row id.
 
     Raises:
         LakeError: silver has no tables yet.
         UsageError: there is no such session, or several topics have one and `topic` is None.
     """
-    from pyspark.sql import functions as F
-
-    lake = Lake(settings)
-    if not lake.exists(spark, _SESSIONS):
-        raise LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
-    known = lake.read(spark, _SESSIONS).where(F.col("session_id") == session).select("topic").collect()
-    topics = sorted(row["topic"] for row in known if topic in (None, row["topic"]))
-    if not topics:
-        raise UsageError(f"session {session!r}{f' of topic {topic}' if topic else ''} is unknown; {_some(spark, lake)}")
-    if len(topics) > 1:
-        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
-    rows = lake.read(spark, _ROWS).where((F.col("topic") == topics[0]) & (F.col("session_id") == session))
-    show(*collected(rows.drop("topic", "session_id").orderBy("row_id")), form)
+    found = find_session(reader, settings, session, topic)
+    own = [("topic", operator.eq, found.topic), ("session_id", operator.eq, found.session_id)]
+    _write(reader.table(_ROWS, *own).drop_columns(["topic", "session_id"]).sort_by("row_id"), form)
 
 
-def _some(spark: SparkSession, lake: Lake) -> str:
-    rows = lake.read(spark, _SESSIONS).select("topic", "session_id").orderBy("topic", "session_id").limit(_NAMED)
-    found = [f"{row['session_id']} ({row['topic']})" for row in rows.collect()]
-    return f"there are {', '.join(found)}, …" if found else "there are no sessions yet"
+def show_session_as_of(
+    reader: Reader, settings: Settings, session: str, topic: str | None, moment: Moment, form: Format
+) -> None:
+    """Writes the rows of a session's table as it was at a moment, by row id.
+
+    Raises:
+        LakeError: the moment is not known, with what is.
+        UsageError: as `show_session`.
+    """
+    _write(table_as_of(reader, settings, find_session(reader, settings, session, topic), moment), form)
+
+
+def moment_of(ts: str | None, seq: int | None, offset: int | None) -> Moment:
+    """The moment that is asked for.
+
+    Args:
+        ts: ISO 8601, in UTC unless it says otherwise, or milliseconds since the epoch.
+
+    Raises:
+        UsageError: not exactly one is given, or the time is none.
+    """
+    given = [name for name, value in (("--ts", ts), ("--seq", seq), ("--offset", offset)) if value is not None]
+    if len(given) != 1:
+        raise UsageError(f"as-of takes exactly one of --ts, --seq and --offset; given: {', '.join(given) or 'none'}")
+    return Moment(ts=None if ts is None else _milliseconds(ts), seq=seq, offset=offset)
+
+
+def _milliseconds(ts: str) -> int:
+    if _MS.fullmatch(ts):
+        return int(ts)
+    try:
+        return to_ms(datetime.fromisoformat(ts))
+    except ValueError:
+        raise UsageError(
+            f"--ts {ts!r}: expected ISO 8601, as in 2026-11-21T18:18:32.668Z, or milliseconds since the epoch"
+        ) from None
+
+
+def _write(rows: pa.Table, form: Format) -> None:
+    columns = [column.to_pylist() for column in rows.columns]
+    show(rows.column_names, list(zip(*columns, strict=True)), form)

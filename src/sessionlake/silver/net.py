@@ -107,18 +107,23 @@ def refolded(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     Args:
         changes: all that were ever applied, in any order, with `_life`.
     """
-    life, seq = changes["_life"].to_numpy(), changes["_seq"].to_numpy()
-    order = np.lexsort((seq, life))
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.cumsum(np.append(False, (np.diff(seq[order]) != 0) | (np.diff(life[order]) != 0)))
-    place = changes.schema.get_field_index("_position")
-    in_order = changes.set_column(place, changes.schema.field(place), pa.array(rank))
+    in_order = in_seq_order(changes)
     sessions = in_order.group_by(["topic", "session_id"]).aggregate([])
     given = {name: one(sessions[name]) for name in ("topic", "session_id")}
     given["change"] = pa.array(["clear"] * sessions.num_rows)
     given["_position"] = pa.array(np.full(sessions.num_rows, -1))
     empty = [given.get(field.name, pa.nulls(sessions.num_rows, field.type)) for field in in_order.schema]
     return net_changes(pa.concat_tables([in_order, pa.Table.from_arrays(empty, schema=in_order.schema)]), columns)
+
+
+def in_seq_order(changes: pa.Table) -> pa.Table:
+    """Changes as if they had been applied life by life in seq order: that is what `_position` then says."""
+    life, seq = changes["_life"].to_numpy(), changes["_seq"].to_numpy()
+    order = np.lexsort((seq, life))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.cumsum(np.append(False, (np.diff(seq[order]) != 0) | (np.diff(life[order]) != 0)))
+    place = changes.schema.get_field_index("_position")
+    return changes.set_column(place, changes.schema.field(place), pa.array(rank))
 
 
 @dataclass(frozen=True)

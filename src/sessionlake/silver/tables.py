@@ -23,6 +23,7 @@ from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver.asof import MERGED
 from sessionlake.silver.job import CHANGES, CUTS, PROGRESS
 from sessionlake.silver.job import LAYER as STREAM
 from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, ClusterSource, DriverSource, Stretch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
     from pyspark.sql import Column, DataFrame, SparkSession
 
-LAYER = "silver_tables"
+LAYER = MERGED
 SESSIONS = "silver.sessions"
 # One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000

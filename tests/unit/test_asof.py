@@ -1,0 +1,198 @@
+"""Any session's table at any moment equals the truth that has been told no more than that moment knows."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake.reading import Condition, Row, Span
+from sessionlake.local.truth import KafkaMessage, Truth
+from sessionlake.silver.asof import find_session, session_as_of, table_as_of
+from sessionlake.silver.moments import Moment
+from sessionlake.silver.outputs import CUTS, PROGRESS, Output, changes_schema
+from support.folding import Folder, plain, truth_rules
+from support.snapshots import Cutter
+from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
+
+Lane = tuple[str, int]
+MOMENTS = 12
+"""Stream times that are asked for, of a topic-partition."""
+_COLUMNS = ("topic", "partition", "offset", "timestamp")
+
+
+@dataclass
+class Tables:
+    """The lake's tables in memory, as its readers give them."""
+
+    tables: dict[str, pa.Table]
+    ends: dict[Lane, int]
+
+    def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
+        found = self.tables[table]
+        for name, compare, value in conditions:
+            found = found.filter(compare(pc.field(name), value))
+        return found if columns is None else found.select(list(columns))
+
+    def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        yield from self.table(table, *conditions, columns=columns).to_pylist()
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        return bool(self.table(table, *conditions).num_rows)
+
+    def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
+        raise NotImplementedError
+
+    def spans(self) -> list[Span]:
+        return [Span("silver", *lane, 0, end) for lane, end in self.ends.items()]
+
+
+def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSettings, interval: int) -> Tables:
+    """Silver after some batches, the last of which may not be merged yet."""
+    folder = Folder(capture, 2, rnd, interval=interval)
+    batches = list(cut(rnd, messages, 6))
+    for batch in batches:
+        folder.batch(batch)
+    cutter = Cutter(folder, capture)
+    merged = rnd.randint(1, len(batches))
+    bounds = sorted({0, *rnd.sample(range(merged), rnd.randint(0, min(2, merged))), merged})
+    for start, end in pairwise(bounds):
+        cutter.make(start, end)
+    columns = list(zip(*messages, strict=True))
+    times = pa.array([ms * 1000 for ms in columns[3]]).cast(pa.timestamp("us", tz="UTC"))
+    raw = pa.table([columns[0], columns[1], columns[2], times], names=_COLUMNS)
+    return Tables(
+        {
+            "bronze.messages": raw,
+            "silver.session_changes": folder.table(Output.CHANGES, changes_schema(capture.declared)),
+            "silver.session_cuts": folder.table(Output.CUTS, CUTS),
+            "silver.session_progress": folder.table(Output.PROGRESS, PROGRESS),
+            "silver.session_snapshots": cutter.found,
+            "ops.ledger": pa.table({"layer": ["silver_tables"], "source_to": [merged - 1]}),
+        },
+        {(m.topic, m.partition): m.offset for m in messages},
+    )
+
+
+def scene(seed: int, integrity: Integrity) -> tuple[Tables, Settings, list[KafkaMessage]]:
+    rnd = random.Random(seed)
+    capture = CaptureSettings(
+        columns=COLUMNS, integrity=integrity, on_violation=rnd.choice([OnViolation.ISOLATE, OnViolation.RECORD]),
+        lateness=rnd.choice(["0 s", "3 s", "10 m"]), gap_timeout="5 s", max_held_messages=rnd.choice([4, 10_000]),
+    )  # fmt: skip
+    messages = StreamMaker(rnd, rnd.choice([LIGHT, WILD])).make(rnd.choice([20, 40]))
+    tables = lake(rnd, messages, capture, rnd.choice([1, 3_000, 20_000, 600_000]))
+    return tables, Settings(capture=capture), messages
+
+
+def lanes(messages: list[KafkaMessage]) -> dict[Lane, list[KafkaMessage]]:
+    found: dict[Lane, list[KafkaMessage]] = {}
+    for message in messages:
+        found.setdefault((message.topic, message.partition), []).append(message)
+    return found
+
+
+def truth(messages: list[KafkaMessage], settings: Settings) -> dict[str, dict[str, Row]]:
+    judge = Truth(truth_rules(settings.capture))
+    for message in messages:
+        judge.feed(message)
+    return {session: rows for (_, session), rows in judge.finish().session_rows.items()}
+
+
+def at(tables: Tables, settings: Settings, topic: str, session: str, moment: Moment) -> dict[str, Row] | None:
+    """The table by row id; None before it begins."""
+    try:
+        found = table_as_of(tables, settings, find_session(tables, settings, session, topic), moment)
+    except LakeError as error:
+        if "its table begins" not in str(error):
+            raise
+        return None
+    return {row.pop("row_id"): row for row in plain(found)}
+
+
+def assert_equal(found: dict[str, Row] | None, expected: dict[str, Row] | None, where: object) -> None:
+    assert (where, repr(sorted((found or {}).items()))) == (where, repr(sorted((expected or {}).items())))
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("seed", range(4))
+def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, integrity: Integrity) -> None:
+    tables, settings, messages = scene(seed, integrity)
+    for (topic, partition), lane in lanes(messages).items():
+        sessions = truth(lane, settings)
+        for count in range(1, len(lane) + 1):
+            expected = truth(lane[:count], settings)
+            for session in sessions:
+                offset = lane[count - 1].offset
+                found = at(tables, settings, topic, session, Moment(offset=offset))
+                assert_equal(found, expected.get(session), (topic, partition, session, offset))
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("seed", range(100, 103))
+def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity: Integrity) -> None:
+    tables, settings, messages = scene(seed, integrity)
+    for (topic, partition), lane in lanes(messages).items():
+        times = sorted({m.timestamp + d for m in lane for d in (-1, 0, 1)} | {m.timestamp + 3_600_001 for m in lane})
+        clock = [max(m.timestamp for m in lane[: i + 1]) for i in range(len(lane))]
+        for ts in random.Random(seed).sample(times, min(len(times), MOMENTS)):
+            if ts > clock[-1]:
+                continue
+            known = [message for message, now in zip(lane, clock, strict=True) if now <= ts]
+            # What is no message lets time pass all the same.
+            known.append(KafkaMessage(topic, partition, (known or lane)[-1].offset + 1, ts, b"", b""))
+            expected = truth(known, settings)
+            for session in truth(lane, settings):
+                found = at(tables, settings, topic, session, Moment(ts=ts))
+                assert_equal(found, expected.get(session), (topic, partition, session, ts))
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("seed", range(200, 210))
+def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int, integrity: Integrity) -> None:
+    tables, settings, _ = scene(seed, integrity)
+    changes = plain(tables.tables["silver.session_changes"])
+    for topic, name in sorted({(row["topic"], row["session_id"]) for row in changes}):
+        session = find_session(tables, settings, name, topic)
+        own = [row for row in changes if (row["topic"], row["session_id"]) == (topic, name)]
+        upto = {row["_seq"] for row in own if row["_life"] == session.life and row["_seq"] is not None}
+        for seq in upto:
+            below = [r for r in own if r["_life"] != session.life or (r["_seq"] is not None and r["_seq"] <= seq)]
+            if integrity is Integrity.ONCE:
+                expected = folded(sorted(below, key=lambda r: (r["_life"], r["_seq"], r["ordinal"])))
+            else:
+                last = max(row["_position"] for row in below)
+                inside = [row for row in own if row["_position"] <= last]
+                expected = folded(sorted(inside, key=lambda r: (r["_position"], r["ordinal"])))
+            assert_equal(at(tables, settings, topic, name, Moment(seq=seq)), expected, (topic, name, seq))
+
+
+def folded(changes: list[Row]) -> dict[str, Row]:
+    table: dict[str, Row] = {}
+    for change in changes:
+        if change["change"] == "clear":
+            table.clear()
+        elif change["change"] == "delete":
+            table.pop(change["row_id"], None)
+        else:
+            before = table.get(change["row_id"], dict.fromkeys(COLUMNS))
+            values = {name: change[name] if name in change["_set"] else before[name] for name in COLUMNS}
+            marks = {name: change[name] for name in ("_rescued", "_epoch", "_seq", "_ts", "_offset")}
+            table[change["row_id"]] = values | marks
+    return table
+
+
+@pytest.mark.parametrize("given", [{}, {"ts": 1, "seq": 1}, {"seq": 1, "offset": 1}])
+def test_exactly_one_moment_is_taken(settings: Settings, given: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="one moment"):
+        session_as_of(settings, "s", **given)
