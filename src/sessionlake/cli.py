@@ -213,6 +213,9 @@ def doctor(form: Form = Format.TABLE, config: Config = None) -> None:
 @app.command()
 def query(
     sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM silver.sessions".')],
+    batch: Annotated[
+        int | None, typer.Option("--as-of-batch", help="Silver's tables as of one of its batches.", min=0)
+    ] = None,
     form: Form = Format.TABLE,
     config: Config = None,
 ) -> None:
@@ -221,7 +224,14 @@ def query(
     from sessionlake.commands.query import answer, check
 
     check(settings, sql)
-    _with_spark(settings, lambda spark: answer(spark, settings, sql, form))
+    if batch is None:
+        _with_spark(settings, lambda spark: answer(spark, settings, sql, form))
+        return
+    from sessionlake.commands.query_as_of import answer_as_of
+
+    read = _with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
+    if read != batch:
+        say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
 
 
 @app.command()

@@ -80,7 +80,12 @@ def configured(file: Path, broker: Settings) -> Settings:
     kafka = {"bootstrap_servers": broker.kafka.bootstrap_servers, "topic_pattern": r"crash\..+"}
     rules = [{"pattern": TOPICS[1], "integrity": "window", "on_violation": "record", "lateness": "2 s"}]
     capture = {"columns": COLUMNS, "on_violation": "isolate", "max_message_bytes": MAX_BYTES, "by_topic": rules}
-    content = {"home": str(file.parent / "home"), "kafka": kafka, "capture": capture, "silver": {"shards": 3, "snapshot_interval": "3 s"}}
+    content = {
+        "home": str(file.parent / "home"),
+        "kafka": kafka,
+        "capture": capture,
+        "silver": {"shards": 3, "snapshot_interval": "3 s"},
+    }
     file.write_text(yaml.safe_dump(content))
     settings = load_settings(file)
     admin = AdminClient(client_config(settings))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import Format, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake.functions import SESSION_AS_OF, create_session_as_of
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
 _OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
@@ -68,6 +69,8 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
 
     named = mentioned(sql, tables(settings))
     Lake(settings).register(spark, tables(settings) if first_word(sql) in _LISTS and not named else named)
+    if re.search(rf"\b{SESSION_AS_OF}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
+        create_session_as_of(spark, settings)
     try:
         return collected(spark.sql(sql))
     except PySparkException as error:
@@ -82,13 +85,13 @@ def tables(settings: Settings) -> list[str]:
 
 def mentioned(sql: str, known: Iterable[str] = _OWN) -> list[str]:
     """Names of the lake's tables in the statement, each once."""
-    bare = _COMMENT.sub(" ", sql).replace("`", "").lower()
+    bare = COMMENT.sub(" ", sql).replace("`", "").lower()
     return [table for table in known if re.search(rf"(?<![\w.]){re.escape(table)}(?!\w)", bare)]
 
 
 def first_word(sql: str) -> str:
     """The statement's first keyword, in lower case."""
-    found = re.match(r"[\s(]*([a-z]+)", _COMMENT.sub(" ", sql).lower())
+    found = re.match(r"[\s(]*([a-z]+)", COMMENT.sub(" ", sql).lower())
     return found[1] if found else ""
 
 

@@ -1,0 +1,65 @@
+"""SQL over silver's tables as of one batch of the ledger."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sessionlake.commands.query import COMMENT, mentioned, one_line
+from sessionlake.commands.show import Format, collected, show
+from sessionlake.config import Settings
+from sessionlake.errors import UsageError
+from sessionlake.lake.consistent import SILVER, as_of_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_QUOTED = rf"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|{COMMENT.pattern}"
+_NAMES = "|".join(table.split(".")[1] for table in SILVER)
+_TOKEN = re.compile(rf"({_QUOTED})|(?<![\w.`])`?silver`?\s*\.\s*`?({_NAMES})`?(?![\w`])", re.DOTALL | re.IGNORECASE)
+_OTHER = re.compile(r"\b(?:from|join)\s+(`?\w+`?\s*\.\s*[\w.`]+)", re.IGNORECASE)
+
+
+def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: Format) -> int:
+    """Writes the answer to a statement over silver's tables as of one batch; returns the batch that was read.
+
+    Raises:
+        LakeError: there is no such batch.
+        UsageError: it names other tables, or Spark does not accept it.
+    """
+    from pyspark.errors import PySparkException
+
+    bare, named = as_views(sql)
+    point = as_of_batch(spark, settings, batch)
+    own = spark.newSession()  # its views hide nothing from others
+    try:
+        for table in named:
+            point.read(own, f"silver.{table}").createOrReplaceTempView(table)
+        show(*collected(own.sql(bare)), form)
+    except PySparkException as error:
+        raise UsageError(f"query: {one_line(str(error))} Tables: {', '.join(SILVER)}") from error
+    return point.batch
+
+
+def as_views(sql: str) -> tuple[str, list[str]]:
+    """The statement with the names of silver's tables less their schema, outside of strings and comments; those names.
+
+    Raises:
+        UsageError: it names a table that would be read as it is now.
+    """
+    named: set[str] = set()
+
+    def bare(found: re.Match[str]) -> str:
+        if found[1]:
+            return found[1]
+        named.add(found[2].lower())
+        return f"`{found[2].lower()}`"
+
+    text = _TOKEN.sub(bare, sql)
+    rest = re.sub(_QUOTED, " ", text, flags=re.DOTALL)
+    other = _OTHER.search(rest)
+    if left := [*mentioned(rest), *([other[1]] if other else [])]:
+        raise UsageError(
+            f"query: {left[0]} cannot be read as of a batch of silver; these can, by these names: {', '.join(SILVER)}"
+        )
+    return text, sorted(named)

@@ -1,0 +1,164 @@
+"""Time travel over real tables: the command line without a JVM, Python, SQL, and all tables as of one batch."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake import cli
+from sessionlake.commands.query import fetch
+from sessionlake.commands.query_as_of import answer_as_of
+from sessionlake.commands.show import Format
+from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake.consistent import as_of_batch
+from sessionlake.lake.reading import SparkReader
+from sessionlake.lake.tables import Lake
+from sessionlake.local.truth import KafkaMessage
+from sessionlake.silver import job
+from sessionlake.silver.asof import find_session, session_as_of, table_as_of
+from sessionlake.silver.moments import Moment
+from sessionlake.silver.tables import TableMerger
+from support.folding import plain, truth_of
+from support.lakes import write_bronze
+from support.streams import COLUMNS, LIGHT, StreamMaker, cut
+
+TOPICS = {f"capture.{integrity}": integrity for integrity in (Integrity.STRICT, Integrity.ONCE, Integrity.WINDOW)}
+
+
+class Captured:
+    """A home that has two batches: one merged, the last not yet."""
+
+    def __init__(self, spark: Any, home: Path) -> None:
+        rules = tuple(TopicRule(pattern=t, integrity=i, lateness="2 s") for t, i in TOPICS.items())
+        capture = CaptureSettings(columns=COLUMNS, on_violation=OnViolation.RECORD, gap_timeout="5 s", by_topic=rules)
+        silver = SilverSettings(shards=2, snapshot_interval="5 s")
+        self.spark, self.settings = spark, Settings(home=home, capture=capture, silver=silver)
+        self.lake, rnd = Lake(self.settings), random.Random(3)
+        self.lake.ensure(spark, ["bronze.messages"])
+        streams = [list(cut(rnd, StreamMaker(rnd, LIGHT, [topic]).make(60), 2)) for topic in TOPICS]
+        self.batches = [[message for part in parts for message in part] for parts in zip(*streams, strict=True)]
+        self.messages = [message for batch in self.batches for message in batch]
+        for number, batch in enumerate(self.batches):
+            write_bronze(spark, self.lake, batch)
+            job.start(spark, self.settings, once=True).wait()
+            if not number:
+                TableMerger(spark, self.settings).catch_up()
+
+    def truth(self, messages: list[KafkaMessage]) -> dict[tuple[str, str], dict[str, Any]]:
+        return truth_of(messages, self.settings.capture).session_rows
+
+    def lane(self, topic: str, session: str) -> list[KafkaMessage]:
+        partition = next(m.partition for m in self.messages if (m.topic, m.key) == (topic, session.encode()))
+        return [m for m in self.messages if (m.topic, m.partition) == (topic, partition)]
+
+
+@pytest.fixture(scope="module")
+def captured(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    return Captured(spark, tmp_path_factory.mktemp("asof") / "home")
+
+
+def by_id(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {row["row_id"]: {k: v for k, v in row.items() if k not in {"row_id", "topic", "session_id"}} for row in rows}
+
+
+def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(captured: Captured) -> None:
+    spark, settings = captured.spark, captured.settings
+    sessions = sorted(captured.truth(captured.messages))
+    for number, (topic, session) in enumerate(sessions):
+        lane = captured.lane(topic, session)
+        for count in random.Random(number).sample(range(1, len(lane) + 1), min(len(lane), 3)):
+            expected = captured.truth(lane[:count]).get((topic, session), {})
+            try:
+                found = session_as_of(settings, session, topic, offset=lane[count - 1].offset)
+            except LakeError:  # it has not begun
+                assert expected == {}
+                continue
+            assert repr(sorted(by_id(plain(found)).items())) == repr(sorted(expected.items()))
+    reader = SparkReader(captured.lake, spark)
+    for topic in TOPICS:
+        session = next(name for of, name in sessions if of == topic)
+        now = max(message.timestamp for message in captured.lane(topic, session)) - 1
+        local = session_as_of(settings, session, topic, ts=now)
+        sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}'"
+        names, rows = fetch(spark, settings, sql.format(session, now, topic))
+        in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
+        assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
+    known = find_session(reader, settings, session, topic)
+    assert plain(table_as_of(reader, settings, known, Moment(ts=now))) == plain(local)
+
+
+def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
+    captured: Captured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark, settings = captured.spark, captured.settings
+    first = captured.truth(captured.batches[0])
+    rows = sum(map(len, first.values()))
+    point = as_of_batch(spark, settings, 0)
+    assert point.batch == 0
+    assert point.read(spark, "silver.session_rows").count() == rows
+    later = as_of_batch(spark, settings, 1)  # which is not merged yet
+    changes = later.read(spark, "silver.session_changes").count()
+    assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
+    sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
+    assert answer_as_of(spark, settings, sql, 0, Format.JSON) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "silver.session_rows", "rows": rows}
+    for batch in (2, -1):
+        with pytest.raises(LakeError, match="committed batches 0 to 1"):
+            as_of_batch(spark, settings, batch)
+    with pytest.raises(UsageError, match=r"bronze\.messages cannot be read as of a batch"):
+        answer_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, Format.JSON)
+
+
+def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
+    config = captured.settings.home.parent / "sessionlake.yml"
+    content = captured.settings.model_dump(mode="json", include={"home", "silver"})
+    rules = captured.settings.capture
+    content["capture"] = {"columns": rules.columns, "on_violation": rules.on_violation.value}
+    content["silver"] = {"shards": 2}
+    config.write_text(yaml.safe_dump(content), encoding="utf-8")
+    monkeypatch.setattr("sessionlake.cli._with_spark", None)  # these answers need none
+    return CliRunner().invoke(cli.app, ["--config", str(config), *words])
+
+
+def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, session = next(key for key in sorted(captured.truth(captured.messages)) if key[0] == "capture.strict")
+    lane = captured.lane(topic, session)
+    moments = {"--offset": str(lane[-1].offset), "--ts": str(max(m.timestamp for m in lane))}
+    expected = sorted(captured.truth(lane)[topic, session])
+    named = ("--topic", topic, "--format", "json", "--", session)  # its id may look like an option
+    for option, value in moments.items():
+        result = call(captured, monkeypatch, "session", "as-of", option, value, *named)
+        assert [json.loads(line)["row_id"] for line in result.stdout.splitlines()] == expected
+    shown = call(captured, monkeypatch, "session", "show", *named)
+    merged = captured.truth(captured.batches[0]).get((topic, session), {})
+    assert [json.loads(line)["row_id"] for line in shown.stdout.splitlines()] == sorted(merged)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "code"),
+    [
+        (["--offset", "99999"], "silver has judged offsets up to", 1),
+        (["--ts", "2999-01-01"], "stream time has not come to 2999-01-01 00:00:00.000Z", 1),
+        (["--ts", "0"], "its table begins at", 1),
+        (["--seq", "0"], "its table begins with seq", 1),
+        (["--ts", "yesterday"], "expected ISO 8601, as in", 2),
+        (["--ts", "0", "--seq", "1"], "exactly one of --ts, --seq and --offset; given: --ts, --seq", 2),
+        ([], "exactly one of", 2),
+    ],
+)
+def test_a_moment_that_is_not_known_is_told_with_what_is(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str, code: int
+) -> None:
+    session = next(key for key in sorted(captured.truth(captured.messages)) if key[0] == "capture.strict")[1]
+    result = call(captured, monkeypatch, "session", "as-of", "--topic", "capture.strict", *words, "--", session)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert text in result.stderr
