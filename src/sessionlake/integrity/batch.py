@@ -28,7 +28,7 @@ from sessionlake.integrity.cursor import (
     encode_memory,
     end_time,
 )
-from sessionlake.integrity.cuts import CutReason, changes_table, cut_after, cuts_by_the_way
+from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
 from sessionlake.integrity.judge import TAKING, Header, Judge, Outcome, StoppedError, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.window import judge_windows
@@ -223,8 +223,10 @@ def _cuts(docket: Docket, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
     """Cuts the tables of the fine sessions where that is due on the way; returns their new `changed_at`."""
     stream = docket.stream
     owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
-    messages = owner, *(getattr(stream, name)[inside] for name in ("type", "now", "offset", "seq"))
-    cuts, changed_at = cuts_by_the_way(messages, docket.cursors[: len(fine)][fine], docket.rules[0].snapshot_interval)
+    now, offset = stream.now[inside], stream.offset[inside]
+    applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset)
+    before = docket.cursors[: len(fine)][fine]
+    cuts, changed_at = cuts_by_the_way(Arrived(owner, now, offset), applied, before, docket.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
     out.cut(cuts)
     return changed_at

@@ -12,11 +12,12 @@ All in stream time, and a function of the session's messages and its topic-parti
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.protocol.message import MessageType
 
@@ -72,42 +73,104 @@ def changes_table(kind: npt.NDArray[np.int8]) -> Bools:
     return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
 
 
-def cuts_by_the_way(
-    stream: tuple[Int64s, npt.NDArray[np.int8], Int64s, Int64s, Int64s], before: Cursors, interval: int
-) -> tuple[Cuts, Int64s]:
-    """The cuts of sessions all of whose messages are applied as they come, none after an expiry.
+class Arrived(NamedTuple):
+    """Messages session after session, in the order in which they came.
+
+    Attributes:
+        session: place in the cursors; every one of these has a message.
+        now: stream time then.
+    """
+
+    session: Int64s
+    now: Int64s
+    offset: Int64s
+
+
+class Applied(NamedTuple):
+    """Messages session after session, in the order in which they are applied; of no session after its end.
+
+    Attributes:
+        at: stream time then.
+        by: offset of the message that led to it.
+    """
+
+    session: Int64s
+    type: npt.NDArray[np.int8]
+    seq: Int64s
+    at: Int64s
+    by: Int64s
+    position: Int64s
+
+
+def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interval: int) -> tuple[Cuts, Int64s]:
+    """The cuts of sessions none of whose messages comes after an expiry.
 
     Args:
-        stream: of their messages, session after session: the session's place in `before`, type, stream time, offset
-            and seq. Every session has one.
         before: the cursors before the batch.
 
     Returns:
         The cuts (`session` is the place in `before`), and each session's new `changed_at`.
     """
-    owner, kind, now, offset, seq = stream
-    bucket = now // interval
-    starts = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(bucket) != 0)))
-    last = np.append(starts[1:], len(owner)) - 1
-    session = owner[starts]
-    is_first = np.append(True, np.diff(session) != 0)
-    is_last = np.append(is_first[1:], True)
-    changed_at = np.minimum.reduceat(np.where(changes_table(kind), now, NEVER), starts)
+    clock = _LastOffsets(arrived, before)
+    starts = np.flatnonzero(_changes(applied.session) | _changes(applied.at // interval))
+    last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
+    session, at = applied.session[starts], applied.at[starts]
+    is_first, is_last = _changes(session), np.append(_changes(session)[1:], True)[: len(session)]
+    changed_at = (
+        np.minimum.reduceat(np.where(changes_table(applied.type), applied.at, NEVER), starts) if len(at) else at
+    )
     waits = cuts_due(before["changed_at"], interval)
-    still = is_first & (waits[session] > now[starts])
+    goes_on = np.zeros(len(before), np.bool_)
+    goes_on[session[is_first]] = waits[session[is_first]] > at[is_first]
+    goes_on &= waits != NEVER
+    still = is_first & goes_on[session]
     changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
-    changed = changed_at != NEVER
-    ended = is_last & (kind[last] == MessageType.END)
-    highest = _highest_so_far(np.maximum.reduceat(seq, starts), is_first, before["last_seq"])
-    here = ended | (changed & ~is_last)
+    due, ended = cuts_due(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
+    here = ended | (due <= clock.now[session])
     cuts = no_cuts(int(here.sum()))
-    cuts["session"], cuts["life"] = session[here], _life(before, session, offset[starts], is_first)[here]
-    cuts["at"] = np.where(ended, now[last], cut_after(now[starts], interval))[here]
+    cuts["session"], cuts["life"] = session[here], clock.life[session[here]]
+    cuts["at"] = np.where(ended, applied.at[last], due)[here]
     cuts["reason"] = np.where(ended, CutReason.END, CutReason.INTERVAL)[here]
-    cuts["position"] = cuts["offset"] = offset[last][here]
-    cuts["last_seq"], cuts["changed_at"] = highest[here], changed_at[here]
-    earlier = _waiting(before, np.flatnonzero(waits <= now[starts][is_first]), interval)
-    return np.concatenate([earlier, cuts]), np.where(ended, NEVER, changed_at)[is_last]
+    cuts["position"], cuts["changed_at"] = applied.position[last][here], changed_at[here]
+    highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
+    cuts["last_seq"] = np.maximum(running_maximum(highest, np.cumsum(is_first)), before["last_seq"][session])[here]
+    cuts["offset"] = np.where(ended, applied.by[last], clock.before(session, due))[here]
+    earlier = np.flatnonzero((waits <= clock.now) & ~goes_on)
+    waiting = _waiting(before, earlier, interval)
+    waiting["offset"] = clock.before(earlier, waiting["at"])
+    after = np.where(waits > clock.now, before["changed_at"], NEVER)
+    after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
+    return np.concatenate([waiting, cuts]), after
+
+
+def _changes(values: Int64s) -> Bools:
+    """True at each value that is another than the one before it."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
+
+
+class _LastOffsets:
+    """The sessions' messages by stream time.
+
+    Attributes:
+        now: stream time at each session's last message.
+        life: the offset that names each session's life: a new session's is its first message's.
+    """
+
+    def __init__(self, arrived: Arrived, before: Cursors) -> None:
+        starts = np.flatnonzero(_changes(arrived.session))
+        self._arrived, self._last = arrived, before["last_offset"]
+        self._times = np.unique(arrived.now)
+        self._keys = arrived.session * (len(self._times) + 1) + np.searchsorted(self._times, arrived.now)
+        self.now = arrived.now[np.append(starts[1:], len(arrived.now))[: len(starts)] - 1]
+        known = before["first_offset"]
+        self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
+
+    def before(self, session: Int64s, at: Int64s) -> Int64s:
+        """Offset of the last message that each session had before this stream time."""
+        keys = session * (len(self._times) + 1) + np.searchsorted(self._times, at)
+        place = np.searchsorted(self._keys, keys) - 1
+        found = (place >= 0) & (self._arrived.session[place] == session)
+        return np.where(found, self._arrived.offset[place], self._last[session])
 
 
 def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
@@ -143,17 +206,3 @@ def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
         cuts[name] = found[name]
     cuts["life"], cuts["offset"] = found["first_offset"], found["last_offset"]
     return cuts
-
-
-def _life(before: Cursors, session: Int64s, offset: Int64s, is_first: Bools) -> Int64s:
-    """The offset that names each stretch's life: a new session's is its first message's."""
-    known = before["first_offset"][session]
-    return np.where(known == NO_TIME, offset[is_first][np.cumsum(is_first) - 1], known)
-
-
-def _highest_so_far(values: Int64s, is_first: Bools, before: Int64s) -> Int64s:
-    """Running maximum over the stretches of each session, and what was before."""
-    number = np.cumsum(is_first) - 1
-    distinct, rank = np.unique(values, return_inverse=True)
-    running = np.maximum.accumulate(number * len(distinct) + rank.reshape(-1)) - number * len(distinct)
-    return np.maximum(distinct[running], before[number])

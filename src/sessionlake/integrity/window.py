@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sessionlake.config import Integrity
 from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status, end_time
+from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
 from sessionlake.integrity.judge import Action, Event, EventKind, Outcome, Verdict
 from sessionlake.protocol.message import MessageType
 
@@ -209,11 +210,21 @@ def _apply(docket: Docket, wanted: Bools, arrivals: _Arrivals, releases: _Releas
     moved["taken_to"] = high
     released = np.bincount(releases.owner, minlength=len(wanted))[wanted]
     moved["held"] += (stream.ends - stream.starts)[wanted] - released
+    before = cursors[wanted]
     cursors[wanted] = moved
     mine = wanted[arrivals.owner]
     out.life[len(docket.held.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
     if len(releases.owner):
         _apply_released(docket, releases, out)
+    number = np.cumsum(wanted) - 1
+    place = arrivals.place[mine]
+    arrived = Arrived(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
+    position = out.position[releases.index]
+    applied = Applied(number[releases.owner], releases.type, releases.seq, releases.at, releases.releasing, position)
+    cuts, changed_at = cuts_by_the_way(arrived, applied, before, docket.rules[0].snapshot_interval)
+    cuts["session"] = np.flatnonzero(wanted)[cuts["session"]]
+    out.cut(cuts)
+    cursors["changed_at"][wanted] = changed_at
 
 
 @dataclass(frozen=True)
@@ -243,7 +254,7 @@ def _apply_released(docket: Docket, releases: _Releases, out: Outcome) -> None:
     position += place
     out.verdict[index] = Verdict.APPLIED
     out.epoch[index], out.position[index] = epoch, position
-    out.at[index] = releases.at
+    out.at[index], out.by[index] = releases.at, releases.releasing
     out.life[index] = np.repeat(before["first_offset"], lengths)
     gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
 
