@@ -3,7 +3,8 @@
 The append-only tables name the batch of each row. The merged ones take in several batches at once, so what is
 consistent is the end of a merge: of the batches up to the one asked for, the last that a merge ended with. As of that
 batch the append-only tables hold the rows of all batches up to it, and the merged ones are read at the versions that
-the ledger notes for it.
+the ledger notes for it. Batches from before a rebuild of silver are read at the versions of then, as long as Delta has
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.ledger import LEDGER, REBUILD
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 
@@ -33,13 +34,15 @@ class AsOfBatch:
     Attributes:
         asked: the batch that was asked for.
         batch: the batch that the tables are read as of: the end of the last merge that ended at or before it.
-        versions: of the merged tables.
+        versions: of the tables, as that batch left them.
+        rebuilt: whether silver was rebuilt since: rows then name the rebuild, not the batch.
     """
 
     lake: Lake
     asked: int
     batch: int
     versions: Mapping[str, int]
+    rebuilt: bool
 
     def read(self, spark: SparkSession, table: str) -> DataFrame:
         """One of silver's tables, as it was.
@@ -51,10 +54,11 @@ class AsOfBatch:
 
         if table not in SILVER:
             raise LakeError(f"{table} is not read as of a batch of silver; its tables are {', '.join(SILVER)}")
-        if any(name == _BATCH for name, _ in TABLES[table].columns):
-            return self.lake.read(spark, table).where(F.col(_BATCH) <= self.batch)
-        # A table that no merge had written to by then is as it was created.
-        return self.lake.read(spark, table, self.versions.get(table, 0))
+        appended = any(name == _BATCH for name, _ in TABLES[table].columns)
+        # A table that nothing had been written to by then is as it was created.
+        version = None if appended and not self.rebuilt else self.versions.get(table, 0)
+        frame = self.lake.read(spark, table, version)
+        return frame.where(F.col(_BATCH) <= self.batch) if appended else frame
 
 
 def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatch:
@@ -68,16 +72,18 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
         raise LakeError(f"silver has committed no batch in {settings.home} yet: `sessionlake run all --once`")
-    ledger = lake.read(spark, LEDGER)
-    last = ledger.where(F.col("layer") == STREAM).agg(F.max("batch_id")).first()
-    committed = last[0] if last else None
-    if committed is None or not 0 <= batch <= committed:
-        known = "none yet" if committed is None else f"0 to {committed}"
+    ledger = lake.read(spark, LEDGER).where(F.col("layer").isin(STREAM, MERGES))
+    ends = F.when(F.col("layer") == STREAM, F.col("batch_id")).otherwise(F.col("source_to"))
+    rows = ledger.select("layer", "app_id", ends.alias("end"), "outputs").orderBy("end", "layer").collect()
+    committed = max((row["end"] for row in rows if row["layer"] == STREAM), default=-1)
+    if not 0 <= batch <= committed:
+        known = "none yet" if committed < 0 else f"0 to {committed}"
         raise LakeError(f"batch {batch}: silver has committed batches {known}; `sessionlake status` shows them")
-    merges = ledger.where(F.col("layer") == MERGES).select("source_to", "outputs").orderBy("source_to").collect()
-    ends = [row["source_to"] for row in merges if row["source_to"] <= batch]
-    if not ends:
-        first = f"the first merge ended at batch {merges[0]['source_to']}" if merges else "none has been merged yet"
+    merges = [row["end"] for row in rows if row["layer"] == MERGES]
+    end = max((end for end in merges if end <= batch), default=None)
+    if end is None:
+        first = f"the first merge ended with batch {merges[0]}" if merges else "none has been merged yet"
         raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {first}")
-    versions = {out["table"]: out["version"] for row in merges[: len(ends)] for out in row["outputs"]}
-    return AsOfBatch(lake, batch, ends[-1], versions)
+    versions = {out["table"]: out["version"] for row in rows if row["end"] <= end for out in row["outputs"]}
+    rebuilt = any(row["end"] > end and row["app_id"].startswith(REBUILD) for row in rows)
+    return AsOfBatch(lake, batch, end, versions, rebuilt)

@@ -33,6 +33,7 @@ from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.inspect import shard_states
 from sessionlake.silver.job import CHANGES, LAYER, PROGRESS
+from sessionlake.silver.merge_source import SESSION
 from sessionlake.silver.replay import REPLAYED, SESSIONS, Lane, Replayed, Selection, replay, staging
 from sessionlake.silver.tables import LAYER as TABLES_LAYER
 from sessionlake.silver.tables import TableMerger
@@ -251,7 +252,10 @@ def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
 
     if table != PROGRESS:
         return beside.read(spark, table)
-    return beside.read(spark, SESSIONS).withColumns({"beneath": F.lit(col=False), "_batch": F.lit(0)})
+    # Whether a message was ever applied beneath newer ones decides how the table of a moment is told.
+    beneath = beside.read(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    latest = beside.read(spark, SESSIONS).join(beneath, list(SESSION), "left")
+    return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 
 def _numbered(rows: DataFrame, batch: int) -> DataFrame:

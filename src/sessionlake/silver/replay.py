@@ -12,7 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.job import MESSAGES
-from sessionlake.config import Integrity, Settings
+from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.lake.commit import Txn, append
@@ -23,6 +23,7 @@ from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_slice
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.job import (
     CHANGES,
+    CUTS,
     EVENTS,
     PROGRESS,
     QUARANTINE,
@@ -31,21 +32,28 @@ from sessionlake.silver.job import (
     violation_of,
     with_messages,
 )
-from sessionlake.silver.merge_source import ROWS, SESSION
+from sessionlake.silver.merge_source import ROWS, SESSION, Stretch
 from sessionlake.silver.net import NetChanges, Refolded, net_ddl
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, read_account
 from sessionlake.silver.pack import Packer
+from sessionlake.silver.snapshot_source import SNAPSHOTS, SnapshotSource
 from sessionlake.silver.unpack import Unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SESSIONS = "silver.sessions"
-REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, ROWS, SESSIONS)
-_APPENDED = ((Output.CHANGES, CHANGES), (Output.PROGRESS, PROGRESS), (Output.EVENTS, EVENTS))
+REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS)
+_APPENDED = (
+    (Output.CHANGES, CHANGES),
+    (Output.PROGRESS, PROGRESS),
+    (Output.EVENTS, EVENTS),
+    (Output.CUTS, CUTS),
+)
 SLICE_MESSAGES = 1_000_000
 # What one Python worker reduces at a time.
 _TASK_CHANGES = 500_000
+_LAST_SLICE = 2**31
 Lane = tuple[str, int]
 
 
@@ -145,6 +153,7 @@ def replay(
         states = folded.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
+    _fill_snapshots(spark, settings)
     whole = total([Account(lanes, {})]) if lanes else []
     return Replayed(version, tuple(whole), states)
 
@@ -201,11 +210,12 @@ def _fold(
     from pyspark.sql import functions as F
 
     capture, shards = settings.capture, settings.silver.shards
+    interval = milliseconds(settings.silver.snapshot_interval)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
     raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
     packed = raw.mapInArrow(Packer(rules_of(capture), shards), PACKED_SCHEMA)
     before = states if states is not None else spark.createDataFrame([], PACKED_SCHEMA)
-    return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided)))
+    return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided), interval))
 
 
 def _append(
@@ -259,3 +269,13 @@ def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
     newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
     append(spark, beside, SESSIONS, newest.select(*SESSION, "newest.*"), Txn("rebuild", 0))
+
+
+def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
+    """The tables at all cuts out of all changes."""
+    beside = Lake(staging(settings))
+    cuts, changes = (beside.read(spark, table).count() for table in (CUTS, CHANGES))
+    if cuts:
+        whole, tasks = Stretch(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
+        made = SnapshotSource(spark, beside, settings).on_cluster(whole, cuts, tasks)
+        append(spark, beside, SNAPSHOTS, made, Txn("rebuild", 0))

@@ -47,7 +47,7 @@ class SnapshotSource:
             cuts: how many the stretch has.
         """
         few = self._in_driver(stretch) if self._lake.local and cuts <= _FEW_SESSIONS else None
-        return self._on_cluster(stretch, cuts) if few is None else as_frame(self._spark, few)
+        return self.on_cluster(stretch, cuts) if few is None else as_frame(self._spark, few)
 
     # -- in the driver, without Spark
 
@@ -89,7 +89,12 @@ class SnapshotSource:
 
     # -- on the cluster
 
-    def _on_cluster(self, stretch: Stretch, cuts: int) -> DataFrame:
+    def on_cluster(self, stretch: Stretch, cuts: int, tasks: int = 1) -> DataFrame:
+        """The same by Spark, whatever the size.
+
+        Args:
+            tasks: among how many, at least, to share the work.
+        """
         from pyspark.sql import functions as F
 
         due = self._read(CUTS).where(F.col("_batch").between(stretch.first, stretch.last))
@@ -129,7 +134,7 @@ class SnapshotSource:
         whole = parts[2]
         for part in parts[:2]:
             whole = whole.unionByName(part, allowMissingColumns=True)
-        tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK)
+        tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
         made = whole.repartition(tasks, *SESSION).mapInArrow(
             SnapshotTables(self._columns), self._read(SNAPSHOTS).schema
         )

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.silver.job import CHANGES, EVENTS, QUARANTINE
+from sessionlake.silver.job import CHANGES, CUTS, EVENTS, QUARANTINE
 from sessionlake.silver.merge_source import ROWS
 from sessionlake.silver.replay import SESSIONS
+from sessionlake.silver.snapshot_source import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -19,6 +20,8 @@ COMPARED: dict[str, tuple[str, ...]] = {
     ROWS: ("row_id",),
     SESSIONS: (),
     QUARANTINE: ("partition", "offset"),
+    CUTS: ("position", "snapshot_at", "reason"),
+    SNAPSHOTS: ("position", "snapshot_at", "reason", "row_id"),
     EVENTS: ("partition", "offset", "event", "action"),
 }
 _BOOKKEEPING = "_batch"
