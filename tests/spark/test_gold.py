@@ -38,7 +38,7 @@ class Feed:
 
     def write(self, changes: Iterable[Change]) -> Feed:
         schema = self.lake.read(self.spark, CHANGES).schema
-        rows = [(*c, self.batch) for c in changes]
+        rows = [(*c, 0, None, None, self.batch) for c in changes]
         frame = self.spark.createDataFrame(rows, schema).coalesce(1)
         frame.write.format("delta").mode("append").save(str(self.lake.path(CHANGES)))
         self.batch += 1

@@ -60,7 +60,7 @@ def test_the_session_writes_and_reads_delta(spark, tmp_path):
 
 
 def test_asked_again_it_is_the_same_session(spark, settings):
-    assert spark_session(settings) is spark
+    assert spark_session(settings).sparkContext is spark.sparkContext
 
 
 def test_workers_run_this_interpreter(spark):

@@ -33,9 +33,10 @@ def rebuild_silver(
     """Puts a silver built from bronze in the place of the live one."""
     with claimed(settings, Layer.ALL):
         found = rebuild(spark, settings, version=version, selection=selection)
-    say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
     if found.verified is None:
+        say(f"the interrupted rebuild of bronze.messages@v{found.version} is published; run it again for another")
         return
+    say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
     if found.verified.first is None:
         say("every row is what it was before")
     else:

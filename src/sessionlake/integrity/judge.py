@@ -199,6 +199,7 @@ class Judge:
             return
         if self._is_over(message):
             self._release_all()
+            self._judge_due_holes(NEVER)  # what is missing of the life that is over will not be filled
             self._cursor.begin_anew()
         self._touch(message)
         self.outcome.life[message.index] = self._cursor.first_offset

@@ -109,20 +109,30 @@ def current(ledger: DataFrame) -> DataFrame:
     """The entries that tell of what the tables hold now: each layer's since it was rebuilt."""
     from pyspark.sql import functions as F
 
-    rebuilt = ledger.where(F.col("app_id").startswith(REBUILD)).groupBy("layer").agg(F.max("committed_at"))
-    for layer, at in (tuple(row) for row in rebuilt.collect()):
-        ledger = ledger.where((F.col("layer") != layer) | (F.col("committed_at") >= at))
+    entries = ledger.where(F.col("app_id").startswith(REBUILD)).groupBy("layer")
+    rebuilt = entries.agg(F.max("batch_id").alias("batch_id"), F.max("committed_at").alias("committed_at"))
+    for row in rebuilt.collect():
+        by = _RISING.get(row["layer"], "committed_at")
+        ledger = ledger.where((F.col("layer") != row["layer"]) | (F.col(by) >= row[by]))
     return ledger
 
 
+# Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
+_RISING = {"silver": "batch_id", "silver_tables": "batch_id"}
+
+
 def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same of rows that are at hand, with `layer`, `app_id` and `committed_at`."""
+    """The same of rows that are at hand, with `layer`, `app_id`, `batch_id` and `committed_at`."""
     known = list(rows)
-    rebuilt: dict[str, datetime] = {}
+    rebuilt: dict[str, Any] = {}
+
+    def order(row: dict[str, Any]) -> Any:
+        return row[_RISING.get(row["layer"], "committed_at")]
+
     for row in known:
         if row["app_id"].startswith(REBUILD):
-            rebuilt[row["layer"]] = max(row["committed_at"], rebuilt.get(row["layer"], row["committed_at"]))
-    return [row for row in known if row["layer"] not in rebuilt or row["committed_at"] >= rebuilt[row["layer"]]]
+            rebuilt[row["layer"]] = max(order(row), rebuilt.get(row["layer"], order(row)))
+    return [row for row in known if row["layer"] not in rebuilt or order(row) >= rebuilt[row["layer"]]]
 
 
 @lru_cache(maxsize=1)
@@ -145,6 +155,13 @@ class OffsetLog:
     def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, jumps: Callable[[], Jumps] = dict) -> None:
         self._ends = dict(ends or {})
         self._jumps = jumps
+
+    @classmethod
+    def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
+        """Before any batch."""
+        from sessionlake.lake.topics import jumps, read_topics
+
+        return cls({}, lambda: jumps(read_topics(spark, lake)))
 
     @classmethod
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:

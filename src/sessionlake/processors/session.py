@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -187,16 +186,14 @@ class Life:
         records: list[msgspec.Struct] = []
         timers: dict[str, int] = {}
         limit = self._workings.limits.records_per_call
-        for item in islice(emitted or (), limit + 1):
+        for count, item in enumerate(emitted or (), start=1):
+            if count > limit:
+                raise OverflowError(f"more than {limit} records of one call: max_records_per_call allows no more")
             if isinstance(item, Timer):
                 timers[item.name] = _checked(item, after)
             else:
                 records.append(self._workings.output.check(item))
-            if len(records) + len(timers) > limit:
-                break
-        else:
-            return records, timers
-        raise OverflowError(f"more than {limit} records of one call: max_records_per_call allows no more")
+        return records, timers
 
     def _refuse_too_big(self, size: int) -> None:
         limit = self._workings.limits.state_bytes

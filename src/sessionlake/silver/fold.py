@@ -122,7 +122,9 @@ class _Bench:
         )
         docket.ends = self._ends(docket)
         out = docket.judge(bulk=bulk)
-        places = state.update(places, keys, cursors, memories)
+        # Of a session whose only messages were skipped by an operator's word, nothing is known.
+        seen = cursors["first_offset"] != NO_TIME
+        places[seen] = state.update(places[seen], keys.filter(pa.array(seen)), cursors[seen], memories[seen])
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
         cuts = out.cuts
@@ -130,7 +132,7 @@ class _Bench:
         cuts = np.concatenate([cuts, self._cut_by_time()])
         cut = pa.array(cuts["session"])
         expired = self._mark_expired()
-        touched = np.unique(np.append(places, expired))
+        touched = np.unique(np.append(places[seen], expired))
         changed = state.cursors[touched]
         judged = Judged(
             messages=combined,

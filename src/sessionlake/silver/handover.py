@@ -7,6 +7,7 @@ there.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -95,7 +96,17 @@ def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, 
     place.mkdir(parents=True)
     for shard, state in states:
         (place / f"{shard}.state").write_bytes(state)
-    (place / "handover.json").write_bytes(msgspec.json.encode(handover))
+    write_whole(place / "handover.json", msgspec.json.encode(handover))
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Writes a file that is there with all of its content, or not at all."""
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
 
 
 def swap(settings: Settings, rebuild: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -78,10 +79,28 @@ def start(
     if handover.is_interrupted(settings):
         raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
     begin = handover.in_force(settings)
+    _require_shards(settings)
     decided = decisions(reader_for(lake, spark))
     job = _SilverBatch(lake, settings, decided, begin.first_batch if begin else 0, on_batch)
     frame = folded(spark, lake, settings, decided, begin)
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
+
+
+def _require_shards(settings: Settings) -> None:
+    """Refuses another number of shards than the checkpoint was made with: sessions would not find their states.
+
+    Raises:
+        LakeError: naming both numbers.
+    """
+    note = Path(f"{settings.checkpoint(LAYER)}.shards")
+    begun = (Path(settings.checkpoint(LAYER)) / "metadata").exists()
+    if begun and note.exists() and note.read_text() != str(settings.silver.shards):
+        raise LakeError(
+            f"silver.shards is {settings.silver.shards}, but the checkpoint was made with {note.read_text()}: set it "
+            "back, or move everything over with `sessionlake rebuild silver`"
+        )
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(str(settings.silver.shards))
 
 
 def folded(

@@ -25,7 +25,17 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.commit import Txn
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import LEDGER, REBUILD, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
+from sessionlake.lake.ledger import (
+    LEDGER,
+    REBUILD,
+    LedgerEntry,
+    OffsetLog,
+    OffsetRange,
+    Output,
+    config_hash,
+    current,
+    write,
+)
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
@@ -81,6 +91,8 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     Raises:
         LakeError: there is nothing to compare.
     """
+    if interrupted(settings) is not None:
+        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
     lake = _require_silver(spark, settings)
     TableMerger(spark, settings).catch_up()
     ends = OffsetLog.load(spark, lake, LAYER).ends
@@ -127,7 +139,7 @@ def rebuild(
     plan = _plan(spark, lake, replayed, found, started)
     begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
-    handover.journal(settings).write_bytes(msgspec.json.encode(plan))
+    handover.write_whole(handover.journal(settings), msgspec.json.encode(plan))
     _publish(spark, settings, lake, plan)
     return Rebuilt(version, plan.batch, plan.counts["messages"], found)
 
@@ -165,6 +177,15 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt."""
     from pyspark.sql import functions as F
 
+    begun = handover.in_force(lake.settings)
+    commits = [int(file.name) for file in Path(f"{lake.settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
+    entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
+    state_of = (begun.first_batch if begun else 0) + max(commits, default=-1)
+    if entries is None or entries[0] != state_of:
+        raise LakeError(
+            "silver has not ended its last batch, or begun one since it was rebuilt: run "
+            "`sessionlake run silver --once` first, or rebuild everything"
+        )
     bronze = lake.read(spark, MESSAGES, version).groupBy("topic", "partition").agg(F.max("offset"))
     if {(row[0], row[1]): row[2] for row in bronze.collect()} != dict(OffsetLog.load(spark, lake, LAYER).ends):
         raise LakeError(
@@ -242,8 +263,8 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     fault_point("before:publish:swap")
     handover.swap(settings, plan.rebuild)
     note_going_on(settings)
-    _clean(spark, settings)
     handover.journal(settings).unlink()
+    _clean(spark, settings)
 
 
 def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
@@ -294,8 +315,9 @@ def _merged(settings: Settings, plan: _Plan, txn: Txn) -> LedgerEntry:
 def _reset_gold(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
     """Empties gold: what it was computed from has changed, so it is computed anew when it runs next."""
     checkpoint = Path(settings.checkpoint("gold"))
-    if checkpoint.exists():
-        checkpoint.rename(checkpoint.with_name(f"gold.before-{plan.rebuild}"))
+    aside = checkpoint.with_name(f"gold.before-{plan.rebuild}")
+    if checkpoint.exists() and not aside.exists():
+        checkpoint.rename(aside)
     known = [table for table in _GOLD if lake.exists(spark, table)]
     for table in known:
         lake.delta(spark, table).delete()

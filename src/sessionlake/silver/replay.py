@@ -16,7 +16,7 @@ from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.ledger import OffsetLog, OffsetRange
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.payloads import rules_of
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_slice
@@ -135,27 +135,35 @@ def replay(
         slice_messages: about how many messages to take in at a time.
 
     Raises:
-        IntegrityViolationError: under `fail`, at a place that nobody has decided about.
+        LakeError: under `fail`, at a place that nobody has decided about.
+        OffsetHoleError: bronze lacks messages, or has some more than once.
     """
     lake, beside = Lake(settings), Lake(staging(settings))
     _empty(spark, beside)
     source = lake.read(spark, MESSAGES, version)
     states: DataFrame | None = None
     lanes: list[PartitionAccount] = []
+    log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages)):
         folded = _fold(spark, settings, source.where(_inside(part)), states, decided).localCheckpoint()
         accounts = [read_account(bytes(row["payload"])) for row in folded.where("kind = 'account'").collect()]
         violation = violation_of(accounts)
         if violation is not None:
-            raise violation
+            raise LakeError(
+                f"built anew under this configuration, silver would stop: {str(violation).splitlines()[0]} "
+                "Nothing was published. Set capture.on_violation to isolate or record for the rebuild"
+            )
+        whole = total(accounts)
+        ranges = [OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in whole if p.messages]
+        log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer="a rebuild of silver")
+        log.advance(ranges)
         _append(spark, settings, source, folded, accounts, number)
-        lanes += total(accounts)
+        lanes += whole
         states = folded.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
-    whole = total([Account(lanes, {})]) if lanes else []
-    return Replayed(version, tuple(whole), states)
+    return Replayed(version, tuple(total([Account(lanes, {})])), states)
 
 
 def _empty(spark: SparkSession, beside: Lake) -> None:

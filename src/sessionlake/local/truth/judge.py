@@ -99,6 +99,7 @@ class Truth:
             session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
         last = session.life.last_timestamp
         if last is not None and self._is_over(terms, session, kafka):
+            self._bench.judge_holes_of_past(terms, session.life)
             session.life = Life()
             session.lives += 1
             session.expired_at = session.position

@@ -169,6 +169,13 @@ class Bench:
                 life.holes.remove(hole)
                 self._unfilled(terms.rules, life, hole)
 
+    def judge_holes_of_past(self, terms: Terms, life: Life) -> None:
+        """Finds the gaps of a life that is over: they will not be filled, however long there still was."""
+        for hole in sorted(life.holes, key=lambda hole: hole.revealed.kafka.timestamp):
+            if hole.missing and hole in life.holes:
+                life.holes.remove(hole)
+                self._unfilled(terms.rules, life, hole)
+
     def _unfilled(self, rules: Rules, life: Life, hole: Hole) -> None:
         first = next(seq for seq in range(hole.start, hole.end) if not is_taken(life, seq))
         said = hole.revealed
