@@ -317,10 +317,10 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]
         cursor.take(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
+    if cursor.changed_at == NEVER:
+        cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
     if cursor.status == Status.ENDED:
         judge.cut(CutReason.END, int(part.now[-1]))
-    elif cursor.changed_at == NEVER:
-        cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
 
 
 def positions(before: int, releasing: Int64s) -> Int64s:

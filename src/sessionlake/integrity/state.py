@@ -150,7 +150,7 @@ class ShardState:
         found = _read(stored)
         table = read_ipc(found.cursors)
         cursors = new_cursors(table.num_rows)
-        for name in FIELDS:
+        for name in set(FIELDS) & set(table.column_names):  # a younger one begins as a new cursor's
             cursors[name] = table[name].to_numpy()
         held = None if found.held is None else conform(read_ipc(found.held), found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]

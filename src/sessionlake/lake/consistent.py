@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STREAM, MERGES = "silver", "silver_tables"
-SILVER = tuple(table for table in TABLES if table.startswith("silver."))
+SILVER = (
+    "silver.session_changes",
+    "silver.session_progress",
+    "silver.session_cuts",
+    "silver.session_rows",
+    "silver.sessions",
+    "silver.session_snapshots",
+    "silver.quarantine",
+    "silver.integrity_events",
+)
+"""What silver's stream and the merges beside it write."""
 _BATCH = "_batch"
 
 
