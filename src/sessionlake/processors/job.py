@@ -11,13 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
+from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, Output, config_hash, write
 from sessionlake.lake.progress import refuse_fresh_checkpoint
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES, TableSchema, Writes
@@ -33,14 +31,12 @@ from sessionlake.runtime.sharded import fold_shards
 from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver.decisions import decisions
 from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.job import packed, total, violation_of
-from sessionlake.silver.unpack import Unpack, unpacked
+from sessionlake.silver.job import FEW_MESSAGES, counts_of, packed, ranges_of, rows_of, total, violation_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ERRORS = "silver.processor_errors"
-_FEW_MESSAGES = 20_000
 # 64 shards of two kinds make 32 MB at most.
 _INLINE_BYTES = 262_144
 
@@ -129,9 +125,7 @@ class _ProcessorBatch:
                 raise violation
             refuse_failures(own.name, accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
-            ranges = tuple(
-                OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages
-            )
+            ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=own.layer)
             outputs = self._append(folded, accounts, txn)
         finally:
@@ -143,16 +137,12 @@ class _ProcessorBatch:
             started_at=started,
             offsets=ranges,
             outputs=outputs,
-            messages=sum(p.messages for p in partitions),
-            applied=sum(p.applied for p in partitions),
-            duplicates=sum(p.duplicates for p in partitions),
-            quarantined=sum(p.quarantined for p in partitions),
-            held=sum(p.held for p in partitions),
+            **counts_of(partitions),
             config_hash=self._hash,
         )
         write(spark, self._lake, entry)
         self._log.advance(ranges)
-        self._few = entry.messages <= _FEW_MESSAGES
+        self._few = entry.messages <= FEW_MESSAGES
 
     @property
     def _hash(self) -> str:
@@ -165,7 +155,7 @@ class _ProcessorBatch:
         for kind, table in ((Kind.RECORDS, self._own.into), (Kind.ERRORS, ERRORS)):
             count = sum(account.rows.get(kind, 0) for account in accounts)
             if count:
-                append(spark, self._lake, table, self._rows(folded, kind, txn), txn)
+                append(spark, self._lake, table, rows_of(folded, kind, txn, self._ddl(kind)), txn)
                 commit = self._lake.last_commit(spark, table)
                 # Other processors append to the table of errors too: its last commit need not be this one.
                 if kind is Kind.RECORDS and commit.rows not in (0, count):
@@ -177,13 +167,6 @@ class _ProcessorBatch:
                 outputs.append(Output(table, commit.version, count))
         return tuple(outputs)
 
-    def _rows(self, folded: Folded, kind: Kind, txn: Txn) -> DataFrame | pa.Table:
-        """Rows for a table: at hand if their payloads are, else unpacked where they are."""
-        from pyspark.sql import functions as F
-
-        payloads = folded.at_hand([kind])
-        if payloads is not None:
-            return unpacked(payloads, txn.version)
+    def _ddl(self, kind: Kind) -> str:
         columns = self._output.ddl if kind is Kind.RECORDS else TABLES[ERRORS].columns
-        frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-        return frame.mapInArrow(Unpack(txn.version), ", ".join(f"{quote(name)} {sql}" for name, sql in columns))
+        return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)

@@ -69,9 +69,14 @@ def journal(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint(_LAYER)}.publishing.json")
 
 
-def is_interrupted(settings: Settings) -> bool:
-    """Whether a rebuild's publication has not come to its end."""
-    return journal(settings).exists()
+def refuse_interrupted(settings: Settings) -> None:
+    """Returns if no rebuild's publication has stopped half-way.
+
+    Raises:
+        LakeError: one has.
+    """
+    if journal(settings).exists():
+        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
 
 
 def in_force(settings: Settings) -> Handover | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -49,7 +49,8 @@ _APPENDED = (
     (Output.EVENTS, EVENTS),
     (Output.CUTS, CUTS),
 )
-_FEW_MESSAGES = 20_000
+_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+FEW_MESSAGES = 20_000
 # 64 shards of four kinds make 64 MB at most.
 _INLINE_BYTES = 262_144
 
@@ -76,8 +77,7 @@ def start(
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    if handover.is_interrupted(settings):
-        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
+    handover.refuse_interrupted(settings)
     begin = handover.in_force(settings)
     _require_shards(settings)
     decided = decisions(reader_for(lake, spark))
@@ -166,9 +166,7 @@ class _SilverBatch:
             partitions = total(accounts)
             self._refuse_violations(accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
-            ranges = tuple(
-                OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages
-            )
+            ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
             outputs, rows = self._append(folded, accounts, txn)
         finally:
@@ -180,18 +178,14 @@ class _SilverBatch:
             started_at=started,
             offsets=ranges,
             outputs=outputs,
-            messages=sum(p.messages for p in partitions),
-            applied=sum(p.applied for p in partitions),
-            duplicates=sum(p.duplicates for p in partitions),
-            quarantined=sum(p.quarantined for p in partitions),
-            held=sum(p.held for p in partitions),
+            **counts_of(partitions),
             config_hash=config_hash(self._settings),
             decisions=taken((place for account in accounts for place in account.decided), self._decided),
         )
         write(spark, self._lake, entry)
         self._log.advance(ranges)
         note_going_on(self._settings)
-        self._few = entry.messages <= _FEW_MESSAGES
+        self._few = entry.messages <= FEW_MESSAGES
         if self._on_batch:
             self._on_batch(entry, rows)
 
@@ -215,7 +209,7 @@ class _SilverBatch:
             count = sum(account.rows.get(kind, 0) for account in accounts)
             if not count:
                 continue
-            rows = self._rows(folded, kind, table, txn)
+            rows = rows_of(folded, kind, txn, row_ddl(self._settings, table))
             if kind is Output.QUARANTINE:
                 rows = with_messages(self._lake.read(spark, MESSAGES), as_frame(spark, rows), accounts)
             if isinstance(rows, pa.Table):
@@ -234,15 +228,16 @@ class _SilverBatch:
             )
         return commit.version
 
-    def _rows(self, folded: Folded, kind: Output, table: str, txn: Txn) -> DataFrame | pa.Table:
-        """Rows for a table: at hand if their payloads are, else unpacked where they are."""
-        from pyspark.sql import functions as F
 
-        payloads = folded.at_hand([kind])
-        if payloads is not None:
-            return unpacked(payloads, txn.version)
-        frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-        return frame.mapInArrow(Unpack(txn.version), row_ddl(self._settings, table))
+def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> DataFrame | pa.Table:
+    """Rows for a table: at hand if their payloads are, else unpacked, as `ddl`, where they are."""
+    from pyspark.sql import functions as F
+
+    payloads = folded.at_hand([kind])
+    if payloads is not None:
+        return unpacked(payloads, txn.version)
+    frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
+    return frame.mapInArrow(Unpack(txn.version), ddl)
 
 
 def with_messages(bronze: DataFrame, rows: DataFrame, accounts: list[Account]) -> DataFrame:
@@ -280,9 +275,19 @@ def total(accounts: list[Account]) -> list[PartitionAccount]:
         if part.messages:
             known.first = min(known.first, part.first) if known.messages else part.first
             known.last = max(known.last, part.last)
-        for name in ("messages", "applied", "duplicates", "quarantined", "held"):
+        for name in _COUNTS:
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [whole[place] for place in sorted(whole)]
+
+
+def ranges_of(partitions: Sequence[PartitionAccount]) -> tuple[OffsetRange, ...]:
+    """What came of each topic-partition; one that only released what it held back had nothing come."""
+    return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages)
+
+
+def counts_of(partitions: Sequence[PartitionAccount]) -> dict[str, Any]:
+    """What became of the messages, over all topic-partitions, as the ledger names it."""
+    return {name: sum(getattr(part, name) for part in partitions) for name in _COUNTS}
 
 
 class StoppedError(IntegrityViolationError):

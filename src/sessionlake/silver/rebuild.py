@@ -42,7 +42,7 @@ from sessionlake.silver import handover
 from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.inspect import shard_states
-from sessionlake.silver.job import CHANGES, LAYER, PROGRESS
+from sessionlake.silver.job import CHANGES, LAYER, PROGRESS, counts_of
 from sessionlake.silver.merge_source import SESSION
 from sessionlake.silver.replay import REPLAYED, SESSIONS, Lane, Replayed, Selection, replay, staging
 from sessionlake.silver.tables import LAYER as TABLES_LAYER
@@ -91,8 +91,7 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     Raises:
         LakeError: there is nothing to compare.
     """
-    if interrupted(settings) is not None:
-        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
+    handover.refuse_interrupted(settings)
     lake = _require_silver(spark, settings)
     TableMerger(spark, settings).catch_up()
     ends = OffsetLog.load(spark, lake, LAYER).ends
@@ -230,7 +229,6 @@ def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, 
 
     batches = lake.read(spark, LEDGER).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
     last = -1 if batches is None or batches[0] is None else batches[0]
-    names = ("messages", "applied", "duplicates", "quarantined", "held")
     return _Plan(
         rebuild=uuid.uuid4().hex[:12],
         version=replayed.version,
@@ -238,7 +236,7 @@ def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, 
         started_at=started,
         changed=sorted(found.tables),
         ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
-        counts={name: sum(getattr(lane, name) for lane in replayed.lanes) for name in names},
+        counts=counts_of(replayed.lanes),
     )
 
 

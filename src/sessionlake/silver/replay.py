@@ -27,6 +27,7 @@ from sessionlake.silver.job import (
     EVENTS,
     PROGRESS,
     QUARANTINE,
+    ranges_of,
     row_ddl,
     total,
     violation_of,
@@ -106,7 +107,7 @@ class Replayed:
     @property
     def ranges(self) -> tuple[OffsetRange, ...]:
         """What it took in, as the ledger tells it."""
-        return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in self.lanes)
+        return ranges_of(self.lanes)
 
 
 def staging(settings: Settings) -> Settings:
@@ -154,7 +155,7 @@ def replay(
                 "Nothing was published. Set capture.on_violation to isolate or record for the rebuild"
             )
         whole = total(accounts)
-        ranges = [OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in whole if p.messages]
+        ranges = ranges_of(whole)
         log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer="a rebuild of silver")
         log.advance(ranges)
         _append(spark, settings, source, folded, accounts, number)
