@@ -15,6 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError
+from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage
@@ -80,8 +81,9 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
         patch.setattr(handover, "swap", _power_cut)
         with pytest.raises(PowerCutError):
             rebuild(spark, settings, slice_messages=SLICE)
-    with pytest.raises(LakeError, match="was interrupted while it was published: run `sessionlake rebuild silver`"):
-        job.start(spark, settings, once=True)
+    for start in (job.start, gold.start):
+        with pytest.raises(LakeError, match="was interrupted while it was published: run `sessionlake rebuild silver`"):
+            start(spark, settings, once=True)
     assert rebuild(spark, settings).verified is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # 64 shards of six kinds make 100 MB at most.
-_INLINE_BYTES = 262_144
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Part:
     @staticmethod
     def collect(frame: DataFrame) -> Part:
         """Runs the fold (one job) and takes its account."""
-        folded, accounts = collect(frame, Kind.ACCOUNT, _INLINE_BYTES)
+        folded, accounts = collect(frame, Kind.ACCOUNT)
         return Part(folded, total(accounts))
 
 

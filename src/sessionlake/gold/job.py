@@ -18,7 +18,7 @@ from sessionlake.gold.targets import AVERAGES, MINUTES, TARGETS, Target
 from sessionlake.gold.window import hold_window
 from sessionlake.lake.commit import Txn, append, merge
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
-from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.progress import refuse_fresh_checkpoint, refuse_interrupted_rebuild
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LAYER = "gold"
 CHANGES = "silver.session_changes"
-# Sessions are forgotten after twice the time in which silver forgets them, so that one that lives is not.
+# Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 
 
@@ -41,11 +41,13 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
         once: take in what silver holds now, then end.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, or they were built with another number of points.
+        LakeError: the checkpoint is new and the tables are not, or they were built with another number of points, or a
+            rebuild of silver was interrupted.
     """
     lake = Lake(settings)
     lake.ensure(spark, [CHANGES, AVERAGES, MINUTES, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    refuse_interrupted_rebuild(settings)
     hold_window(spark, lake, settings.gold.rolling_points)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     return query.start(

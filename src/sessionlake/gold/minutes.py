@@ -12,10 +12,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from sessionlake.gold.points import Doubles, Flags, Ints
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
 MINUTE_MS = 60_000
-# Spark's timestamps are defined for the years 1 to 9999: minutes outside have no `window_start`.
-FIRST_MINUTE, LAST_MINUTE = -62_135_596_800 // 60, 253_402_300_799 // 60
+# Minutes outside have no `window_start`.
+FIRST_MINUTE, LAST_MINUTE = FIRST_MS // 60_000, LAST_MS // 60_000
 
 
 def minute_of(ts: Ints) -> Ints:

@@ -7,27 +7,22 @@ clock within its stretch. Together with the clock before the batch that is the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from sessionlake.integrity.cursor import NO_TIME
 
 Int64s = npt.NDArray[np.int64]
 Lane = tuple[str, int]
 """Topic and partition."""
 
-
-class Segment(msgspec.Struct, array_like=True, frozen=True):
-    """Consecutive offsets of one topic-partition: the Kafka timestamp of the first, and the highest of all, in ms."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    start: int
-    highest: int
+_CODEC = "zstd"
+_FIELDS = ("lane", "first", "last", "start", "highest")
 
 
 class LaneTime(msgspec.Struct, array_like=True):
@@ -39,20 +34,58 @@ class LaneTime(msgspec.Struct, array_like=True):
     offset: int
 
 
-_segments = msgspec.msgpack.Decoder(list[Segment])
+@dataclass(frozen=True)
+class Segments:
+    """Segments, each of consecutive offsets of one topic-partition; column-wise, for there can be one a message.
+
+    Attributes:
+        names: the topic-partitions.
+        lane: of each segment, as its place in `names`.
+        first: offset.
+        last: offset.
+        start: Kafka timestamp of the first message, ms.
+        highest: Kafka timestamp of any message, ms.
+    """
+
+    names: list[Lane]
+    lane: Int64s
+    first: Int64s
+    last: Int64s
+    start: Int64s
+    highest: Int64s
 
 
-def encode_segments(segments: Sequence[Segment]) -> bytes:
-    """Segments as bytes to send to the shards."""
-    return msgspec.msgpack.encode(segments)
+class _Told(msgspec.Struct, array_like=True):
+    names: list[Lane]
+    count: int
+    packed: bytes
 
 
-def decode_segments(payload: bytes) -> list[Segment]:
+_told = msgspec.msgpack.Decoder(_Told)
+
+
+def encode_segments(segments: Segments) -> bytes:
+    """Segments as bytes to send to the shards: differences, bytes of like weight side by side, compressed.
+
+    Where every second offset is missing (transactions, compacted topics) it is a few bytes a segment.
+    """
+    columns = np.stack([getattr(segments, name) for name in _FIELDS])
+    steps = np.diff(columns, axis=1, prepend=0)
+    planes = np.ascontiguousarray(steps.view(np.uint8).reshape(*steps.shape, 8).transpose(0, 2, 1))
+    packed = pa.compress(planes.tobytes(), codec=_CODEC, asbytes=True)
+    return msgspec.msgpack.encode(_Told(segments.names, columns.shape[1], packed))
+
+
+def decode_segments(payload: bytes) -> Segments:
     """Reads what `encode_segments` wrote."""
-    return _segments.decode(payload)
+    told = _told.decode(payload)
+    shape = len(_FIELDS), 8, told.count
+    raw = pa.decompress(told.packed, decompressed_size=int(np.prod(shape)), codec=_CODEC, asbytes=True)
+    steps = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(shape).transpose(0, 2, 1)).view(np.int64)
+    return Segments(told.names, *np.cumsum(steps.reshape(len(_FIELDS), told.count), axis=1))
 
 
-def segments_of(lane: Int64s, names: Sequence[Lane], offset: Int64s, kafka_ts: Int64s) -> tuple[list[Segment], Int64s]:
+def segments_of(lane: Int64s, names: list[Lane], offset: Int64s, kafka_ts: Int64s) -> tuple[Segments, Int64s]:
     """Cuts messages, in any order, into segments.
 
     Args:
@@ -61,27 +94,15 @@ def segments_of(lane: Int64s, names: Sequence[Lane], offset: Int64s, kafka_ts: I
     Returns:
         The segments, and for each message the highest timestamp of its segment up to it.
     """
-    if not len(lane):
-        return [], kafka_ts
     order = np.lexsort((offset, lane))
     lanes, offsets, times = lane[order], offset[order], kafka_ts[order]
-    starts = np.flatnonzero(np.append(True, (np.diff(lanes) != 0) | (np.diff(offsets) != 1)))
-    ends = np.append(starts[1:], len(order))
+    starts = np.flatnonzero((np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1))
+    ends = np.append(starts[1:], len(order))[: len(starts)]
     running = running_maximum(times, np.repeat(np.arange(len(starts)), ends - starts))
-    segments = [
-        Segment(*names[lane_], first, last, start, highest)  # type: ignore[call-arg]
-        for lane_, first, last, start, highest in zip(
-            lanes[starts].tolist(),
-            offsets[starts].tolist(),
-            offsets[ends - 1].tolist(),
-            times[starts].tolist(),
-            running[ends - 1].tolist(),
-            strict=True,
-        )
-    ]
+    told = Segments(names, lanes[starts], offsets[starts], offsets[ends - 1], times[starts], running[ends - 1])
     unsorted = np.empty_like(running)
     unsorted[order] = running
-    return segments, unsorted
+    return told, unsorted
 
 
 def running_maximum(values: Int64s, group: Int64s) -> Int64s:
@@ -91,6 +112,42 @@ def running_maximum(values: Int64s, group: Int64s) -> Int64s:
     distinct, rank = np.unique(values, return_inverse=True)
     highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)
     return distinct[highest]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A batch's segments by topic-partition and offset, and the clock before each; empty if no segment is behind it.
+
+    Attributes:
+        lane: of each segment, as its place in `Clock.lanes`.
+        first: offset.
+        before: stream time before the segment, ms.
+    """
+
+    lane: Int64s
+    first: Int64s
+    before: Int64s
+
+    def times(self, lane: Int64s, offset: Int64s, within: Int64s) -> Int64s:
+        """Stream time at each message of the batch.
+
+        Args:
+            within: the highest timestamp of its segment up to it.
+        """
+        segments = len(self.first)
+        if not segments or not len(lane):
+            return within
+        # Sorted together, a message comes behind the start of its segment.
+        is_message = np.repeat([False, True], [segments, len(lane)])
+        order = np.lexsort((is_message, np.append(self.first, offset), np.append(self.lane, lane)))
+        place = np.cumsum(~is_message[order]) - 1
+        messages = is_message[order]
+        segment = np.empty(len(lane), np.int64)
+        segment[order[messages] - segments] = place[messages]
+        return np.maximum(within, self.before[segment])
+
+
+NOTHING_BEHIND = Behind(*(np.zeros(0, np.int64) for _ in range(3)))
 
 
 @dataclass
@@ -120,35 +177,34 @@ class Clock:
         """Last offset of every lane."""
         return np.array([lane.offset for lane in self.lanes], np.int64)
 
-    def advance(self, segments: Iterable[Segment]) -> list[tuple[int, Segment, int]]:
-        """Moves the lanes on over a batch's segments.
+    def advance(self, told: Sequence[Segments]) -> Behind:
+        """Moves the lanes on over a batch's segments."""
+        told = [segments for segments in told if len(segments.first)]
+        if not told:
+            return NOTHING_BEHIND
+        lane = np.concatenate([self._places(segments.names)[segments.lane] for segments in told])
+        first, last, start, highest = (
+            np.concatenate([getattr(segments, name) for segments in told]) for name in _FIELDS[1:]
+        )
+        order = np.lexsort((first, lane))
+        lane, first, last, start, highest = (values[order] for values in (lane, first, last, start, highest))
+        begins = np.flatnonzero(np.diff(lane, prepend=-1))
+        ends = np.append(begins[1:], len(lane)) - 1
+        stands = [self.lanes[place] for place in lane[begins].tolist()]
+        # What the clock said after each segment, then what it said before: after the one in front of it.
+        highest[begins] = np.maximum(highest[begins], [item.time for item in stands])
+        after = running_maximum(highest, lane)
+        before = np.empty_like(after)
+        before[1:] = after[:-1]
+        before[begins] = [item.time for item in stands]
+        for item, time, offset in zip(stands, after[ends].tolist(), last[ends].tolist(), strict=True):
+            item.time, item.offset = time, max(item.offset, offset)
+        return Behind(lane, first, before) if (before > start).any() else NOTHING_BEHIND
 
-        Returns:
-            The segments that began behind the clock: lane, segment, and what the clock said before it.
-        """
-        behind = []
-        for segment in sorted(segments, key=lambda s: s.first):
-            key = segment.topic, segment.partition
-            if key not in self._index:
-                self._index[key] = len(self.lanes)
-                self.lanes.append(LaneTime(*key, segment.start, segment.first))
-            number = self._index[key]
-            lane = self.lanes[number]
-            if lane.time > segment.start:
-                behind.append((number, segment, lane.time))
-            lane.time, lane.offset = max(lane.time, segment.highest), max(lane.offset, segment.last)
-        return behind
-
-
-def stream_times(lane: Int64s, offset: Int64s, within: Int64s, behind: Iterable[tuple[int, Segment, int]]) -> Int64s:
-    """Stream time at each message.
-
-    Args:
-        within: the highest timestamp of its segment up to it.
-        behind: what `Clock.advance` gave for the batch.
-    """
-    times = within.copy()
-    for number, segment, before in behind:
-        mine = (lane == number) & (offset >= segment.first) & (offset <= segment.last)
-        times[mine] = np.maximum(times[mine], before)
-    return times
+    def _places(self, names: Sequence[Lane]) -> Int64s:
+        """Where these topic-partitions are in `lanes`; new ones are put there, before any of their times."""
+        for name in names:
+            if name not in self._index:
+                self._index[name] = len(self.lanes)
+                self.lanes.append(LaneTime(*name, NO_TIME, -1))
+        return np.array([self._index[name] for name in names], np.int64)

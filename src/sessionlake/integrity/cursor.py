@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.spans import Spans
+from sessionlake.protocol.columns import FIRST_MS
 
 NO_SEQ = -1
 NO_EPOCH = -1
 NO_POSITION = -1
 NO_TIME = int(np.iinfo(np.int64).min)
 NEVER = int(np.iinfo(np.int64).max)
-# 0001-01-01: an event time may lie before it, a SQL timestamp may not.
-_EARLIEST = -62_135_596_800_000
 
 
 class Status(IntEnum):
@@ -60,7 +59,7 @@ CURSOR = np.dtype(
 )
 FIELDS = CURSOR.names or ()
 Cursors = npt.NDArray[np.void]
-_INITIAL: dict[str, int] = {
+INITIAL: dict[str, int] = {
     "epoch": NO_EPOCH,
     "last_seq": NO_SEQ,
     "first_ts": NO_TIME,
@@ -81,13 +80,13 @@ _INITIAL: dict[str, int] = {
 
 def end_time(ts: int) -> int:
     """What `ended_at` says of an end at event time `ts`, ms: the same, or the first moment a timestamp can tell."""
-    return max(ts, _EARLIEST)
+    return max(ts, FIRST_MS)
 
 
 def new_cursors(count: int) -> Cursors:
     """Cursors of sessions that nothing is known of."""
     cursors = np.zeros(count, CURSOR)
-    for name, value in _INITIAL.items():
+    for name, value in INITIAL.items():
         cursors[name] = value
     return cursors
 

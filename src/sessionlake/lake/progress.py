@@ -1,4 +1,4 @@
-"""What every layer's job does around a batch: tells a first start from tables left by another."""
+"""What every layer's job asks before it starts: whether its tables are those that its checkpoint knows."""
 
 from __future__ import annotations
 
@@ -32,3 +32,18 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
             "everything twice. Put the checkpoint back, or start over with an empty home (make clean-home)"
         )
+
+
+def rebuild_journal(settings: Settings) -> Path:
+    """What is left to publish of a rebuild of silver, while it is being published."""
+    return Path(f"{settings.checkpoint('silver')}.publishing.json")
+
+
+def refuse_interrupted_rebuild(settings: Settings) -> None:
+    """Stops a job that writes or follows silver while some of its tables are rebuilt and others are not.
+
+    Raises:
+        LakeError: a publication has stopped half-way.
+    """
+    if rebuild_journal(settings).exists():
+        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")

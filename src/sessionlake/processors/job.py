@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 ERRORS = "silver.processor_errors"
 # 64 shards of two kinds make 32 MB at most.
-_INLINE_BYTES = 262_144
 
 
 def configured(settings: Settings, name: str) -> ProcessorSettings:
@@ -118,7 +117,7 @@ class _ProcessorBatch:
         frame.persist()
         try:
             with interpreted(spark, when=self._lake.local and self._few):
-                folded, written = collect(frame, Kind.ACCOUNT, _INLINE_BYTES)
+                folded, written = collect(frame, Kind.ACCOUNT)
             accounts = [read_account(account) for account in written]
             partitions = total([*accounts])
             if violation := violation_of([*accounts]):

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sessionlake.protocol.columns import Kind, parse_columns
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS, Kind, parse_columns
 from sessionlake.silver.outputs import TIMESTAMP
 
 HEAD = (
@@ -30,8 +30,6 @@ the timers between it and the next; `_time` is the stream time."""
 BATCH = "_batch"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,254}")
 _RESERVED = frozenset({name for name, _ in HEAD} | {BATCH})
-# A SQL timestamp tells the years 1 to 9999.
-_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP)
 
 
@@ -97,7 +95,7 @@ class OutputColumns:
 
 def timestamps(milliseconds: list[int | None]) -> pa.Array:
     """The moments as Arrow timestamps; what no timestamp can tell becomes the nearest that one can."""
-    inside = (None if ms is None else min(max(ms, _FIRST_MS), _LAST_MS) * 1000 for ms in milliseconds)
+    inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
 
 

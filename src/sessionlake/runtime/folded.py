@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+# 64 shards of four kinds make 64 MB at most.
+_INLINE_BYTES = 262_144
+
+
 @dataclass(frozen=True)
 class Folded:
     """What a fold sent on.
@@ -31,7 +35,7 @@ class Folded:
         return here if len(here) == len(contents) else None
 
 
-def collect(frame: DataFrame, account: str, limit: int) -> tuple[Folded, list[bytes]]:
+def collect(frame: DataFrame, account: str, limit: int = _INLINE_BYTES) -> tuple[Folded, list[bytes]]:
     """Runs the fold (one job).
 
     Args:

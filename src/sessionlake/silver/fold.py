@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings
 from sessionlake.integrity.batch import Docket, Stream
-from sessionlake.integrity.clock import Segment, decode_segments, stream_times
+from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.judge import Outcome, Verdict
@@ -57,7 +57,7 @@ class SilverFold:
         del shard
         self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
-        segments = [s for chunk in chunks if not is_chunk(chunk) for s in decode_segments(chunk)]
+        segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
         judging, memory = split(state)
         after = ShardState.decode(judging, self.columns)
         processor = self.processor or Rebuild(self.columns, self._rules)
@@ -76,7 +76,7 @@ class _Bench:
     """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
-        self, state: ShardState, rules: RuleBook, decisions: dict[Place, Decision], segments: list[Segment]
+        self, state: ShardState, rules: RuleBook, decisions: dict[Place, Decision], segments: list[Segments]
     ) -> None:
         self._state = state
         self._rules = rules
@@ -116,7 +116,7 @@ class _Bench:
             memories=memories,
             rules=[self._rules.of(name) for name in names],
             ends=np.zeros(0, np.int64),
-            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), []),
+            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND),
             held_bounds=held_bounds,
             decisions=self._decided(names, sessions),
         )
@@ -277,12 +277,12 @@ def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
     return found
 
 
-def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: list[tuple[int, Segment, int]]) -> Stream:
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind) -> Stream:
     def numbers(name: str) -> Any:
         return messages[name].to_numpy()
 
     offset = numbers("offset")
-    now = stream_times(lane, offset, numbers("clock"), behind)
+    now = behind.times(lane, offset, numbers("clock"))
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     return Stream(
         starts=starts,

@@ -64,21 +64,6 @@ def read(place: Path) -> Handover | None:
         raise LakeError(f"{file} is damaged ({error}): run `sessionlake rebuild silver` again") from None
 
 
-def journal(settings: Settings) -> Path:
-    """What is left to publish of a rebuild, while it is being published."""
-    return Path(f"{settings.checkpoint(_LAYER)}.publishing.json")
-
-
-def refuse_interrupted(settings: Settings) -> None:
-    """Returns if no rebuild's publication has stopped half-way.
-
-    Raises:
-        LakeError: one has.
-    """
-    if journal(settings).exists():
-        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
-
-
 def in_force(settings: Settings) -> Handover | None:
     """The handover that silver's stream begins from.
 
@@ -112,6 +97,31 @@ def write_whole(file: Path, content: bytes) -> None:
         out.flush()
         os.fsync(out.fileno())
     partial.replace(file)
+
+
+def refuse_other_shards(settings: Settings) -> None:
+    """Refuses another number of shards than the checkpoint was made with: sessions would not find their states.
+
+    Raises:
+        LakeError: naming both numbers.
+    """
+    note = _shards(settings)
+    begun = (Path(settings.checkpoint(_LAYER)) / "metadata").exists()
+    if begun and note.exists() and note.read_text() != str(settings.silver.shards):
+        raise LakeError(
+            f"silver.shards is {settings.silver.shards}, but the checkpoint was made with {note.read_text()}: set it "
+            "back, or move everything over with `sessionlake rebuild silver`"
+        )
+
+
+def note_shards(settings: Settings) -> None:
+    """Notes beside the checkpoint how many shards it has."""
+    _shards(settings).parent.mkdir(parents=True, exist_ok=True)
+    _shards(settings).write_text(str(settings.silver.shards))
+
+
+def _shards(settings: Settings) -> Path:
+    return Path(f"{settings.checkpoint(_LAYER)}.shards")
 
 
 def swap(settings: Settings, rebuild: str) -> None:

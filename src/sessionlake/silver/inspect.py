@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Cursor, Status, decode_memory
+from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def session_state(stored: bytes, settings: Settings, topic: str, session: str) -
     return {
         "topic": topic,
         "session_id": session,
-        **{name: None if value in {NO_SEQ, NO_TIME, NEVER} else value for name, value in told.items()},
+        **{name: None if value == INITIAL.get(name) else value for name, value in told.items()},
         "status": Status(cursor.status).name.lower(),
         "expired": bool(cursor.marked),
         "stream_time": lane.time,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,8 +16,9 @@ from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
-from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.progress import refuse_fresh_checkpoint, refuse_interrupted_rebuild
 from sessionlake.lake.reading import reader_for
+from sessionlake.lake.spans import hull, within
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.frames import as_frame
@@ -43,7 +43,7 @@ PROGRESS = "silver.session_progress"
 QUARANTINE = "silver.quarantine"
 EVENTS = "silver.integrity_events"
 CUTS = "silver.session_cuts"
-_APPENDED = (
+APPENDED = (
     (Output.CHANGES, CHANGES),
     (Output.PROGRESS, PROGRESS),
     (Output.EVENTS, EVENTS),
@@ -51,8 +51,6 @@ _APPENDED = (
 )
 _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 FEW_MESSAGES = 20_000
-# 64 shards of four kinds make 64 MB at most.
-_INLINE_BYTES = 262_144
 
 OnBatch = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
 
@@ -77,30 +75,14 @@ def start(
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    handover.refuse_interrupted(settings)
+    refuse_interrupted_rebuild(settings)
     begin = handover.in_force(settings)
-    _require_shards(settings)
+    handover.refuse_other_shards(settings)
+    handover.note_shards(settings)
     decided = decisions(reader_for(lake, spark))
     job = _SilverBatch(lake, settings, decided, begin.first_batch if begin else 0, on_batch)
     frame = folded(spark, lake, settings, decided, begin)
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
-
-
-def _require_shards(settings: Settings) -> None:
-    """Refuses another number of shards than the checkpoint was made with: sessions would not find their states.
-
-    Raises:
-        LakeError: naming both numbers.
-    """
-    note = Path(f"{settings.checkpoint(LAYER)}.shards")
-    begun = (Path(settings.checkpoint(LAYER)) / "metadata").exists()
-    if begun and note.exists() and note.read_text() != str(settings.silver.shards):
-        raise LakeError(
-            f"silver.shards is {settings.silver.shards}, but the checkpoint was made with {note.read_text()}: set it "
-            "back, or move everything over with `sessionlake rebuild silver`"
-        )
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(str(settings.silver.shards))
 
 
 def folded(
@@ -161,7 +143,7 @@ class _SilverBatch:
         frame.persist()
         try:
             with interpreted(spark, when=self._lake.local and self._few):
-                folded, written = collect(frame, Output.ACCOUNT, _INLINE_BYTES)
+                folded, written = collect(frame, Output.ACCOUNT)
             accounts = [read_account(account) for account in written]
             partitions = total(accounts)
             self._refuse_violations(accounts)
@@ -205,7 +187,7 @@ class _SilverBatch:
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
         """Appends what there is; a table that gets nothing gets no commit."""
         spark, outputs, at_hand = folded.frame.sparkSession, [], {}
-        for kind, table in (*_APPENDED, (Output.QUARANTINE, QUARANTINE)):
+        for kind, table in (*APPENDED, (Output.QUARANTINE, QUARANTINE)):
             count = sum(account.rows.get(kind, 0) for account in accounts)
             if not count:
                 continue
@@ -243,15 +225,13 @@ def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> DataFrame | pa.Tab
 def with_messages(bronze: DataFrame, rows: DataFrame, accounts: list[Account]) -> DataFrame:
     """Adds the raw key and value to rows for the quarantine: what is kept there is kept whole.
 
-    What was held back may be older than the batch that these are the accounts of.
+    Args:
+        accounts: of the batch that quarantined them.
     """
     from pyspark.sql import functions as F
 
-    low = min(a.quarantined_from for a in accounts if a.quarantined_from is not None)
-    parts = [part for account in accounts for part in account.partitions if part.messages]
-    inside = F.col("offset").between(low, max(part.last for part in parts))
-    inside &= F.col("topic").isin(sorted({part.topic for part in parts}))
-    raw = bronze.where(inside).select("topic", "partition", "offset", "key", "value")
+    where = within(hull(stretch for account in accounts for stretch in account.quarantined))
+    raw = bronze.where(where).select("topic", "partition", "offset", "key", "value")
     return (
         F.broadcast(rows)
         .join(raw, ["topic", "partition", "offset"])

@@ -140,13 +140,8 @@ class ClusterSource(_Source):
 
     def sessions(self, stretch: Stretch) -> DataFrame:
         """See `DriverSource.sessions`."""
-        from pyspark.sql import functions as F
-
-        progress = self._between(PROGRESS, stretch)
-        fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
-        newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
         # MERGE reads its source twice: it is computed once, here, and leaves its plan behind.
-        return newest.select(*SESSION, "newest.*").localCheckpoint()
+        return newest_progress(self._between(PROGRESS, stretch)).localCheckpoint()
 
     def rows(self, stretch: Stretch) -> DataFrame:
         """See `DriverSource.rows`."""
@@ -170,6 +165,15 @@ class ClusterSource(_Source):
         held = self._held(named).join(F.broadcast(clears), list(SESSION), "left_semi")
         gone = held.join(rows.select(*KEY), list(KEY), "left_anti").withColumn("_delete", F.lit(col=True))
         return rows.unionByName(gone, allowMissingColumns=True)
+
+
+def newest_progress(progress: DataFrame) -> DataFrame:
+    """Rows of `silver.sessions` out of those of `session_progress`: each session's last."""
+    from pyspark.sql import functions as F
+
+    fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
+    newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
+    return newest.select(*SESSION, "newest.*")
 
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -146,13 +146,14 @@ class Account(msgspec.Struct):
     Attributes:
         rows: rows by kind of output.
         decided: topics, sessions and offsets at which an operator's decision was taken.
-        quarantined_from: lowest offset of a quarantined message: one that was held back may be older than the batch.
+        quarantined: topic, partition, first and last offset of what was quarantined: some of it was held back, and is
+            older than the batch.
     """
 
     partitions: list[PartitionAccount]
     rows: dict[str, int]
     violations: list[Violation] = []
-    quarantined_from: int | None = None
+    quarantined: list[tuple[str, int, int, int]] = []
     decided: list[tuple[str, str, int]] = []
     format: int = 1
 

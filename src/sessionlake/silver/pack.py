@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import Segment, encode_segments, segments_of
+from sessionlake.integrity.clock import Segments, encode_segments, segments_of
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.decode import DecodeRules, decode
@@ -81,7 +81,7 @@ class Packer:
         return pa.record_batch([pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED)
 
 
-def _clock(chunk: pa.Table) -> tuple[list[Segment], npt.NDArray[np.int64]]:
+def _clock(chunk: pa.Table) -> tuple[Segments, npt.NDArray[np.int64]]:
     topic, topics = codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)

@@ -36,7 +36,9 @@ from sessionlake.lake.ledger import (
     current,
     write,
 )
+from sessionlake.lake.progress import rebuild_journal, refuse_interrupted_rebuild
 from sessionlake.lake.reading import reader_for
+from sessionlake.lake.spans import Lane
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on
@@ -44,7 +46,7 @@ from sessionlake.silver.handover import Handover
 from sessionlake.silver.inspect import shard_states
 from sessionlake.silver.job import CHANGES, LAYER, PROGRESS, counts_of
 from sessionlake.silver.merge_source import SESSION
-from sessionlake.silver.replay import REPLAYED, SESSIONS, Lane, Replayed, Selection, replay, staging
+from sessionlake.silver.replay import REPLAYED, SESSIONS, Replayed, Selection, replay, staging
 from sessionlake.silver.tables import LAYER as TABLES_LAYER
 from sessionlake.silver.tables import TableMerger
 from sessionlake.silver.verify import COMPARED, Verified, compare
@@ -91,7 +93,7 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     Raises:
         LakeError: there is nothing to compare.
     """
-    handover.refuse_interrupted(settings)
+    refuse_interrupted_rebuild(settings)
     lake = _require_silver(spark, settings)
     TableMerger(spark, settings).catch_up()
     ends = OffsetLog.load(spark, lake, LAYER).ends
@@ -130,6 +132,7 @@ def rebuild(
     version = latest if version is None else version
     TableMerger(spark, settings).catch_up()
     if not selection.everything:
+        handover.refuse_other_shards(settings)
         _require_level(spark, lake, version)
     replayed = _replay(spark, settings, lake, version, None, slice_messages)
     if not selection.everything:
@@ -138,7 +141,7 @@ def rebuild(
     plan = _plan(spark, lake, replayed, found, started)
     begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
-    handover.write_whole(handover.journal(settings), msgspec.json.encode(plan))
+    handover.write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
     _publish(spark, settings, lake, plan)
     return Rebuilt(version, plan.batch, plan.counts["messages"], found)
 
@@ -146,7 +149,7 @@ def rebuild(
 def interrupted(settings: Settings) -> _Plan | None:
     """A publication that has not come to its end."""
     try:
-        return msgspec.json.decode(handover.journal(settings).read_bytes(), type=_Plan)
+        return msgspec.json.decode(rebuild_journal(settings).read_bytes(), type=_Plan)
     except FileNotFoundError:
         return None
 
@@ -261,7 +264,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     fault_point("before:publish:swap")
     handover.swap(settings, plan.rebuild)
     note_going_on(settings)
-    handover.journal(settings).unlink()
+    rebuild_journal(settings).unlink()
     _clean(spark, settings)
 
 

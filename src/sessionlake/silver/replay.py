@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.job import MESSAGES
@@ -17,11 +16,13 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import OffsetLog, OffsetRange
+from sessionlake.lake.spans import Lane, Spans, within
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.payloads import rules_of
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_slice
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.job import (
+    APPENDED,
     CHANGES,
     CUTS,
     EVENTS,
@@ -33,7 +34,7 @@ from sessionlake.silver.job import (
     violation_of,
     with_messages,
 )
-from sessionlake.silver.merge_source import ROWS, SESSION, Stretch
+from sessionlake.silver.merge_source import ROWS, SESSION, Stretch, newest_progress
 from sessionlake.silver.net import NetChanges, Refolded, net_ddl
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, read_account
 from sessionlake.silver.pack import Packer
@@ -45,17 +46,11 @@ if TYPE_CHECKING:
 
 SESSIONS = "silver.sessions"
 REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS)
-_APPENDED = (
-    (Output.CHANGES, CHANGES),
-    (Output.PROGRESS, PROGRESS),
-    (Output.EVENTS, EVENTS),
-    (Output.CUTS, CUTS),
-)
 SLICE_MESSAGES = 1_000_000
+SLICE_BYTES = 1 << 30
 # What one Python worker reduces at a time.
 _TASK_CHANGES = 500_000
 _LAST_SLICE = 2**31
-Lane = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -81,13 +76,6 @@ class Selection:
         of_topic = F.lit(col=True) if self.topic is None else F.col("topic") == self.topic
         named = F.coalesce(F.col("session_id").isin(*self.sessions), F.lit(col=False))
         return of_topic & (named if self.sessions else F.lit(col=True))
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Offsets of every topic-partition that has any left: first and last, both included."""
-
-    spans: Mapping[Lane, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -146,7 +134,7 @@ def replay(
     lanes: list[PartitionAccount] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages)):
-        folded = _fold(spark, settings, source.where(_inside(part)), states, decided).localCheckpoint()
+        folded = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
         accounts = [read_account(bytes(row["payload"])) for row in folded.where("kind = 'account'").collect()]
         violation = violation_of(accounts)
         if violation is not None:
@@ -178,35 +166,27 @@ def _empty(spark: SparkSession, beside: Lake) -> None:
     beside.ensure(spark, REPLAYED)
 
 
-def _slices(source: DataFrame, ends: Mapping[Lane, int] | None, size: int) -> Iterator[Slice]:
+def _slices(source: DataFrame, ends: Mapping[Lane, int] | None, size: int) -> Iterator[Spans]:
     """Cuts every topic-partition's offsets into the same number of stretches."""
     from pyspark.sql import functions as F
 
-    known = source.groupBy("topic", "partition").agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
+    # Counted, and weighed, are messages behind `ends`, too: there are few.
+    columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
     lanes: dict[Lane, tuple[int, int]] = {}
-    messages = 0
-    for topic, partition, first, last, count in (tuple(row) for row in known):
+    messages = weight = 0
+    for topic, partition, first, last, count, length in source.groupBy("topic", "partition").agg(*columns).collect():
         if ends is not None and ends.get((topic, partition), first - 1) < first:
             continue
         lanes[topic, partition] = first, last if ends is None else min(last, ends[topic, partition])
         messages += count
-    number = max(1, -(-messages // size))
+        weight += length or 0
+    number = max(1, -(-messages // size), -(-weight // SLICE_BYTES))
     for i in range(number):
-        spans = {
+        cut = {
             lane: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
             for lane, (first, last) in lanes.items()
         }
-        yield Slice({lane: span for lane, span in spans.items() if span[0] <= span[1]})
-
-
-def _inside(part: Slice) -> Column:
-    from pyspark.sql import functions as F
-
-    spans = [
-        (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
-        for (topic, partition), (first, last) in part.spans.items()
-    ]
-    return reduce(lambda a, b: a | b, spans, F.lit(col=False))
+        yield {lane: span for lane, span in cut.items() if span[0] <= span[1]}
 
 
 def _fold(
@@ -238,7 +218,7 @@ def _append(
     from pyspark.sql import functions as F
 
     beside = Lake(staging(settings))
-    for kind, table in (*_APPENDED, (Output.QUARANTINE, QUARANTINE)):
+    for kind, table in (*APPENDED, (Output.QUARANTINE, QUARANTINE)):
         count = sum(account.rows.get(kind, 0) for account in accounts)
         if not count:
             continue
@@ -271,13 +251,8 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
-    from pyspark.sql import functions as F
-
     beside = Lake(staging(settings))
-    progress = beside.read(spark, PROGRESS)
-    fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
-    newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
-    append(spark, beside, SESSIONS, newest.select(*SESSION, "newest.*"), Txn("rebuild", 0))
+    append(spark, beside, SESSIONS, newest_progress(beside.read(spark, PROGRESS)), Txn("rebuild", 0))
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:

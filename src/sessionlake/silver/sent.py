@@ -93,7 +93,7 @@ def payloads(
         partitions=partition_accounts(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
         violations=first_violations(judged, rules),
-        quarantined_from=pc.min(quarantine["offset"]).as_py(),
+        quarantined=_stretches(quarantine),
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
     )
     sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
@@ -173,6 +173,11 @@ def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
         _REASONS.take(reasons),
     ]
     return pa.Table.from_arrays(columns, schema=QUARANTINE)
+
+
+def _stretches(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
+    grouped = quarantine.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    return [tuple(row.values()) for row in grouped.to_pylist()]
 
 
 def _events(judged: Judged, rules: RuleBook) -> pa.Table:

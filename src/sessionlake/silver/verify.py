@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,11 @@ def _first_difference(
         if key not in expected:
             return f"{where}{named}: should not be there"
         for column, wanted in expected[key].items():
-            if found[key][column] != wanted:
-                return f"{where}{named}, {column}: found {found[key][column]!r}, expected {wanted!r}"
+            value = found[key][column]
+            if value != wanted and not (_is_nan(value) and _is_nan(wanted)):
+                return f"{where}{named}, {column}: found {value!r}, expected {wanted!r}"
     return f"{where}: rows that occur more than once differ in number"
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

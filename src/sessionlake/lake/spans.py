@@ -1,0 +1,45 @@
+"""Offsets of many topic-partitions as one condition on a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+Lane = tuple[str, int]
+"""Topic and partition."""
+Spans = Mapping[Lane, tuple[int, int]]
+"""First and last offset of each topic-partition, both included."""
+
+
+def hull(spans: Iterable[tuple[str, int, int, int]]) -> Spans:
+    """The stretch of each topic-partition that holds all of its `(topic, partition, first, last)`."""
+    found: dict[Lane, tuple[int, int]] = {}
+    for topic, partition, first, last in spans:
+        known = found.get((topic, partition), (first, last))
+        found[topic, partition] = min(first, known[0]), max(last, known[1])
+    return found
+
+
+def within(spans: Spans) -> Column:
+    """Rows of these offsets, by `topic`, `partition` and `offset`: Delta leaves out the files that hold none."""
+    from pyspark.sql import functions as F
+
+    return _any(
+        [
+            (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
+            for (topic, partition), (first, last) in spans.items()
+        ]
+    )
+
+
+def _any(conditions: Sequence[Column]) -> Column:
+    """Nested evenly: one behind the other, a few thousand overflow the stack of who plans the query."""
+    from pyspark.sql import functions as F
+
+    if len(conditions) <= 1:
+        return conditions[0] if conditions else F.lit(col=False)
+    middle = len(conditions) // 2
+    return _any(conditions[:middle]) | _any(conditions[middle:])
