@@ -1,9 +1,10 @@
 """What a million messages cost, layer by layer, and beside them the floor: one process with no guarantees at all.
 
-    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--json FILE]
+    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--verify] [--json FILE]
 
 Each shape gets a home, an embedded broker and a process of its own; Spark's start is a stage like the others.
 CPU seconds are those of the measured process and all its children (the JVM, Python workers), the broker's not.
+`--verify` builds silver from bronze once more, as `rebuild silver` does, and compares every row.
 With `--rounds 3` the same process goes on with further millions of new sessions: the last is the warm one.
 """
 
@@ -26,7 +27,7 @@ from sessionlake.local.broker import down, up
 from sessionlake.local.simulate import run_simulation
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
-STAGES = ("start", "bronze", "silver", "tables", "gold")
+STAGES = ("start", "bronze", "silver", "tables", "gold", "verify")
 SENSORS = 4
 HERE = Path(__file__).parent
 
@@ -36,34 +37,37 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000, help="per shape and round")
     parser.add_argument("--rounds", type=int, default=1, help="millions in a row in one process")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="only this shape")
+    parser.add_argument("--verify", action="store_true", help="also time `verify silver`")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
     for shape in arguments.shape or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            results += measure(shape, Path(folder), arguments.messages, arguments.rounds)
+            results += measure(shape, Path(folder), arguments)
     show(results, arguments.messages)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(shape: str, folder: Path, messages: int, rounds: int) -> list[dict[str, Any]]:
+def measure(shape: str, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Floor first, then the pipeline, over the same topics."""
     sessions, rows = SHAPES[shape]
+    messages = arguments.messages
     settings = Settings(home=folder, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     up(settings)
     try:
         produce(settings, 0, sessions, rows, messages)
         found = [{"shape": shape, "round": 1, **line} for line in run("floor.py", settings)]
+        more = ["verify"] if arguments.verify else []
         pipeline = subprocess.Popen(
-            [sys.executable, str(HERE / "stages.py"), str(settings.home), settings.kafka.bootstrap_servers],
+            [sys.executable, str(HERE / "stages.py"), str(settings.home), settings.kafka.bootstrap_servers, *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert pipeline.stdin is not None
         assert pipeline.stdout is not None
-        for number in range(rounds):
+        for number in range(arguments.rounds):
             if number:
                 produce(settings, number, sessions, rows, messages)
             pipeline.stdin.write("go\n")
@@ -106,6 +110,8 @@ def show(results: list[dict[str, Any]], messages: int) -> None:
         table.add_column(f"{shape}" + (f" #{number}" if number > 1 else ""), justify="right")
     cells = {(r["stage"], r["shape"], r["round"]): f"{r['cpu']:.1f} / {r['wall']:.1f}" for r in results}
     for stage in ("floor", *STAGES, "all"):
+        if not any(name == stage for name, _, _ in cells):
+            continue
         table.add_row(stage, *(cells.get((stage, *key), "") for key in keys))
     Console(width=100).print(table)
 

@@ -1,6 +1,6 @@
 """One process that takes what Kafka holds through bronze, silver and gold each time it is told to go.
 
-    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS
+    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify]
 
 Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's.
 """
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 START = time.perf_counter()
 
@@ -22,10 +23,11 @@ from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Sett
 from sessionlake.gold.job import start as start_gold  # noqa: E402
 from sessionlake.runtime.spark import spark_session  # noqa: E402
 from sessionlake.silver.job import start as start_silver  # noqa: E402
+from sessionlake.silver.rebuild import verify  # noqa: E402
 from sessionlake.silver.tables import TableMerger  # noqa: E402
 
 
-def main(home: Path, servers: str) -> None:
+def main(home: Path, servers: str, *more: str) -> None:
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
     settings = Settings(home=home, kafka=KafkaSettings(bootstrap_servers=servers), capture=capture)
     sys.stdin.readline()
@@ -39,11 +41,19 @@ def main(home: Path, servers: str) -> None:
         stage("tables", merger.catch_up)
         stage("gold", lambda: start_gold(spark, settings, once=True).wait())
         report("all", *begun)
+        if more:
+            stage("verify", lambda: require_exact(spark, settings))
         sys.stdout.write("done\n")
         sys.stdout.flush()
         if not sys.stdin.readline():
             return
         begun = cpu_seconds(), time.perf_counter()
+
+
+def require_exact(spark: Any, settings: Settings) -> None:
+    found = verify(spark, settings)
+    if not found.exact:
+        sys.exit(str(found.first))
 
 
 def stage(name: str, work: Callable[[], object]) -> None:
@@ -71,4 +81,4 @@ def cpu_seconds() -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

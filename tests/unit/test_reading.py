@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import eq, ge, le
 from typing import Any
 
@@ -19,15 +19,30 @@ from sessionlake.lake.tables import Lake
 OFFSETS = pa.list_(
     pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64())])
 )
+TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
-    [("layer", pa.string()), ("batch_id", pa.int64()), ("offsets", OFFSETS), ("at", pa.timestamp("us", tz="UTC"))]
+    [
+        ("layer", pa.string()),
+        ("app_id", pa.string()),
+        ("batch_id", pa.int64()),
+        ("committed_at", TIME),
+        ("offsets", OFFSETS),
+        ("at", TIME),
+    ]
 )
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-def entry(layer: str, batch: int, *ranges: tuple[str, int, int, int]) -> dict[str, Any]:
+def entry(layer: str, batch: int, *ranges: tuple[str, int, int, int], app: str = "query") -> dict[str, Any]:
     offsets = [dict(zip(("topic", "partition", "first", "last"), span, strict=True)) for span in ranges]
-    return {"layer": layer, "batch_id": batch, "offsets": offsets, "at": NOON}
+    return {
+        "layer": layer,
+        "app_id": app,
+        "batch_id": batch,
+        "committed_at": NOON + timedelta(seconds=batch),
+        "offsets": offsets,
+        "at": NOON,
+    }
 
 
 FILES = [
@@ -69,6 +84,15 @@ def test_a_span_reaches_over_all_batches_of_a_layer(lake):
         Span("bronze", "b", 0, 0, 4),
         Span("silver", "a", 0, 5, 9),
     ]
+
+
+def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
+    rows = [entry("silver", 1, ("a", 0, 5, 6), app="rebuild:1"), entry("silver", 2, ("a", 0, 7, 7))]
+    write_deltalake(lake.path(LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+    reader = DirectReader(lake)
+    assert [span for span in reader.spans() if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7)]
+    assert [row["batch_id"] for row in reader.covering("silver", "a", 0, 5)] == [1]
+    assert reader.covering("silver", "a", 0, 9) == []
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,18 @@ def test_a_deleted_topic_that_is_seen_again_with_its_id_was_only_out_of_sight():
     assert states(after(topic((0, 4), state=TopicState.DELETED), seen((0, 6)))) == [(0, "active", None)]
 
 
+@pytest.mark.parametrize(("before", "now"), [(None, None), (None, "X"), ("X", None)])
+def test_a_deleted_topic_that_is_seen_again_without_an_id_may_be_another(before, now):
+    gone = topic((0, 4), state=TopicState.DELETED, topic_id=before)
+    assert after(gone, seen((0, 6), topic_id=now)).refusals
+    assert states(after(gone, seen((0, 6), topic_id=now), RESTART)) == [(0, "recreated", 0), (1, "active", None)]
+
+
+def test_what_was_recreated_is_refused_also_when_it_has_outgrown_the_old_one():
+    refused = after(topic((0, 4), topic_id=None), seen((0, 3), topic_id=None)).rows[0]
+    assert after(refused, seen((0, 9), topic_id=None)).refusals
+
+
 @pytest.mark.parametrize(("age", "expected"), [(WEEK - timedelta(seconds=1), "active"), (WEEK, "inactive")])
 def test_a_topic_without_a_message_for_a_week_is_inactive(age, expected):
     assert states(after(topic((0, 4)), seen((0, 4)), now=NOW + age)) == [(0, expected, None)]

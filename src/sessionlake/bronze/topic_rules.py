@@ -94,6 +94,11 @@ def change_of(topic: Topic, found: Seen | None) -> Change | None:
         return Change(TopicState.RECREATED, "was deleted and created anew")
     if topic.state is TopicState.FORGOTTEN:
         return None
+    if topic.state is TopicState.RECREATED:  # refused before; it may have outgrown what showed it
+        return Change(TopicState.RECREATED, "was deleted and created anew")
+    if topic.state is TopicState.DELETED and None in {topic.topic_id, found.topic_id}:
+        # Nothing says that it is the same one; to read it anew costs duplicates, to go on could cost messages.
+        return Change(TopicState.RECREATED, "was gone, and is there again")
     return next((change for part in topic.partitions for change in _changes(part, topic.offset_shift, found)), None)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
+from sessionlake.runtime.home import claim
 from sessionlake.silver.decisions import Decided, decide
 
 if TYPE_CHECKING:
@@ -44,8 +45,13 @@ def resolve(
     topic: str | None,
     why: str | None,
 ) -> Decided:
-    """Records the decision as the present user's."""
-    return decide(settings, spark, session, decision, offset=offset, topic=topic, who=_user(spark), why=why)
+    """Records the decision as the present user's.
+
+    Raises:
+        MachineError: silver is running: it would pass the place without it, and a rebuild would not.
+    """
+    with claim(settings, "silver", "runs silver"):
+        return decide(settings, spark, session, decision, offset=offset, topic=topic, who=_user(spark), why=why)
 
 
 def _user(spark: SparkSession | None) -> str:

@@ -105,34 +105,40 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
     append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), entry.txn)
 
 
+def rebuilt(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Since when each layer is as it is: layers that were rebuilt, with a column and the least value that counts.
+
+    Args:
+        entries: the rebuilds', or more, with `layer`, `app_id`, `batch_id` and `committed_at`.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for entry in entries:
+        if entry["app_id"].startswith(REBUILD):
+            layer, by = entry["layer"], _RISING.get(entry["layer"], "committed_at")
+            found[layer] = by, max(entry[by], found.get(layer, (by, entry[by]))[1])
+    return found
+
+
 def current(ledger: DataFrame) -> DataFrame:
     """The entries that tell of what the tables hold now: each layer's since it was rebuilt."""
     from pyspark.sql import functions as F
 
-    entries = ledger.where(F.col("app_id").startswith(REBUILD)).groupBy("layer")
-    rebuilt = entries.agg(F.max("batch_id").alias("batch_id"), F.max("committed_at").alias("committed_at"))
-    for row in rebuilt.collect():
-        by = _RISING.get(row["layer"], "committed_at")
-        ledger = ledger.where((F.col("layer") != row["layer"]) | (F.col(by) >= row[by]))
+    rebuilds = ledger.where(F.col("app_id").startswith(REBUILD)).select(*ENTRY).collect()
+    for layer, (by, least) in rebuilt(row.asDict() for row in rebuilds).items():
+        ledger = ledger.where((F.col("layer") != layer) | (F.col(by) >= least))
     return ledger
 
 
+ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 # Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
 _RISING = {"silver": "batch_id", "silver_tables": "batch_id"}
 
 
 def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same of rows that are at hand, with `layer`, `app_id`, `batch_id` and `committed_at`."""
+    """The same of rows that are at hand, with `ENTRY`."""
     known = list(rows)
-    rebuilt: dict[str, Any] = {}
-
-    def order(row: dict[str, Any]) -> Any:
-        return row[_RISING.get(row["layer"], "committed_at")]
-
-    for row in known:
-        if row["app_id"].startswith(REBUILD):
-            rebuilt[row["layer"]] = max(order(row), rebuilt.get(row["layer"], order(row)))
-    return [row for row in known if row["layer"] not in rebuilt or order(row) >= rebuilt[row["layer"]]]
+    since = rebuilt(known)
+    return [row for row in known if row["layer"] not in since or row[since[row["layer"]][0]] >= since[row["layer"]][1]]
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.ledger import ENTRY, LEDGER, REBUILD, current, rebuilt
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.interpreted import interpreted
 
@@ -53,10 +53,10 @@ class Reader(Protocol):
         """Whether a row meets all conditions; reads no further than to the first."""
 
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
-        """The layer's ledger rows whose offset ranges include the message."""
+        """The layer's ledger rows, since it was rebuilt, whose offset ranges include the message."""
 
     def spans(self) -> list[Span]:
-        """What each layer has taken in of each topic-partition, by the ledger, in that order."""
+        """What each layer, as it is now, has taken in of each topic-partition, by the ledger, in that order."""
 
 
 def reader_for(lake: Lake, spark: SparkSession | None = None) -> Reader:
@@ -75,6 +75,10 @@ def reader_for(lake: Lake, spark: SparkSession | None = None) -> Reader:
 def among(column: Any, values: Sequence[Any]) -> Any:
     """A comparison: the column's value is one of these."""
     return column.isin(values)
+
+
+def _begins_with(column: Any, text: str) -> Any:
+    return pc.starts_with(column, text)
 
 
 class DirectReader:
@@ -111,7 +115,7 @@ class DirectReader:
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
         """See `Reader`."""
         found: list[Row] = []
-        for batch in self._batches(LEDGER, [("layer", operator.eq, layer)]):
+        for batch in self._current(("layer", operator.eq, layer)):
             place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
             inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
             found += batch.take(_ranges(batch).filter(inside)["row"].unique()).to_pylist()
@@ -120,13 +124,23 @@ class DirectReader:
     def spans(self) -> list[Span]:
         """See `Reader`."""
         found: dict[tuple[str, str, int], tuple[int, int]] = {}
-        for batch in self._batches(LEDGER, (), ["layer", "offsets"]):
+        for batch in self._current(columns=[*ENTRY, "offsets"]):
             spans = _ranges(batch).group_by(_PLACE).aggregate([("first", "min"), ("last", "max")])
             for row in spans.to_pylist():
                 place = row["layer"], row["topic"], row["partition"]
                 first, last = found.get(place, (row["first_min"], row["last_max"]))
                 found[place] = min(first, row["first_min"]), max(last, row["last_max"])
         return sorted(Span(*place, *span) for place, span in found.items())
+
+    def _current(self, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The ledger's rows since each layer was rebuilt."""
+        rebuilds = self._batches(LEDGER, [("app_id", _begins_with, REBUILD)], ENTRY)
+        since = rebuilt(row for batch in rebuilds for row in batch.to_pylist())
+        for batch in self._batches(LEDGER, conditions, columns):
+            kept = pa.Table.from_batches([batch])
+            for layer, (by, least) in since.items():
+                kept = kept.filter((pc.field("layer") != layer) | (pc.field(by) >= least))
+            yield from kept.to_batches()
 
     def _batches(
         self, table: str, conditions: Sequence[Condition], columns: Sequence[str] | None = None
@@ -215,7 +229,7 @@ class SparkReader:
             return []
         place = (F.col("o.topic") == topic) & (F.col("o.partition") == partition)
         inside = place & F.lit(offset).between(F.col("o.first"), F.col("o.last"))
-        rows = self._lake.read(self._spark, LEDGER).where(F.col("layer") == layer)
+        rows = current(self._lake.read(self._spark, LEDGER)).where(F.col("layer") == layer)
         return self._collected(rows.withColumn("o", F.explode("offsets")).where(inside).drop("o"))
 
     def spans(self) -> list[Span]:
@@ -224,7 +238,7 @@ class SparkReader:
 
         if not self._lake.exists(self._spark, LEDGER):
             return []
-        ranges = self._lake.read(self._spark, LEDGER).select("layer", F.explode("offsets").alias("o"))
+        ranges = current(self._lake.read(self._spark, LEDGER)).select("layer", F.explode("offsets").alias("o"))
         ends = ranges.groupBy("layer", "o.topic", "o.partition").agg(F.min("o.first"), F.max("o.last"))
         return sorted(Span(*row.values()) for row in self._collected(ends))
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ERRORS = "silver.processor_errors"
-# 64 shards of two kinds make 32 MB at most.
 
 
 def configured(settings: Settings, name: str) -> ProcessorSettings:

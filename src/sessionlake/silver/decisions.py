@@ -106,7 +106,9 @@ def decide(
         session,
         offset,
     )
-    _require_ahead(reader, topic, partition, offset, decision, stopped_here=stopped_here)
+    layers = ["silver"] if stopped_here else ["silver", *(processor.layer for processor in settings.processors)]
+    passed = [layer for layer in layers if reader.covering(layer, topic, partition, offset)]
+    _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped_here=stopped_here)
     decided = Decided(topic, session, offset, decision, who, why, datetime.now(UTC))
     _write(lake, spark, decided)
     return decided
@@ -128,21 +130,20 @@ def _topic(reader: Reader, session: str, offset: int, topic: str | None) -> tupl
     return found[0]
 
 
-def _require_ahead(
-    reader: Reader, topic: str, partition: int, offset: int, decision: Decision, *, stopped_here: bool
-) -> None:
-    """Refuses a decision about what is done already: silver could not follow it, and a rebuild would.
+def _require_ahead(passed: list[str], place: str, offset: int, decision: Decision, *, stopped_here: bool) -> None:
+    """Refuses a decision about what is done already: who did it could not follow it, and a rebuild would.
 
     A gap that was not filled in time (class `once`), and what was held back (`window`), stop silver at messages that it
     has taken in.
+
+    Args:
+        passed: the layers that have taken in the message.
     """
-    if not reader.covering("silver", topic, partition, offset):
-        return
-    if not stopped_here:
-        raise UsageError(f"topic {topic}, partition {partition}: silver has passed offset {offset}: nothing to decide")
-    if decision is Decision.SKIP:
+    if passed and not stopped_here:
+        raise UsageError(f"{place}: {' and '.join(passed)} has passed offset {offset}: nothing to decide")
+    if passed and decision is Decision.SKIP:
         raise UsageError(
-            f"topic {topic}, partition {partition}: offset {offset} was taken in before it came to a violation: "
+            f"{place}: offset {offset} was taken in before it came to a violation: "
             "it cannot be skipped any more; choose --accept-gap or --isolate"
         )
 

@@ -82,7 +82,8 @@ def _hashes(read: Callable[[str], DataFrame]) -> DataFrame:
 
     found: DataFrame | None = None
     for table in COMPARED:
-        frame = read(table).drop(_BOOKKEEPING)
+        rows = read(table).drop(_BOOKKEEPING)
+        frame = rows.select(*(f"`{name}`" for name in sorted(rows.columns)))  # a column added later stands last
         # Hashing skips nulls: which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(f"`{name}`").isNull(), "0").otherwise("1") for name in frame.columns))
         row = F.xxhash64(*(f"`{name}`" for name in frame.columns), nulls).cast("decimal(38,0)")

@@ -1,0 +1,24 @@
+"""Tables' definitions: declared columns fit into every table that has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sessionlake.config import CaptureSettings, Settings
+from sessionlake.lake.schemas import DECLARED, TABLES
+from sessionlake.protocol.columns import RESERVED
+
+WITH_DECLARED = {
+    name: table for name, table in TABLES.items() if any(column == DECLARED for column, _ in table.columns)
+}
+
+
+def test_a_declared_column_cannot_have_a_name_that_a_table_uses_itself():
+    own = {name for table in WITH_DECLARED.values() for name, _ in table.columns if name != DECLARED}
+    assert {name for name in own if not name.startswith("_")} <= RESERVED
+
+
+@pytest.mark.parametrize("name", ["position", "Reason", "snapshot_at", "_seq"])
+def test_such_a_name_is_refused_with_the_others(name):
+    with pytest.raises(ValueError, match=f"column name '{name}'.*not one of .*position"):
+        Settings(capture=CaptureSettings(columns={name: "double"}))
