@@ -20,6 +20,7 @@ from sessionlake.commands.show import Format
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.consistent import as_of_batch
+from sessionlake.lake.functions import create_session_as_of
 from sessionlake.lake.reading import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage
@@ -162,3 +163,13 @@ def test_a_moment_that_is_not_known_is_told_with_what_is(
     result = call(captured, monkeypatch, "session", "as-of", "--topic", "capture.strict", *words, "--", session)
     assert (result.exit_code, result.stdout) == (code, "")
     assert text in result.stderr
+
+
+def test_declared_columns_may_have_the_names_of_the_function_s_own_words(spark: Any, tmp_path: Path) -> None:
+    names = ("at", "cut", "as_of", "of_session", "writes", "base")
+    settings = Settings(home=tmp_path, capture=CaptureSettings(columns=dict.fromkeys(names, "string")))
+    TableMerger(spark, settings)
+    assert create_session_as_of(spark, settings) == "session_as_of"
+    found = spark.sql("SELECT * FROM session_as_of('s', timestamp'2026-01-01')")
+    assert found.columns[3:-5] == list(names)
+    assert found.count() == 0

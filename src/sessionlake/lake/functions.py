@@ -17,38 +17,41 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SESSION_AS_OF = "session_as_of"
-# Last writer by column; a delete and a clear are writers of absence to all that came before them.
+# Last writer by column; a delete and a clear are writers of absence to all that came before them. No declared column
+# can have a name that begins with an underscore; one may have a parameter's.
 _BODY = """
 WITH disordered AS (
-  SELECT DISTINCT topic FROM {progress} WHERE session_id = of_session AND beneath
+  SELECT DISTINCT topic FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
 ), base AS (
-  SELECT topic, max(struct(position, snapshot_at, reason)) AS cut
+  SELECT topic, max(struct(position, snapshot_at, reason)) AS _cut
   FROM {cuts} LEFT ANTI JOIN disordered USING (topic)
-  WHERE session_id = of_session AND snapshot_at < as_of
+  WHERE session_id = session_as_of.of_session AND snapshot_at < session_as_of.as_of
     AND _batch <= (SELECT max(source_to) FROM {ledger} WHERE layer = 'silver_tables')
   GROUP BY topic
 ), writes AS (
   SELECT topic, row_id, {columns}, {marks}, 'upsert' AS change, array({names}) AS _set,
-    named_struct('life', 0L, 'place', position, 'ordinal', -1) AS at
+    named_struct('life', 0L, 'place', position, 'ordinal', -1) AS _at
   FROM {snapshots} JOIN base USING (topic)
-  WHERE session_id = of_session AND struct(position, snapshot_at, reason) = base.cut
+  WHERE session_id = session_as_of.of_session AND struct(position, snapshot_at, reason) = base._cut
   UNION ALL
   SELECT topic, row_id, {columns}, {marks}, change, _set,
     CASE WHEN disordered.topic IS NULL THEN named_struct('life', 0L, 'place', _position, 'ordinal', ordinal)
-      ELSE named_struct('life', _life, 'place', _seq, 'ordinal', ordinal) END AS at
+      ELSE named_struct('life', _life, 'place', _seq, 'ordinal', ordinal) END AS _at
   FROM {changes} LEFT JOIN base USING (topic) LEFT JOIN disordered USING (topic)
-  WHERE session_id = of_session AND _applied_at <= as_of AND _position > coalesce(base.cut.position, -1)
+  WHERE session_id = session_as_of.of_session AND _applied_at <= session_as_of.as_of
+    AND _position > coalesce(base._cut.position, -1)
 ), cleared AS (
-  SELECT topic, max(at) AS at FROM writes WHERE change = 'clear' GROUP BY topic
+  SELECT topic, max(_at) AS _at FROM writes WHERE change = 'clear' GROUP BY topic
 ), deleted AS (
-  SELECT topic, row_id, max(at) AS at FROM writes WHERE change = 'delete' GROUP BY topic, row_id
+  SELECT topic, row_id, max(_at) AS _at FROM writes WHERE change = 'delete' GROUP BY topic, row_id
 ), present AS (
   SELECT writes.*
   FROM writes LEFT JOIN cleared USING (topic) LEFT JOIN deleted USING (topic, row_id)
-  WHERE change = 'upsert' AND (cleared.at IS NULL OR writes.at > cleared.at)
-    AND (deleted.at IS NULL OR writes.at > deleted.at)
+  WHERE change = 'upsert' AND (cleared._at IS NULL OR writes._at > cleared._at)
+    AND (deleted._at IS NULL OR writes._at > deleted._at)
 )
-SELECT topic, of_session AS session_id, row_id, {last_values}, {last_marks} FROM present GROUP BY topic, row_id
+SELECT topic, session_as_of.of_session AS session_id, row_id, {last_values}, {last_marks}
+FROM present GROUP BY topic, row_id
 """
 _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
@@ -79,10 +82,10 @@ def _body(lake: Lake) -> str:
         names=", ".join(map(_text, declared)),
         marks=", ".join(_MARKS),
         last_values=", ".join(
-            f"max_by({quote(name)}, CASE WHEN array_contains(_set, {_text(name)}) THEN at END) AS {quote(name)}"
+            f"max_by({quote(name)}, CASE WHEN array_contains(_set, {_text(name)}) THEN _at END) AS {quote(name)}"
             for name in declared
         ),
-        last_marks=", ".join(f"max_by({name}, at) AS {name}" for name in _MARKS),
+        last_marks=", ".join(f"max_by({name}, _at) AS {name}" for name in _MARKS),
     )
 
 
