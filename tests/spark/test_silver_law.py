@@ -103,12 +103,12 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
     with monkeypatch.context() as patch:  # this time the snapshots are made on the cluster
-        patch.setattr("sessionlake.silver.snapshot_source._FEW_SESSIONS", 0)
+        patch.setattr("sessionlake.silver.snapshot_source._LOCAL_CUTS", 0)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver
-        patch.setattr("sessionlake.silver.snapshot_source._FEW_SESSIONS", 10**6)
+        patch.setattr("sessionlake.silver.snapshot_source._LOCAL_CUTS", 10**6)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)

@@ -81,6 +81,10 @@ def _begins_with(column: Any, text: str) -> Any:
     return pc.starts_with(column, text)
 
 
+class TooLargeError(LakeError):
+    """More was found than whoever asked can hold in memory."""
+
+
 class DirectReader:
     """Reads local tables with delta-rs, batch by batch."""
 
@@ -92,20 +96,33 @@ class DirectReader:
         for batch in self._batches(table, conditions, columns):
             yield from batch.to_pylist()
 
-    def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
-        """See `Reader`."""
+    def table(
+        self,
+        table: str,
+        *conditions: Condition,
+        columns: Sequence[str] | None = None,
+        at_most: int | None = None,
+    ) -> pa.Table:
+        """See `Reader`.
+
+        Args:
+            at_most: bytes in memory.
+
+        Raises:
+            TooLargeError: it has more.
+        """
         from deltalake import DeltaTable
 
-        batches = list(self._batches(table, conditions, columns))
+        batches, size = [], 0
+        for batch in self._batches(table, conditions, columns):
+            size += batch.nbytes
+            if at_most is not None and size > at_most:
+                raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+            batches.append(batch)
         if batches:
             return pa.Table.from_batches(batches)
         schema = pa.schema(DeltaTable(self._lake.path(table)).schema().to_arrow())
         return schema.empty_table().select(schema.names if columns is None else list(columns))
-
-    def count(self, table: str, *conditions: Condition) -> int:
-        """How many rows meet all conditions."""
-        named = [name for name, _, _ in conditions]
-        return sum(batch.num_rows for batch in self._batches(table, conditions, named or None))
 
     def any(self, table: str, *conditions: Condition) -> bool:
         """See `Reader`."""

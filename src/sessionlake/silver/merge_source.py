@@ -1,12 +1,15 @@
 """The sources of the two MERGEs: the latest row of each session, and the net change of each table row.
 
 Small stretches are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the
-same pure function (`net.net_changes`).
+same pure function (`net.net_changes`). On a laptop the cluster is the driver's own machine, where Arrow alone takes
+a fifth of the CPU time that Spark's shuffle and Python workers add: there, what fits into memory is small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings
+from sessionlake.lake.reading import Condition, DirectReader, SparkReader, TooLargeError
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.arrow import are_of
 from sessionlake.protocol.columns import RESCUED
@@ -29,6 +33,9 @@ KEY = ("topic", "session_id", "row_id")
 SESSION = ("topic", "session_id")
 # Up to this many rows of changes the driver does the work: a few tens of megabytes.
 SMALL_CHANGES = 100_000
+# The same on a laptop; in all it takes about four times the bytes.
+_LOCAL_CHANGES = 2_000_000
+DRIVER_BYTES = 384 << 20
 # Cleared sessions up to this number are looked up by name, which lets Delta skip files.
 _NAMED_SESSIONS = 500
 
@@ -53,40 +60,55 @@ class Stretch:
         return pa.concat_tables(found) if found else None
 
 
+def sources(
+    spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch, changes: int
+) -> tuple[DataFrame, DataFrame]:
+    """What a stretch comes to, for `session_rows` and for `sessions`.
+
+    Args:
+        changes: how many rows of changes and progress it has.
+    """
+    if changes <= (_LOCAL_CHANGES if lake.local else SMALL_CHANGES):
+        with contextlib.suppress(TooLargeError):
+            small = DriverSource(spark, lake, settings, stretch)
+            return small.rows(), small.sessions()
+    large = ClusterSource(spark, lake, settings, stretch)
+    return large.rows(), large.sessions()
+
+
 class _Source:
-    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch) -> None:
         self._spark = spark
         self._lake = lake
+        self._stretch = stretch
         self._columns = settings.capture.declared
-
-    def _between(self, table: str, stretch: Stretch) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        return self._lake.read(self._spark, table).where(F.col("_batch").between(stretch.first, stretch.last))
-
-    def _changes(self, stretch: Stretch) -> DataFrame:
-        return self._between(CHANGES, stretch).select(*(quote(name) for name in self._read))
 
     @property
     def _read(self) -> tuple[str, ...]:
         declared = (column.name for column in self._columns)
         return (*KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal", "_life")
 
-    def _held(self, sessions: list[str]) -> DataFrame:
-        """Keys that the table holds now; of these sessions only, if they are few enough to name."""
+    def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
+        """Keys that the table holds now of these sessions.
+
+        Args:
+            names: their ids, if they are few; with one more than `_NAMED_SESSIONS` they are not looked up by name.
+        """
         from pyspark.sql import functions as F
 
         held = self._lake.read(self._spark, ROWS).select(*KEY)
-        return held.where(F.col("session_id").isin(sessions)) if len(sessions) <= _NAMED_SESSIONS else held
+        if len(names) <= _NAMED_SESSIONS:
+            held = held.where(F.col("session_id").isin(names))
+        return held.join(F.broadcast(cleared), list(SESSION), "left_semi")
 
-    def _refolded(self, sessions: DataFrame, names: list[str], stretch: Stretch) -> DataFrame:
+    def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
         """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
 
         Who wrote a value last is then a matter of all their changes, up to the stretch's end, not of the stretch's.
         """
         from pyspark.sql import functions as F
 
-        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= stretch.last)
+        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._stretch.last)
         if len(names) <= _NAMED_SESSIONS:
             history = history.where(F.col("session_id").isin(names))
         own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
@@ -97,58 +119,79 @@ class _Source:
 
 
 class DriverSource(_Source):
-    """Works in the driver: for stretches of up to `SMALL_CHANGES` rows."""
+    """Works in the driver.
 
-    def sessions(self, stretch: Stretch) -> DataFrame:
+    Raises:
+        TooLargeError: what it would read of local tables is too much for that.
+    """
+
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch) -> None:
+        super().__init__(spark, lake, settings, stretch)
+        self._changes = self._rows(CHANGES, self._read)
+        self._progress = self._rows(PROGRESS, None)
+
+    def _rows(self, table: str, columns: Sequence[str] | None) -> pa.Table:
+        """The stretch's rows: those at hand, or the table's."""
+        known = self._stretch.at_hand(table)
+        if known is not None:
+            return known if columns is None else known.select(columns)
+        batches: list[Condition] = [
+            ("_batch", operator.ge, self._stretch.first),
+            ("_batch", operator.le, self._stretch.last),
+        ]
+        if self._lake.local:
+            return DirectReader(self._lake).table(table, *batches, columns=columns, at_most=DRIVER_BYTES)
+        return SparkReader(self._lake, self._spark).table(table, *batches, columns=columns)
+
+    def sessions(self) -> DataFrame:
         """The last row of each session out of the batches' progress."""
-        progress = self._progress(stretch).sort_by([("_batch", "descending")])
+        progress = self._progress.sort_by([("_batch", "descending")])
         index = pa.array(range(progress.num_rows), pa.int64())
         newest = progress.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
         latest = progress.take(newest["_index_min"]).drop_columns(["beneath", "_batch"])
         return as_frame(self._spark, latest)
 
-    def rows(self, stretch: Stretch) -> DataFrame:
+    def rows(self) -> DataFrame:
         """Net changes (see `net.net_schema`), with a delete for each row that a clear leaves behind."""
-        known = stretch.at_hand(CHANGES)
-        changes = self._changes(stretch).toArrow() if known is None else known.select(self._read)
-        progress = self._progress(stretch)
-        beneath = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
+        changes = self._changes
+        beneath = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if beneath.num_rows:
             usual = net_changes(changes.filter(pc.invert(are_of(changes, beneath))), self._columns)
             names = beneath["session_id"].to_pylist()
-            anew = self._refolded(as_frame(self._spark, beneath), names, stretch).toArrow()
+            anew = self._refolded(as_frame(self._spark, beneath), names).toArrow()
             net = pa.concat_tables([usual, anew.cast(usual.schema)])
         else:
             net = net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
         rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
         if clears.num_rows:
-            held = self._held(clears["session_id"].to_pylist()).toArrow()
-            gone = held.join(clears, list(SESSION), join_type="left semi").join(
-                rows.select(KEY), list(KEY), join_type="left anti"
-            )
+            named = clears["session_id"].slice(0, _NAMED_SESSIONS + 1).to_pylist()
+            held = self._held(as_frame(self._spark, clears), named).toArrow()
+            gone = held.join(rows.select(KEY), list(KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
         return as_frame(self._spark, rows)
-
-    def _progress(self, stretch: Stretch) -> pa.Table:
-        known = stretch.at_hand(PROGRESS)
-        return self._between(PROGRESS, stretch).toArrow() if known is None else known
 
 
 class ClusterSource(_Source):
     """Works in Spark: for any size."""
 
-    def sessions(self, stretch: Stretch) -> DataFrame:
+    def _between(self, table: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        batches = F.col("_batch").between(self._stretch.first, self._stretch.last)
+        return self._lake.read(self._spark, table).where(batches)
+
+    def sessions(self) -> DataFrame:
         """See `DriverSource.sessions`."""
         # MERGE reads its source twice: it is computed once, here, and leaves its plan behind.
-        return newest_progress(self._between(PROGRESS, stretch)).localCheckpoint()
+        return newest_progress(self._between(PROGRESS)).localCheckpoint()
 
-    def rows(self, stretch: Stretch) -> DataFrame:
+    def rows(self) -> DataFrame:
         """See `DriverSource.rows`."""
         from pyspark.sql import functions as F
 
-        changes = self._changes(stretch)
-        beneath = self._between(PROGRESS, stretch).where("beneath").select(*SESSION).distinct()
+        changes = self._between(CHANGES).select(*(quote(name) for name in self._read))
+        beneath = self._between(PROGRESS).where("beneath").select(*SESSION).distinct()
         anew = [row["session_id"] for row in beneath.select("session_id").limit(_NAMED_SESSIONS + 1).collect()]
         if anew:
             changes = changes.join(F.broadcast(beneath), list(SESSION), "left_anti").select(*changes.columns)
@@ -156,15 +199,14 @@ class ClusterSource(_Source):
         by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
         net = by_session.mapInArrow(NetChanges(self._columns), net_ddl(self._columns))
         if anew:
-            net = net.unionByName(self._refolded(beneath, anew, stretch))
+            net = net.unionByName(self._refolded(beneath, anew))
         net = net.localCheckpoint()
         rows, clears = net.where(F.col("row_id").isNotNull()), net.where(F.col("row_id").isNull()).select(*SESSION)
         named = [row["session_id"] for row in clears.select("session_id").limit(_NAMED_SESSIONS + 1).collect()]
         if not named:
             return rows
-        held = self._held(named).join(F.broadcast(clears), list(SESSION), "left_semi")
-        gone = held.join(rows.select(*KEY), list(KEY), "left_anti").withColumn("_delete", F.lit(col=True))
-        return rows.unionByName(gone, allowMissingColumns=True)
+        gone = self._held(clears, named).join(rows.select(*KEY), list(KEY), "left_anti")
+        return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
 
 
 def newest_progress(progress: DataFrame) -> DataFrame:

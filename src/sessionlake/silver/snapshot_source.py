@@ -1,33 +1,39 @@
 """The source of the MERGE into `session_snapshots`: whole tables at the cuts of a stretch of batches.
 
 Each from the session's last snapshot before the stretch and the changes since, both of which are there for good: so a
-stretch that is merged again, with more behind it, gives the same rows. Few are made in the driver, many on the cluster.
+stretch that is merged again, with more behind it, gives the same rows. On a laptop they are made in the driver, if they
+fit into it, else on the cluster.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings
-from sessionlake.lake.reading import DirectReader, among
+from sessionlake.lake.reading import Condition, DirectReader, TooLargeError, among
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.arrow import are_of, session_keys
-from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.job import CHANGES, CUTS, PROGRESS
-from sessionlake.silver.merge_source import SESSION, Stretch
+from sessionlake.silver.merge_source import DRIVER_BYTES, SESSION, Stretch
 from sessionlake.silver.snapshots import CUT, SnapshotTables, change_columns, last_cuts, snapshots, snapshots_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SNAPSHOTS = "silver.session_snapshots"
-# So many sessions at most are named to the files, and so many rows read, where the driver does the work.
-_FEW_SESSIONS = 500
-_FEW_ROWS = 500_000
+_EPOCH = datetime.fromtimestamp(0, UTC)
+# On a laptop the driver does the work of up to so many cuts, if what it reads fits into memory.
+_LOCAL_CUTS = 200_000
+# Sessions up to this number are named to the files.
+_NAMED_SESSIONS = 500
 # A task of the cluster takes about so many cuts.
 _CUTS_A_TASK = 2_000
 
@@ -40,52 +46,64 @@ class SnapshotSource:
         self._lake = lake
         self._columns = settings.capture.declared
 
-    def of(self, stretch: Stretch, cuts: int) -> DataFrame:
-        """Rows of `session_snapshots`.
+    def of(self, stretch: Stretch, cuts: int) -> DataFrame | pa.Table:
+        """Rows of `session_snapshots`, at hand if the driver has made them.
 
         Args:
             cuts: how many the stretch has.
         """
-        few = self._in_driver(stretch) if self._lake.local and cuts <= _FEW_SESSIONS else None
-        return self.on_cluster(stretch, cuts) if few is None else as_frame(self._spark, few)
+        if self._lake.local and cuts <= _LOCAL_CUTS:
+            with contextlib.suppress(TooLargeError):
+                return self._in_driver(stretch)
+        return self.on_cluster(stretch, cuts)
 
     # -- in the driver, without Spark
 
-    def _in_driver(self, stretch: Stretch) -> pa.Table | None:
-        """The rows; None if they, or what they are made of, are too many."""
-        reader = DirectReader(self._lake)
+    def _in_driver(self, stretch: Stretch) -> pa.Table:
+        """The rows.
+
+        Raises:
+            TooLargeError: what they are made of does not fit into memory.
+        """
+        read = partial(DirectReader(self._lake).table, at_most=DRIVER_BYTES)
         due = stretch.at_hand(CUTS)
         if due is None:
-            due = reader.table(CUTS, ("_batch", operator.ge, stretch.first), ("_batch", operator.le, stretch.last))
-        named = ("session_id", among, pc.unique(due["session_id"]).to_pylist())
-        earlier = reader.table(CUTS, named, ("_batch", operator.lt, stretch.first))
+            due = read(CUTS, ("_batch", operator.ge, stretch.first), ("_batch", operator.le, stretch.last))
+        ids = pc.unique(due["session_id"]).to_pylist()
+        named: list[Condition] = [("session_id", among, ids)] if len(ids) <= _NAMED_SESSIONS else []
+        earlier = read(CUTS, *named, ("_batch", operator.lt, stretch.first))
         last = last_cuts(earlier.filter(are_of(earlier, due)))
-        anew = self._anew(reader, due, last, stretch)
-        held = [("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), named]
-        since = [] if anew.num_rows else _since(pc.min(due["changed_at"]).as_py())
-        wanted = [named, *since, ("_batch", operator.le, stretch.last)]
-        if reader.count(SNAPSHOTS, *held) + reader.count(CHANGES, *wanted) > _FEW_ROWS:
-            return None
-        changes = reader.table(CHANGES, *wanted, columns=change_columns(self._columns))
-        position = last["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(last)))
-        later = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
-        changes = changes.filter(pc.or_(later, are_of(changes, anew)))
-        rows = reader.table(SNAPSHOTS, *held).join(last.select(CUT), list(CUT), join_type="left semi")
-        made = snapshots(due.select(CUT), rows, changes, anew, self._columns)
+        until = *named, ("_batch", operator.le, stretch.last)
+        columns = [*change_columns(self._columns), "_batch"]
+        changes = read(CHANGES, _since(pc.min(due["changed_at"]).as_py()), *until, columns=columns)
+        changes = changes.filter(are_of(changes, due))
+        changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
+        anew = self._anew(read, changes, last, until)
+        if anew.num_rows:
+            whole = read(CHANGES, *until, columns=columns)
+            usual = changes.filter(pc.invert(are_of(changes, anew)))
+            changes = pa.concat_tables([usual, whole.filter(are_of(whole, anew))])
+        held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), *named)
+        rows = held.join(last.select(CUT), list(CUT), join_type="left semi")
+        made = snapshots(due.select(CUT), rows, changes.drop_columns(["_batch"]), anew, self._columns)
         return pa.concat_tables([snapshots_schema(self._columns).empty_table(), *made])
 
-    def _anew(self, reader: DirectReader, due: pa.Table, last: pa.Table, stretch: Stretch) -> pa.Table:
-        """The sessions that something was applied beneath newer messages in, since their last cuts."""
-        found = reader.table(
-            PROGRESS,
-            ("beneath", operator.eq, True),
-            ("_batch", operator.le, stretch.last),
-            columns=[*SESSION, "_batch"],
-        )
-        found = found.filter(are_of(found, due))
-        batch = last["_batch"].take(pc.index_in(session_keys(found), value_set=session_keys(last)))
-        later = pc.fill_null(pc.greater_equal(found["_batch"], batch), pa.scalar(value=True))
-        return found.filter(later).group_by(list(SESSION)).aggregate([])
+    def _anew(
+        self, read: Callable[..., pa.Table], changes: pa.Table, last: pa.Table, until: Sequence[Condition]
+    ) -> pa.Table:
+        """The sessions that something was applied beneath newer messages in, since their last cuts.
+
+        Args:
+            changes: what was applied since then.
+        """
+        oldest = pc.min(changes["_batch"]).as_py()
+        if oldest is None:
+            return changes.select(SESSION)
+        conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *until
+        found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"])
+        found = found.filter(are_of(found, changes))
+        found = found.filter(_since_last(found, "_batch", pc.greater_equal, last, "_batch"))
+        return found.group_by(list(SESSION)).aggregate([])
 
     # -- on the cluster
 
@@ -144,20 +162,36 @@ class SnapshotSource:
         return self._lake.read(self._spark, table)
 
 
-def _since(moment: Any) -> list[Any]:
+def _since(moment: Any) -> Condition:
     """Every change since a session's last cut is as late as the first of them; without a change there is none."""
-    return [] if moment is None else [("_applied_at", operator.ge, moment)]
+    return ("_batch", operator.lt, 0) if moment is None else ("_applied_at", operator.ge, moment)
 
 
-def same_row(source: DataFrame) -> Column:
+def _since_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, name: str) -> pa.Array:
+    """Which rows compare so with their session's last cut; all of those whose session has none."""
+    value = last[name].take(pc.index_in(session_keys(rows), value_set=session_keys(last)))
+    return pc.fill_null(compare(rows[column], value), pa.scalar(value=True))
+
+
+def oldest_of(made: DataFrame | pa.Table) -> datetime | None:
+    """The time of the oldest of some snapshots; None if there are none."""
+    from pyspark.sql import functions as F
+
+    if isinstance(made, pa.Table):
+        return pc.min(made["snapshot_at"]).as_py()
+    row = made.agg(F.unix_micros(F.min("snapshot_at"))).first()  # a collected timestamp has lost its zone
+    return None if row is None or row[0] is None else _EPOCH + timedelta(microseconds=row[0])
+
+
+def same_row(oldest: datetime) -> Column:
     """The condition under which a row of `session_snapshots` (alias `t`) is one of the source's (alias `s`).
 
-    Snapshots older than the source's oldest are not looked at.
+    Args:
+        oldest: of the source's; older ones are not looked at.
     """
     from pyspark.sql import functions as F
 
-    oldest = source.agg(F.min("snapshot_at")).first()
-    same = F.col("t.snapshot_at") >= F.lit(oldest[0] if oldest else None)
+    same = F.col("t.snapshot_at") >= F.lit(oldest)
     for name in (*CUT, "row_id"):
         same &= F.col(f"t.{name}") == F.col(f"s.{name}")
     return same

@@ -7,6 +7,7 @@ each row, where the last writer of each column counts, and clears and deletes ar
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +18,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.lake.commit import Txn, merge
+from sessionlake.lake.commit import Txn, append, merge
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
+from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
+from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.asof import MERGED
 from sessionlake.silver.job import CHANGES, CUTS, PROGRESS
 from sessionlake.silver.job import LAYER as STREAM
-from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, ClusterSource, DriverSource, Stretch
+from sessionlake.silver.merge_source import KEY, ROWS, SMALL_CHANGES, Stretch, sources
 from sessionlake.silver.net import MARKS
-from sessionlake.silver.snapshot_source import SNAPSHOTS, SnapshotSource, same_row
+from sessionlake.silver.snapshot_source import SNAPSHOTS, SnapshotSource, oldest_of, same_row
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -146,13 +149,13 @@ class TableMerger:
             return False
         first, last = taken[0].batch, taken[-1].batch
         started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{LAYER}", last)
-        small = sum(item.changes for item in taken) <= SMALL_CHANGES
-        source = (DriverSource if small else ClusterSource)(self._spark, self._lake, self._settings)
+        changes = sum(item.changes for item in taken)
         stretch = Stretch(first, last, tuple(item.rows for item in taken))
-        with interpreted(self._spark, when=small and self._lake.local):
+        with interpreted(self._spark, when=changes <= SMALL_CHANGES and self._lake.local):
+            rows, sessions = sources(self._spark, self._lake, self._settings, stretch, changes)
             outputs = (
-                self._merge_rows(source.rows(stretch), txn),
-                self._merge_sessions(source.sessions(stretch), txn),
+                self._merge_rows(rows, txn),
+                self._merge_sessions(sessions, txn),
                 *self._merge_snapshots(stretch, sum(item.cuts for item in taken), txn),
             )
         entry = LedgerEntry(
@@ -218,7 +221,15 @@ class TableMerger:
         if not cuts:
             return ()
         made = SnapshotSource(self._spark, self._lake, self._settings).of(stretch, cuts)
-        merge(self._lake, SNAPSHOTS, made, same_row(made), lambda builder: builder.whenNotMatchedInsertAll(), txn)
+        oldest = oldest_of(made)
+        if oldest is None:
+            return ()
+        later = ("snapshot_at", operator.ge, oldest)
+        if self._lake.local and not DirectReader(self._lake).any(SNAPSHOTS, later):
+            append(self._spark, self._lake, SNAPSHOTS, made, txn)  # none of them can be there: a MERGE would append
+        else:
+            frame, same = as_frame(self._spark, made), same_row(oldest)
+            merge(self._lake, SNAPSHOTS, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
         commit = self._lake.last_commit(self._spark, SNAPSHOTS)
         return (Output(SNAPSHOTS, commit.version, commit.rows),)
 
