@@ -18,6 +18,9 @@ from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import OffsetLog, OffsetRange
 from sessionlake.lake.spans import Lane, Spans, within
 from sessionlake.lake.tables import Lake, quote
+from sessionlake.runtime.folded import Folded, collect
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.payloads import rules_of
 from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_slice
 from sessionlake.silver.fold import SilverFold
@@ -26,10 +29,12 @@ from sessionlake.silver.job import (
     CHANGES,
     CUTS,
     EVENTS,
+    FEW_MESSAGES,
     PROGRESS,
     QUARANTINE,
     ranges_of,
     row_ddl,
+    rows_of,
     total,
     violation_of,
     with_messages,
@@ -39,7 +44,6 @@ from sessionlake.silver.net import NetChanges, Refolded, net_ddl
 from sessionlake.silver.outputs import Account, Output, PartitionAccount, read_account
 from sessionlake.silver.pack import Packer
 from sessionlake.silver.snapshot_source import SNAPSHOTS, SnapshotSource
-from sessionlake.silver.unpack import Unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -134,8 +138,11 @@ def replay(
     lanes: list[PartitionAccount] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages)):
-        folded = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
-        accounts = [read_account(bytes(row["payload"])) for row in folded.where("kind = 'account'").collect()]
+        few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
+        with interpreted(spark, when=lake.local and few):
+            shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
+            folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), Output.ACCOUNT)
+        accounts = [read_account(account) for account in written]
         violation = violation_of(accounts)
         if violation is not None:
             raise LakeError(
@@ -148,7 +155,7 @@ def replay(
         log.advance(ranges)
         _append(spark, settings, source, folded, accounts, number)
         lanes += whole
-        states = folded.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
+        states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
@@ -211,22 +218,19 @@ def _append(
     spark: SparkSession,
     settings: Settings,
     source: DataFrame,
-    folded: DataFrame,
+    folded: Folded,
     accounts: list[Account],
     number: int,
 ) -> None:
-    from pyspark.sql import functions as F
-
-    beside = Lake(staging(settings))
+    beside, txn = Lake(staging(settings)), Txn("rebuild", number)
     for kind, table in (*APPENDED, (Output.QUARANTINE, QUARANTINE)):
         count = sum(account.rows.get(kind, 0) for account in accounts)
         if not count:
             continue
-        payloads = folded.where(F.col("kind") == str(kind)).select("payload")
-        rows = payloads.mapInArrow(Unpack(number), row_ddl(settings, table))
+        rows = rows_of(folded, kind, txn, row_ddl(settings, table))
         if kind is Output.QUARANTINE:
-            rows = with_messages(source, rows, accounts)
-        append(spark, beside, table, rows, Txn("rebuild", number))
+            rows = with_messages(source, as_frame(spark, rows), accounts)
+        append(spark, beside, table, rows, txn)
         found = beside.last_commit(spark, table).rows
         if found != count:
             raise LakeError(f"{table}: a rebuilt slice of {count} rows left {found}; report a fault of sessionlake")
