@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import MachineError, UsageError
 from sessionlake.integrity.rules import Decision
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.ledger import LEDGER, OffsetRange
+from sessionlake.lake.progress import committing
 from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.home import claim
@@ -34,6 +36,7 @@ def settings(tmp_path: Path) -> Settings:
     """Topic t, partition 0: session s has the offsets 0 to 9; silver has taken in 0 to 3, processor p 0 to 5."""
     busy = ProcessorSettings.model_validate({"name": "p", "class": "a:B"})
     found = Settings(home=tmp_path, processors=(busy,))
+    Path(found.checkpoint("silver")).parent.mkdir()
     lake = Lake(found)
     messages = pa.table(
         {"topic": ["t"] * 10, "partition": pa.array([0] * 10, pa.int32()), "offset": range(10), "key": [b"s"] * 10}
@@ -68,6 +71,14 @@ def test_a_place_that_nobody_has_come_to_can_be_decided(settings):
 def test_what_silver_or_a_processor_has_passed_is_not_decided_any_more(settings, offset, who):
     with pytest.raises(UsageError, match=f"{who} has passed offset {offset}"):
         decide(settings, offset)
+
+
+def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_tables(settings):
+    with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
+        raise KeyError
+    with pytest.raises(UsageError, match="committed offset 6: run `sessionlake run silver --once`"):
+        decide(settings, 6)
+    decide(settings, 7)
 
 
 def test_nothing_is_decided_while_silver_runs(settings):

@@ -16,7 +16,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, Output, config_hash, write
-from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.progress import committing, refuse_fresh_checkpoint
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES, TableSchema, Writes
 from sessionlake.lake.tables import Lake, quote
@@ -125,20 +125,20 @@ class _ProcessorBatch:
             self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=own.layer)
-            outputs = self._append(folded, accounts, txn)
+            with committing(self._settings, own.layer, txn.version, self._hash, ranges):
+                entry = LedgerEntry(
+                    layer=own.layer,
+                    txn=txn,
+                    source=MESSAGES,
+                    started_at=started,
+                    offsets=ranges,
+                    outputs=self._append(folded, accounts, txn),
+                    **counts_of(partitions),
+                    config_hash=self._hash,
+                )
+                write(spark, self._lake, entry)
         finally:
             frame.unpersist()
-        entry = LedgerEntry(
-            layer=own.layer,
-            txn=txn,
-            source=MESSAGES,
-            started_at=started,
-            offsets=ranges,
-            outputs=outputs,
-            **counts_of(partitions),
-            config_hash=self._hash,
-        )
-        write(spark, self._lake, entry)
         self._log.advance(ranges)
         self._few = entry.messages <= FEW_MESSAGES
 

@@ -154,12 +154,8 @@ class _Slice:
 def _readers(
     payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
 ) -> list[Reader | None]:
-    """What reads each header's payloads; None where nothing does. Schemas of many messages are asked for first."""
-    counts: dict[int, int] = {}
-    for (schema, _), count in zip(headers, np.bincount(used, minlength=len(headers)).tolist(), strict=True):
-        if count:
-            counts[schema] = counts.get(schema, 0) + count
-    definitions = payload.schemas.definitions(sorted(counts, key=lambda schema: (-counts[schema], schema)))
+    """What reads each header's payloads; None where nothing does."""
+    definitions = payload.schemas.definitions(sorted({headers[place][0] for place in np.unique(used).tolist()}))
     return [_reader(payload, definitions.get(schema), path, columns) for schema, path in headers]
 
 

@@ -45,7 +45,7 @@ class Schemas(Protocol):
     """Where schemas come from."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are; asked for in this order."""
+        """Those of the schemas that there are."""
 
 
 @dataclass(frozen=True)

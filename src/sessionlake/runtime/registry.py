@@ -1,8 +1,8 @@
 """A client of schema registries that answer as Confluent's does, for the one question that readers have.
 
 A schema is asked for when its id is first seen by a process, and kept: an id never changes its meaning. An id that
-there is not is taken as that for a minute. However many ids a topic names, few are asked for at a time; those over are
-taken as unknown, the ones of most messages last.
+there is not is taken as that for a minute. Every id is asked for, whoever made it up: a message's fate must not depend
+on those beside it. What the registry does not know when it is asked is in quarantine, until silver is rebuilt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -28,7 +29,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 _MAX_REFERENCES = 100
 _MAX_KNOWN = 1024
 _MAX_UNKNOWN = 65_536
-_UNKNOWN_AT_A_TIME = 256
+_AT_A_TIME = 8
 _UNKNOWN_SECONDS = 60.0
 _NO_SCHEMA = {40401, 40402, 40403}  # no such subject, version, schema
 _OK, _NOT_FOUND, _BUSY, _BROKEN = 200, 404, 429, 500
@@ -51,21 +52,12 @@ class RegistrySchemas:
     auth: str | None = field(default=None, repr=False)
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are; asked for in this order.
+        """Those of the schemas that there are.
 
         Raises:
             RegistryError: the registry does not answer, or not as a registry does.
         """
-        cache, found, unknown = _cache(self), {}, 0
-        for schema in ids:
-            if unknown < _UNKNOWN_AT_A_TIME:
-                known, asked = cache.get(schema)
-                unknown += asked and known is None
-            else:
-                known = cache.peek(schema)
-            if known is not None:
-                found[schema] = known
-        return found
+        return _cache(self).definitions(ids)
 
 
 class _Cache:
@@ -76,18 +68,24 @@ class _Cache:
         self._known: OrderedDict[int, Definition] = OrderedDict()
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
-    def peek(self, schema: int) -> Definition | None:
-        """The schema, if it is known."""
-        return self._known.get(schema)
-
-    def get(self, schema: int) -> tuple[Definition | None, bool]:
-        """The schema, None if there is none; and whether the registry had to be asked."""
-        if schema in self._known:
+    def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
+        """Those of the schemas that there are; what is not known yet is asked for, a few at a time."""
+        lately = time.monotonic() - _UNKNOWN_SECONDS
+        found = {schema: self._known[schema] for schema in ids if schema in self._known}
+        for schema in found:
             self._known.move_to_end(schema)
-            return self._known[schema], False
-        if self._unknown.get(schema, -_UNKNOWN_SECONDS) > time.monotonic() - _UNKNOWN_SECONDS:
-            return None, False
-        definition = self._ask(schema)
+        ask = [s for s in dict.fromkeys(ids) if s not in found and self._unknown.get(s, lately) <= lately]
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            try:
+                for schema, definition in zip(ask, pool.map(self._ask, ask), strict=True):
+                    self._note(schema, definition)
+                    if definition is not None:
+                        found[schema] = definition
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return found
+
+    def _note(self, schema: int, definition: Definition | None) -> None:
         if definition is None:
             self._unknown.pop(schema, None)
             self._unknown[schema] = time.monotonic()
@@ -96,7 +94,6 @@ class _Cache:
         for kept, most in ((self._known, _MAX_KNOWN), (self._unknown, _MAX_UNKNOWN)):
             if len(kept) > most:
                 kept.popitem(last=False)
-        return definition, True
 
 
 _caches: dict[RegistrySchemas, _Cache] = {}

@@ -22,6 +22,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.progress import Begun, begun
 from sessionlake.lake.reading import Condition, Reader, reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.outputs import Violation
@@ -109,6 +110,8 @@ def decide(
     layers = ["silver"] if stopped_here else ["silver", *(processor.layer for processor in settings.processors)]
     passed = [layer for layer in layers if reader.covering(layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped_here=stopped_here)
+    for layer in layers:
+        _require_whole(begun(settings, layer), layer, topic, partition, offset)
     decided = Decided(topic, session, offset, decision, who, why, datetime.now(UTC))
     _write(lake, spark, decided)
     return decided
@@ -145,6 +148,16 @@ def _require_ahead(passed: list[str], place: str, offset: int, decision: Decisio
         raise UsageError(
             f"{place}: offset {offset} was taken in before it came to a violation: "
             "it cannot be skipped any more; choose --accept-gap or --isolate"
+        )
+
+
+def _require_whole(batch: Begun | None, layer: str, topic: str, partition: int, offset: int) -> None:
+    """Refuses a decision about a message of a batch some of whose tables may be committed."""
+    spans = [] if batch is None else batch.offsets
+    if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
+        raise UsageError(
+            f"topic {topic}, partition {partition}: {layer} was interrupted while it committed offset {offset}: "
+            f"run `sessionlake run {layer.replace('-', ' ')} --once` first"
         )
 
 

@@ -89,6 +89,11 @@ def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, 
     write_whole(place / "handover.json", msgspec.json.encode(handover))
 
 
+def states(settings: Settings) -> dict[int, bytes]:
+    """The shards' states of the handover in force."""
+    return {int(file.stem): file.read_bytes() for file in folder(settings).glob("*.state")}
+
+
 def write_whole(file: Path, content: bytes) -> None:
     """Writes a file that is there with all of its content, or not at all."""
     partial = file.with_name(f"{file.name}.partial")

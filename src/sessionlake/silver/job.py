@@ -16,7 +16,7 @@ from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import Txn, append
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
-from sessionlake.lake.progress import refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.lake.progress import committing, refuse_fresh_checkpoint, refuse_interrupted_rebuild
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.spans import hull, within
 from sessionlake.lake.tables import Lake
@@ -150,21 +150,23 @@ class _SilverBatch:
             self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
-            outputs, rows = self._append(folded, accounts, txn)
+            by = config_hash(self._settings)
+            with committing(self._settings, LAYER, txn.version, by, ranges):
+                outputs, rows = self._append(folded, accounts, txn)
+                entry = LedgerEntry(
+                    layer=LAYER,
+                    txn=txn,
+                    source=MESSAGES,
+                    started_at=started,
+                    offsets=ranges,
+                    outputs=outputs,
+                    **counts_of(partitions),
+                    config_hash=by,
+                    decisions=taken((place for account in accounts for place in account.decided), self._decided),
+                )
+                write(spark, self._lake, entry)
         finally:
             frame.unpersist()
-        entry = LedgerEntry(
-            layer=LAYER,
-            txn=txn,
-            source=MESSAGES,
-            started_at=started,
-            offsets=ranges,
-            outputs=outputs,
-            **counts_of(partitions),
-            config_hash=config_hash(self._settings),
-            decisions=taken((place for account in accounts for place in account.decided), self._decided),
-        )
-        write(spark, self._lake, entry)
         self._log.advance(ranges)
         note_going_on(self._settings)
         self._few = entry.messages <= FEW_MESSAGES

@@ -176,17 +176,20 @@ def _replay(
 
 
 def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
-    """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt."""
+    """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt.
+
+    Raises:
+        LakeError: it has not.
+    """
     from pyspark.sql import functions as F
 
     begun = handover.in_force(lake.settings)
-    commits = [int(file.name) for file in Path(f"{lake.settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
+    commits = _commits(lake.settings)
     entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
     state_of = (begun.first_batch if begun else 0) + max(commits, default=-1)
     if entries is None or entries[0] != state_of:
         raise LakeError(
-            "silver has not ended its last batch, or begun one since it was rebuilt: run "
-            "`sessionlake run silver --once` first, or rebuild everything"
+            "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
         )
     bronze = lake.read(spark, MESSAGES, version).groupBy("topic", "partition").agg(F.max("offset"))
     if {(row[0], row[1]): row[2] for row in bronze.collect()} != dict(OffsetLog.load(spark, lake, LAYER).ends):
@@ -194,6 +197,15 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
             "one: run `sessionlake run silver --once` first, or rebuild everything"
         )
+
+
+def _commits(settings: Settings) -> list[int]:
+    return [int(file.name) for file in Path(f"{settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
+
+
+def _live_states(spark: SparkSession, settings: Settings) -> dict[int, bytes]:
+    """The states that the stream goes on from: before its first batch, those that the rebuild before handed over."""
+    return dict(shard_states(spark, settings)) if _commits(settings) else handover.states(settings)
 
 
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
@@ -215,7 +227,7 @@ def _states(
     if selection.everything:
         yield from rebuilt
         return
-    columns, live = settings.capture.declared, dict(shard_states(spark, settings))
+    columns, live = settings.capture.declared, _live_states(spark, settings)
     for shard, stored in rebuilt:
         state = ShardState.decode(live.get(shard, stored), columns)
         state.graft(ShardState.decode(stored, columns), selection)

@@ -1,0 +1,46 @@
+"""A batch that died between two tables is finished by the settings that began it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.progress import begun, committing
+
+RANGES = [OffsetRange("t", 0, 4, 6, 3)]
+
+
+class PowerCutError(Exception):
+    pass
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    found = Settings(home=tmp_path)
+    Path(found.checkpoint("silver")).parent.mkdir(parents=True)
+    with pytest.raises(PowerCutError), committing(found, "silver", 3, "a", RANGES):
+        raise PowerCutError
+    return found
+
+
+def test_other_settings_are_refused_until_the_batch_is_whole(settings):
+    with (
+        pytest.raises(LakeError, match=r"interrupted while it committed batch 3, .*config_hash a, now b"),
+        committing(settings, "silver", 3, "b", RANGES),
+    ):
+        pytest.fail("begun")
+    with committing(settings, "silver", 3, "a", RANGES):
+        assert begun(settings, "silver").offsets == [("t", 0, 4, 6)]
+    assert begun(settings, "silver") is None
+    with committing(settings, "silver", 4, "b", RANGES):
+        pass
+
+
+def test_another_layer_is_not_concerned(settings):
+    with committing(settings, "processor-p", 3, "b", RANGES):
+        pass
+    assert begun(settings, "silver") is not None
