@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake, quote
@@ -60,7 +61,12 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
     """Creates `session_as_of(of_session STRING, as_of TIMESTAMP)` and returns its name.
 
     In a catalog it stays, beside silver's tables; on a laptop it is the session's, and the tables must be there.
+
+    Raises:
+        LakeError: it may not be created.
     """
+    from pyspark.errors import PySparkException
+
     lake = Lake(settings)
     name, kind = SESSION_AS_OF, "TEMPORARY FUNCTION"
     if not lake.local:
@@ -68,7 +74,11 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
         name, kind = f"{quote(settings.catalog or '')}.{schema}.{SESSION_AS_OF}", "FUNCTION"
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES["silver.session_rows"].resolved(settings))
     parameters = "of_session STRING, as_of TIMESTAMP"
-    spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {_body(lake)}")
+    try:
+        spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {_body(lake)}")
+    except PySparkException as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise LakeError(f"function {name} cannot be created ({reason}): grant CREATE FUNCTION on its schema") from error
     return name
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import Txn, append, merge
+from sessionlake.lake.functions import create_session_as_of
 from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
 from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake, quote
@@ -78,7 +79,9 @@ class TableMerger:
         self._lake = Lake(settings)
         self._settings = settings
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, LEDGER])
-        if self._lake.local:  # the sources below are computed once already
+        if not self._lake.local:
+            create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
+        else:  # the sources below are computed once already
             self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
             self._spark.conf.set("spark.databricks.delta.setTransactionsInCrc.writeOnCommit", "true")
             self._spark.conf.set("spark.sql.shuffle.partitions", "1")
