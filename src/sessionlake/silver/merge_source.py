@@ -11,19 +11,21 @@ import contextlib
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings
-from sessionlake.lake.reading import Condition, DirectReader, SparkReader, TooLargeError
+from sessionlake.lake.reading import Condition, DirectReader, SparkReader, TooLargeError, among
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.arrow import are_of
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.runtime.frames import as_frame
-from sessionlake.silver.job import CHANGES, PROGRESS
-from sessionlake.silver.net import MARKS, NetChanges, Refolded, net_changes, net_ddl
+from sessionlake.silver.bases import Read, history_of
+from sessionlake.silver.job import CHANGES, CUTS, PROGRESS
+from sessionlake.silver.net import MARKS, NetChanges, Refolded, net_changes, net_ddl, refolded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,22 +103,6 @@ class _Source:
             held = held.where(F.col("session_id").isin(names))
         return held.join(F.broadcast(cleared), list(SESSION), "left_semi")
 
-    def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
-        """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
-
-        Who wrote a value last is then a matter of all their changes, up to the stretch's end, not of the stretch's.
-        """
-        from pyspark.sql import functions as F
-
-        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._stretch.last)
-        if len(names) <= _NAMED_SESSIONS:
-            history = history.where(F.col("session_id").isin(names))
-        own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
-        by_session = own.select(*(quote(name) for name in self._read)).repartition(
-            self._spark.sparkContext.defaultParallelism, *SESSION
-        )
-        return by_session.mapInArrow(Refolded(self._columns), net_ddl(self._columns))
-
 
 class DriverSource(_Source):
     """Works in the driver.
@@ -127,6 +113,8 @@ class DriverSource(_Source):
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch) -> None:
         super().__init__(spark, lake, settings, stretch)
+        own = partial(DirectReader(lake).table, at_most=DRIVER_BYTES) if lake.local else SparkReader(lake, spark).table
+        self._table: Read = own
         self._changes = self._rows(CHANGES, self._read)
         self._progress = self._rows(PROGRESS, None)
 
@@ -139,9 +127,7 @@ class DriverSource(_Source):
             ("_batch", operator.ge, self._stretch.first),
             ("_batch", operator.le, self._stretch.last),
         ]
-        if self._lake.local:
-            return DirectReader(self._lake).table(table, *batches, columns=columns, at_most=DRIVER_BYTES)
-        return SparkReader(self._lake, self._spark).table(table, *batches, columns=columns)
+        return self._table(table, *batches, columns=columns)
 
     def sessions(self) -> DataFrame:
         """The last row of each session out of the batches' progress."""
@@ -157,9 +143,7 @@ class DriverSource(_Source):
         beneath = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if beneath.num_rows:
             usual = net_changes(changes.filter(pc.invert(are_of(changes, beneath))), self._columns)
-            names = beneath["session_id"].to_pylist()
-            anew = self._refolded(as_frame(self._spark, beneath), names).toArrow()
-            net = pa.concat_tables([usual, anew.cast(usual.schema)])
+            net = pa.concat_tables([usual, self._refolded(beneath)])
         else:
             net = net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
@@ -170,6 +154,17 @@ class DriverSource(_Source):
             gone = held.join(rows.select(KEY), list(KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
         return as_frame(self._spark, rows)
+
+    def _refolded(self, sessions: pa.Table) -> pa.Table:
+        """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
+
+        Who wrote a value last is then a matter of more than the stretch's changes.
+        """
+        ids = sessions["session_id"].to_pylist()
+        named: list[Condition] = [("session_id", among, ids)] if len(ids) <= _NAMED_SESSIONS else []
+        cuts = self._table(CUTS, *named, ("_batch", operator.lt, self._stretch.first))
+        rows, changes = history_of(self._table, sessions, cuts, self._stretch.last, self._columns, named)
+        return refolded(changes, self._columns, rows)
 
 
 class ClusterSource(_Source):
@@ -207,6 +202,19 @@ class ClusterSource(_Source):
             return rows
         gone = self._held(clears, named).join(rows.select(*KEY), list(KEY), "left_anti")
         return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
+
+    def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
+        """See `DriverSource._refolded`; here out of all changes of these sessions up to the stretch's end."""
+        from pyspark.sql import functions as F
+
+        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._stretch.last)
+        if len(names) <= _NAMED_SESSIONS:
+            history = history.where(F.col("session_id").isin(names))
+        own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
+        by_session = own.select(*(quote(name) for name in self._read)).repartition(
+            self._spark.sparkContext.defaultParallelism, *SESSION
+        )
+        return by_session.mapInArrow(Refolded(self._columns), net_ddl(self._columns))
 
 
 def newest_progress(progress: DataFrame) -> DataFrame:

@@ -101,19 +101,34 @@ class Refolded:
             yield from refolded(pa.Table.from_batches(taken), self.columns).to_batches()
 
 
-def refolded(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+def refolded(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | None = None) -> pa.Table:
     """The whole tables of sessions (class `once`), by seq, as net changes that leave nothing of what was there.
 
     Args:
-        changes: all that were ever applied, in any order, with `_life`.
+        changes: all that were ever applied, in any order, with `_life`; or all since the tables given.
+        rows: tables that all of these changes come after: columns of `session_rows`.
     """
-    in_order = in_seq_order(changes)
-    sessions = in_order.group_by(["topic", "session_id"]).aggregate([])
-    given = {name: one(sessions[name]) for name in ("topic", "session_id")}
-    given["change"] = pa.array(["clear"] * sessions.num_rows)
-    given["_position"] = pa.array(np.full(sessions.num_rows, -1))
-    empty = [given.get(field.name, pa.nulls(sessions.num_rows, field.type)) for field in in_order.schema]
-    return net_changes(pa.concat_tables([in_order, pa.Table.from_arrays(empty, schema=in_order.schema)]), columns)
+    parts = [in_seq_order(changes)]
+    schema, told = parts[0].schema, changes.select(["topic", "session_id"])
+    if rows is not None:
+        names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
+        whole = {name: one(rows[name]) for name in rows.column_names} | {"_set": names}
+        parts.append(_as_changes(whole, "upsert", -1, schema))
+        told = pa.concat_tables([told, rows.select(["topic", "session_id"])])
+    sessions = told.group_by(["topic", "session_id"]).aggregate([])
+    parts.append(_as_changes({name: one(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
+    return net_changes(pa.concat_tables(parts), columns)
+
+
+def _as_changes(given: dict[str, pa.Array], change: str, position: int, schema: pa.Schema) -> pa.Table:
+    """Rows of this one kind of change, in this one place."""
+    count = len(given["topic"])
+    given |= {"change": pa.array([change] * count, pa.string()), "_position": pa.array(np.full(count, position))}
+    given["ordinal"] = pa.array(np.zeros(count, np.int32))
+    arrays = [
+        given[field.name].cast(field.type) if field.name in given else pa.nulls(count, field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def in_seq_order(changes: pa.Table) -> pa.Table:

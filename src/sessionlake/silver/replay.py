@@ -1,7 +1,8 @@
 """Silver computed a second time from bronze, beside the live tables: in batch, slice after slice in offset order.
 
 The fold is a pure function of state and messages, so it needs no stream: a slice is a stretch of offsets of every
-topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice.
+topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice, and by the
+changes of the session that has the most: its table is told in one piece.
 """
 
 from __future__ import annotations

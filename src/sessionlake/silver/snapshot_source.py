@@ -21,6 +21,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.reading import Condition, DirectReader, TooLargeError, among
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.arrow import are_of, session_keys
+from sessionlake.silver.bases import history_of
 from sessionlake.silver.job import CHANGES, CUTS, PROGRESS
 from sessionlake.silver.merge_source import DRIVER_BYTES, SESSION, Stretch
 from sessionlake.silver.snapshots import CUT, SnapshotTables, change_columns, last_cuts, snapshots, snapshots_schema
@@ -79,13 +80,14 @@ class SnapshotSource:
         changes = changes.filter(are_of(changes, due))
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         anew = self._anew(read, changes, last, until)
-        if anew.num_rows:
-            whole = read(CHANGES, *until, columns=columns)
-            usual = changes.filter(pc.invert(are_of(changes, anew)))
-            changes = pa.concat_tables([usual, whole.filter(are_of(whole, anew))])
+        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
         held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), *named)
         rows = held.join(last.select(CUT), list(CUT), join_type="left semi")
-        made = snapshots(due.select(CUT), rows, changes.drop_columns(["_batch"]), anew, self._columns)
+        if anew.num_rows:
+            bases, history = history_of(read, anew, earlier, stretch.last, self._columns, named)
+            rows = pa.concat_tables([rows.select(bases.column_names).cast(bases.schema), bases])
+            changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, anew))), history])
+        made = snapshots(due.select(CUT), rows, changes, anew, self._columns)
         return pa.concat_tables([snapshots_schema(self._columns).empty_table(), *made])
 
     def _anew(

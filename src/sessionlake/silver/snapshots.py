@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, one, ranges, session_keys
+from sessionlake.protocol.arrow import are_of, codes, one, ranges, session_keys
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.silver.net import MARKS, net_changes, refolded
 from sessionlake.silver.outputs import TIMESTAMP
@@ -79,7 +79,7 @@ def snapshots(
         rows: the sessions' tables at their last cuts before.
         changes: what was applied since, with `change_columns`.
         anew: topic and id of the sessions (class `once`) in which something was applied beneath newer messages since:
-            no table before is a base for theirs, and `changes` has all their changes from the beginning.
+            their tables and changes are what `bases.history_of` gives, or all their changes from the beginning.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in ("topic", "session_id", "position", "snapshot_at")])
     session, names = codes(session_keys(cuts))
@@ -88,6 +88,7 @@ def snapshots(
     first_in = _Shares(_first_cuts(cuts, session, names, changes), len(session))
     is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)[session]
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
+    bases = rows.filter(are_of(rows, anew))
     for number in range(int(rank.max(initial=-1)) + 1):
         here = np.flatnonzero(rank == number)
         usual, fresh = here[~is_anew[here]], here[is_anew[here]]
@@ -95,7 +96,9 @@ def snapshots(
         until = (fresh[:, None] - np.arange(number + 1)).reshape(-1)
         nets = [
             net_changes(changes.take(first_in.of(usual)), columns),
-            refolded(changes.take(first_in.of(until)), columns),
+            refolded(
+                changes.take(first_in.of(until)), columns, bases.filter(are_of(bases, cuts.take(pa.array(fresh))))
+            ),
         ]
         present = names.take(pa.array(session[here]))
         rows = advanced(rows.filter(pc.is_in(session_keys(rows), value_set=present)), pa.concat_tables(nets), columns)

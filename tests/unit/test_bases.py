@@ -1,0 +1,106 @@
+"""A session told in seq order from a snapshot is the one that is told from its beginning."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessionlake.config import CaptureSettings, Integrity, OnViolation
+from sessionlake.lake.reading import among
+from sessionlake.protocol.arrow import are_of
+from sessionlake.silver.bases import history_of
+from sessionlake.silver.net import refolded
+from sessionlake.silver.outputs import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.snapshots import change_columns
+from support.folding import Folder
+from support.snapshots import SESSION, Cutter
+from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
+
+told_from: list[str] = []
+
+
+def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
+    """Silver's tables after some batches of streams of class `once`, and how many there were."""
+    rnd = random.Random(seed)
+    capture = CaptureSettings(
+        columns=COLUMNS,
+        integrity=Integrity.ONCE,
+        on_violation=OnViolation.RECORD,
+        max_message_bytes=MAX_BYTES,
+        gap_timeout=rnd.choice(["3 s", "20 s", "10 minutes"]),
+    )
+    folder = Folder(capture, 2, rnd, interval=rnd.choice([1_000, 5_000, 60_000]))
+    batches = list(cut(rnd, StreamMaker(rnd, LIGHT, ["t"]).make(120), 12))
+    cutter = Cutter(folder, capture)
+    for number, batch in enumerate(batches):
+        folder.batch(batch)
+        cutter.make(number, number + 1)
+    found = {
+        "silver.session_changes": folder.table(Output.CHANGES, changes_schema(capture.declared)),
+        "silver.session_cuts": folder.table(Output.CUTS, CUTS),
+        "silver.session_progress": folder.table(Output.PROGRESS, PROGRESS),
+        "silver.session_snapshots": cutter.found,
+    }
+    return found, capture, len(batches)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None:
+    found, capture, batches = tables(seed)
+    columns, progress = capture.declared, found["silver.session_progress"]
+
+    def read(table: str, *conditions: Any, columns: list[str] | None = None) -> pa.Table:
+        rows = found[table]
+        for name, compare, value in conditions:
+            is_in = compare is among
+            rows = rows.filter(
+                pc.is_in(rows[name], value_set=pa.array(value, rows[name].type))
+                if is_in
+                else compare(pc.field(name), value)
+            )
+        return rows if columns is None else rows.select(columns)
+
+    for batch in range(batches):
+        mine = progress.filter((pc.field("_batch") == batch) & pc.field("beneath"))
+        sessions = mine.group_by(SESSION).aggregate([])
+        if not sessions.num_rows:
+            continue
+        cuts = found["silver.session_cuts"].filter(pc.field("_batch") < batch)
+        rows, changes = history_of(read, sessions, cuts, batch, columns)
+        whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
+        whole = whole.filter(are_of(whole, sessions)).select(change_columns(columns))
+        told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")
+        expected = refolded(whole, columns).to_pylist()
+        made = refolded(changes, columns, rows).to_pylist()
+        assert _rows(made) == _rows(expected)
+        # A session that has nothing new, and had an empty table, is not even cleared.
+        assert _cleared(made) - _cleared(expected) == set()
+        assert _cleared(expected) - _cleared(made) <= {
+            key for key in _cleared(expected) if key not in _changed(changes)
+        }
+
+
+def test_these_streams_were_told_from_both() -> None:
+    assert told_from.count("snapshot") > 20
+    assert told_from.count("beginning") > 20
+
+
+def _rows(net: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a MERGE makes of net changes that begin with a clear: the rows that are there then."""
+    kept = [row for row in net if row["row_id"] is not None and not row["_delete"]]
+    return sorted(kept, key=lambda row: (row["topic"], row["session_id"], row["row_id"]))
+
+
+def _cleared(net: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(row["topic"], row["session_id"]) for row in net if row["row_id"] is None}
+
+
+def _changed(changes: pa.Table) -> set[tuple[str, str]]:
+    return {(row["topic"], row["session_id"]) for row in changes.select(SESSION).to_pylist()}
