@@ -165,6 +165,15 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     with pytest.raises(UsageError, match="silver has passed offset 0"):
         decide(pipeline.settings, None, "s", Decision.ISOLATE, offset=0, who="me")
 
+    # The state is that of the attempt that was committed, not of the ones that were given up.
+    pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
+    pipeline.stream()
+    states = dict(shard_states(spark, pipeline.settings))
+    told = session_state(
+        states[shard_of(spark, pipeline.settings, "capture.a", "s")], pipeline.settings, "capture.a", "s"
+    )
+    assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
+
 
 def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, tmp_path: Path) -> None:
     pipeline = Pipeline(spark, tmp_path / "home")

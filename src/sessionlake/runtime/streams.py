@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import milliseconds
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 Batch = Callable[["DataFrame", Txn], None]
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_STATE_FILE = re.compile(r"\.?(\d+)(_[\w-]+)?\.(changelog|zip|delta|snapshot)(\.crc)?")
+_UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
 
 
 class LayerQuery:
@@ -32,6 +36,8 @@ class LayerQuery:
     def start(self, frame: DataFrame, batch: Batch, *, trigger: timedelta, once: bool) -> LayerQuery:
         """Starts `batch(frame, txn)` for every micro-batch; again after it has ended, too."""
         self._raised, self._batch = None, batch
+        if "FileSystemBased" in str(frame.sparkSession.conf.get(_FILE_MANAGER, "")):
+            discard_abandoned_states(Path(self.checkpoint))
 
         def run(rows: DataFrame, batch_id: int) -> None:
             try:
@@ -109,6 +115,21 @@ class LayerQuery:
         if isinstance(self._raised, SessionlakeError):
             return self._raised
         return explain(error, self.layer, self.checkpoint)
+
+
+def discard_abandoned_states(checkpoint: Path) -> None:
+    """Removes what batches that were never committed have left in the state store; the query must not run.
+
+    Spark's manager of local files (see `runtime.spark`) keeps the file that is there when another of its name is
+    written, and says nothing. A batch that is made once more, after a decision or with other settings, would leave the
+    state of the attempt that failed.
+    """
+    commits = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    committed = max(commits, default=-1) + 1  # the state that batch n leaves is version n + 1
+    for file in (checkpoint / "state").rglob("*"):
+        version = _STATE_FILE.fullmatch(file.name)
+        if (version and int(version[1]) > committed) or _UNFINISHED.fullmatch(file.name):
+            file.unlink()
 
 
 @dataclass(frozen=True)
