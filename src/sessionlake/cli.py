@@ -94,7 +94,10 @@ app.add_typer(state_app, name="state")
 app.add_typer(rebuild_app, name="rebuild")
 app.add_typer(verify_app, name="verify")
 
-Config = Annotated[Path | None, typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else ./sessionlake.yml]")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in the home or here]"),
+]
 Form = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
 
 

@@ -378,13 +378,15 @@ def load_settings(file: str | Path | None = None) -> Settings:
     """Reads and validates the configuration.
 
     Args:
-        file: the YAML file; without it `SESSIONLAKE_CONFIG`, else `sessionlake.yml` here, else the defaults.
+        file: the YAML file; without it `SESSIONLAKE_CONFIG`, else `sessionlake.yml` in `SESSIONLAKE_HOME`, else here,
+            else the defaults.
 
     Raises:
         ConfigError: naming each wrong key, its value and what is allowed.
     """
     named = file or os.environ.get(CONFIG_VARIABLE)
-    path = Path(named) if named else Path(DEFAULT_FILE)
+    own = Path(os.environ.get(f"{ENV_PREFIX}HOME", "")) / DEFAULT_FILE
+    path = Path(named) if named else own if own.is_file() else Path(DEFAULT_FILE)
     content = _read_yaml(path) if named or path.exists() else {}
     _refuse_unknown_variables()
     try:

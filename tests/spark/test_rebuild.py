@@ -14,12 +14,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import handover, job
+from sessionlake.silver.inspect import shard_states
 from sessionlake.silver.rebuild import rebuild, verify
 from sessionlake.silver.replay import Selection
 from sessionlake.silver.tables import TableMerger
@@ -95,6 +96,9 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
 
     # One session is rebuilt before the stream has gone on: its state, too, is the rebuild's.
     lake.delta(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
+    with pytest.raises(UsageError, match=f"has no message of session 'nope' of topic {row['topic']}"):
+        rebuild(spark, settings, selection=Selection(row["topic"], ("nope",)))
+    assert dict(shard_states(spark, settings))
     one = Selection(row["topic"], (row["session_id"],))
     assert rebuild(spark, settings, selection=one, slice_messages=SLICE).verified.different == 1
     run(spark, settings, batches[2])

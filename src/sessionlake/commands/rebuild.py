@@ -37,6 +37,8 @@ def rebuild_silver(
         say(f"the interrupted rebuild of bronze.messages@v{found.version} is published; run it again for another")
         return
     say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
+    if not selection.everything:
+        say(f"replaced are {selection} alone")
     if found.verified.first is None:
         say("every row is what it was before")
     else:

@@ -15,11 +15,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.console import Console
 
 from sessionlake.commands.query import fetch
 from sessionlake.commands.show import table_of
-from sessionlake.config import Integrity, OnViolation, PayloadSettings, Settings
+from sessionlake.config import DEFAULT_FILE, Integrity, OnViolation, PayloadSettings, Settings
 from sessionlake.errors import MachineError
 from sessionlake.lake.tables import Lake
 from sessionlake.local import broker
@@ -113,6 +114,7 @@ class _Demo:
                 spark = spark_session(own, app="demo")
                 self._stop.take()
                 report = self._live(spark, sensors)
+            _leave_settings(own)
             out.print(f"{report.produced.messages:,} messages went in; comparing every session table with the truth …")
             truth = _Background(lambda: truth_from_broker(own))
             self._wait_for(truth)
@@ -222,6 +224,13 @@ def _own_settings(settings: Settings) -> Settings:
             "gold": settings.gold.model_copy(update={"trigger": timedelta(seconds=8)}),  # a minute has few of 20
         }
     )
+
+
+def _leave_settings(own: Settings) -> None:
+    """Leaves in the demo's home what its tables were judged by: commands over it use the same."""
+    told = own.capture.model_dump(mode="json", include={"columns", "integrity", "on_violation"})
+    text = yaml.safe_dump({"capture": told}, sort_keys=False)
+    (own.home / DEFAULT_FILE).write_text(f"# What the demo's tables were judged by.\n{text}", encoding="utf-8")
 
 
 def _exact(spark: SparkSession, own: Settings, truth: Tables, out: Console) -> bool:

@@ -13,6 +13,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
+from sessionlake.silver import handover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +48,8 @@ STATS = tuple(ShardStats.__dataclass_fields__)
 def shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
     """The shards' states after the last committed batch, by Spark's state reader.
 
+    Before a rebuilt silver's first batch, they are those that the rebuild has handed over.
+
     Args:
         shard: of this one alone.
 
@@ -56,7 +59,11 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
     from pyspark.sql import functions as F
 
     checkpoint = settings.checkpoint(_LAYER)
-    if not (Path(checkpoint) / "commits").is_dir():
+    if not any((Path(checkpoint) / "commits").glob("[0-9]*")):
+        handed = handover.states(settings)
+        if handed:
+            yield from ((number, state) for number, state in handed.items() if shard in (None, number))
+            return
         raise LakeError(f"there is no silver state in {checkpoint} yet: run `sessionlake run silver`")
     frame = spark.read.format("statestore").load(checkpoint).select("key.shard", F.col("value.*"))
     wanted = frame if shard is None else frame.where(F.col("shard") == shard)

@@ -279,6 +279,11 @@ class StoppedError(IntegrityViolationError):
         super().__init__(_told(violation))
         self.violation = violation
 
+    @property
+    def place(self) -> str:
+        """The place alone."""
+        return _place(self.violation)
+
 
 def violation_of(accounts: list[Account]) -> StoppedError | None:
     """The first violation under `on_violation: fail`, by topic, partition and offset."""
@@ -286,15 +291,21 @@ def violation_of(accounts: list[Account]) -> StoppedError | None:
     return StoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
-def _told(first: Violation) -> str:
-    """Names class, session, place, and expected and actual seq, and the command that decides the matter."""
+def _place(first: Violation) -> str:
+    """Names class, session, place, and expected and actual seq."""
     due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
     found = "no seq" if first.actual_seq is None else f"seq {first.actual_seq}"
-    session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
     return (
         f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, "
-        f"partition {first.partition}, offset {first.offset}: expected {due}, found {found}. "
-        "Nothing of the batch was committed. Decide, and run silver again:\n"
+        f"partition {first.partition}, offset {first.offset}: expected {due}, found {found}"
+    )
+
+
+def _told(first: Violation) -> str:
+    """The place, and the commands that decide the matter."""
+    session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
+    return (
+        f"{_place(first)}. Nothing of the batch was committed. Decide, and run silver again:\n"
         f"  {session} --offset {first.offset} --accept-gap  # apply the message all the same\n"
         f"  {session} --offset {first.offset} --isolate  # break the session until its next snapshot\n"
         f"  {session} --skip-message {first.offset}  # as if the message had not arrived\n"

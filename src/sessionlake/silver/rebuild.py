@@ -21,7 +21,7 @@ import msgspec
 from sessionlake import __version__
 from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.commit import Txn
 from sessionlake.lake.faults import fault_point
@@ -132,6 +132,7 @@ def rebuild(
     version = latest if version is None else version
     TableMerger(spark, settings).catch_up()
     if not selection.everything:
+        _require_known(spark, lake, version, selection)
         handover.refuse_other_shards(settings)
         _require_level(spark, lake, version)
     replayed = _replay(spark, settings, lake, version, None, slice_messages)
@@ -175,6 +176,24 @@ def _replay(
     return replay(spark, settings, decided, version=version, ends=ends, **sized)
 
 
+def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
+    """Refuses a topic, or a session, that bronze has no message of: it is misspelt.
+
+    Raises:
+        UsageError: naming what is unknown.
+    """
+    from pyspark.sql import functions as F
+
+    source = lake.read(spark, MESSAGES, version)
+    of_topic = source if selection.topic is None else source.where(F.col("topic") == selection.topic)
+    where = "" if selection.topic is None else f" of topic {selection.topic}"
+    if of_topic.isEmpty():
+        raise UsageError(f"{MESSAGES}@v{version} has no message{where}")
+    for session in selection.sessions:
+        if of_topic.where(F.col("key") == F.lit(session.encode())).isEmpty():
+            raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+
+
 def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt.
 
@@ -203,11 +222,6 @@ def _commits(settings: Settings) -> list[int]:
     return [int(file.name) for file in Path(f"{settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
 
 
-def _live_states(spark: SparkSession, settings: Settings) -> dict[int, bytes]:
-    """The states that the stream goes on from: before its first batch, those that the rebuild before handed over."""
-    return dict(shard_states(spark, settings)) if _commits(settings) else handover.states(settings)
-
-
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
     """Puts the live rows of all other sessions into the staging tables, in the place of their own."""
     beside = Lake(staging(settings))
@@ -227,7 +241,7 @@ def _states(
     if selection.everything:
         yield from rebuilt
         return
-    columns, live = settings.capture.declared, _live_states(spark, settings)
+    columns, live = settings.capture.declared, dict(shard_states(spark, settings))
     for shard, stored in rebuilt:
         state = ShardState.decode(live.get(shard, stored), columns)
         state.graft(ShardState.decode(stored, columns), selection)

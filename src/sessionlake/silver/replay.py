@@ -16,7 +16,7 @@ from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import Decision, Place, RuleBook
 from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import OffsetLog, OffsetRange
+from sessionlake.lake.ledger import OffsetLog, OffsetRange, config_hash
 from sessionlake.lake.spans import Lane, Spans, within
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.folded import Folded, collect
@@ -69,6 +69,10 @@ class Selection:
     def everything(self) -> bool:
         """Whether no session is left out."""
         return self.topic is None and not self.sessions
+
+    def __str__(self) -> str:
+        who = f"the sessions {', '.join(map(repr, self.sessions))}" if self.sessions else "all sessions"
+        return who if self.topic is None else f"{who} of topic {self.topic}"
 
     def __call__(self, topic: str, session: str) -> bool:
         """Whether it has this session."""
@@ -147,8 +151,9 @@ def replay(
         violation = violation_of(accounts)
         if violation is not None:
             raise LakeError(
-                f"built anew under this configuration, silver would stop: {str(violation).splitlines()[0]} "
-                "Nothing was published. Set capture.on_violation to isolate or record for the rebuild"
+                f"made anew under this configuration, silver would stop at {violation.place}. Nothing was changed. "
+                "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
+                f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
             )
         whole = total(accounts)
         ranges = ranges_of(whole)
