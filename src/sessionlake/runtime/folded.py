@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# 64 shards of four kinds make 64 MB at most.
+# Size of a payload up to which it is brought along: 64 shards of four kinds make 64 MB at most.
 _INLINE_BYTES = 262_144
 
 
@@ -35,20 +35,19 @@ class Folded:
         return here if len(here) == len(contents) else None
 
 
-def collect(frame: DataFrame, account: str, limit: int = _INLINE_BYTES) -> tuple[Folded, list[bytes]]:
+def collect(frame: DataFrame, account: str) -> tuple[Folded, list[bytes]]:
     """Runs the fold (one job).
 
     Args:
         frame: `kind string, payload binary`, persisted or checkpointed.
         account: the kind that is brought along whatever its size.
-        limit: size of a payload, in bytes, up to which it is brought along.
 
     Returns:
         What was folded, and the accounts.
     """
     from pyspark.sql import functions as F
 
-    is_small = (F.length("payload") <= limit) | (F.col("kind") == account)
+    is_small = (F.length("payload") <= _INLINE_BYTES) | (F.col("kind") == account)
     inline: dict[str, list[bytes | None]] = {}
     for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
         inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))
