@@ -15,8 +15,6 @@ from sessionlake.runtime.folded import Folded, collect
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# 64 shards of six kinds make 100 MB at most.
-
 
 @dataclass(frozen=True)
 class Part:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Size of a payload up to which it is brought along: 64 shards of four kinds make 64 MB at most.
+# Size of a payload up to which it is brought along: 64 shards of six kinds make 100 MB at most.
 _INLINE_BYTES = 262_144
 
 
