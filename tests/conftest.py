@@ -16,7 +16,7 @@ from sessionlake.config import KafkaSettings, Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.local.broker import BrokerStatus
+    from sessionlake.laptop.broker import BrokerStatus
 
 # Tests are short: compiling quickly beats compiling well, and halves what a JVM costs them.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
@@ -66,7 +66,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
     """A running broker on a free port; tests keep apart by topic names."""
-    from sessionlake.local.broker import down, up
+    from sessionlake.laptop.broker import down, up
 
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{_free_port()}")
     own = Settings(home=tmp_path_factory.mktemp("broker-home"), kafka=kafka)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sessionlake.config import Settings
     from sessionlake.lake.reading import Reader
-    from sessionlake.local.broker import BrokerStatus
+    from sessionlake.laptop.broker import BrokerStatus
 
 DEBUG = "SESSIONLAKE_DEBUG"
 INTERRUPTED = 130
@@ -175,7 +175,7 @@ def status(form: Form = Format.TABLE, config: Config = None) -> None:
     """What each layer has done, and how far it is behind."""
     settings = _settings(config)
     from sessionlake.commands.show import show
-    from sessionlake.lake.status import COLUMNS, layer_statuses
+    from sessionlake.history.status import COLUMNS, layer_statuses
 
     found = _with_reader(settings, lambda reader: layer_statuses(reader, settings))
     show(COLUMNS, [layer.row() for layer in found], form)
@@ -192,7 +192,7 @@ def trace(
     """Where one Kafka message is: bronze commit, silver batch, what became of it and why, the row changes it made."""
     settings = _settings(config)
     from sessionlake.commands.trace import show_trace
-    from sessionlake.lake.trace import trace as find
+    from sessionlake.history.trace import trace as find
 
     show_trace(_with_reader(settings, lambda reader: find(reader, settings, topic, partition, offset)), form)
 
@@ -200,8 +200,8 @@ def trace(
 @app.command()
 def doctor(form: Form = Format.TABLE, config: Config = None) -> None:
     """Check this machine, Kafka, and that the tables account for every message."""
+    from sessionlake.commands.doctor import Level, examine
     from sessionlake.commands.show import show
-    from sessionlake.doctor import Level, examine
     from sessionlake.runtime.spark import stop_spark
 
     try:
@@ -339,7 +339,7 @@ def simulate(
     settings = _settings(config)
     from sessionlake.commands.show import show
     from sessionlake.commands.simulate import ProgressLine
-    from sessionlake.local.simulate import run_simulation
+    from sessionlake.lab.simulate import run_simulation
     from sessionlake.runtime.signals import StopFlag
 
     told = every_fault(every, scenario | {"messages": messages})
@@ -388,7 +388,7 @@ def rebuild_silver(
     """Build silver from bronze beside the live tables, then put it in their place."""
     settings = _settings(config)
     from sessionlake.commands import rebuild
-    from sessionlake.silver.replay import Selection
+    from sessionlake.silver.rebuild.replay import Selection
 
     wanted = Selection(topic, tuple(sessions or ()))
     _with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
@@ -407,7 +407,7 @@ def verify_silver(config: Config = None) -> None:
 @broker_app.command("up")
 def broker_up(config: Config = None) -> None:
     """Start it, unless it runs, and wait until it answers."""
-    from sessionlake.local import broker
+    from sessionlake.laptop import broker
 
     _show_broker(broker.up(_settings(config)))
 
@@ -415,7 +415,7 @@ def broker_up(config: Config = None) -> None:
 @broker_app.command("down")
 def broker_down(config: Config = None) -> None:
     """Stop it; its data stays."""
-    from sessionlake.local import broker
+    from sessionlake.laptop import broker
 
     say("the broker has stopped" if broker.down(_settings(config)) else "no broker of this home was running")
 
@@ -423,7 +423,7 @@ def broker_down(config: Config = None) -> None:
 @broker_app.command("status")
 def broker_status(config: Config = None) -> None:
     """Say how it stands; exit code 1 unless it runs."""
-    from sessionlake.local import broker
+    from sessionlake.laptop import broker
 
     found = broker.status(_settings(config))
     _show_broker(found)
@@ -439,7 +439,7 @@ def demo(
 ) -> None:
     """The whole pipeline on live Kafka input for a minute, in a home of its own, then verified."""
     settings = _settings(config)
-    from sessionlake.local.demo import run_demo
+    from sessionlake.commands.demo import run_demo
 
     code = run_demo(settings, seconds=seconds, rate=rate)
     if code:

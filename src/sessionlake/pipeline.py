@@ -15,15 +15,15 @@ from sessionlake.bronze import job as bronze
 from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
-from sessionlake.lake.checkpoint import require_readable
 from sessionlake.lake.ledger import LedgerEntry
+from sessionlake.laptop.home import claim, require_home
 from sessionlake.processors import job as processors
-from sessionlake.runtime.home import claim, require_home
 from sessionlake.runtime.kafka import require_broker
-from sessionlake.runtime.payloads import payload_of
-from sessionlake.runtime.streams import LayerQuery, explain
 from sessionlake.silver import job as silver
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.payloads import payload_of
+from sessionlake.streaming.query import LayerQuery, explain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

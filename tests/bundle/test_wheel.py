@@ -63,7 +63,7 @@ def test_the_wheel_carries_its_licence_its_types_and_its_data_and_nothing_else(c
     top = {name.split("/")[0] for name in contents}
     assert {name for name in top if not name.endswith(".dist-info")} == {"sessionlake"}
     assert "sessionlake/py.typed" in contents
-    assert "sessionlake/runtime/log4j2.properties" in contents
+    assert "sessionlake/laptop/log4j2.properties" in contents
     assert [name for name in contents if name.endswith(".dist-info/licenses/LICENSE")]
 
 

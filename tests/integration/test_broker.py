@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.local.broker import BrokerStatus, down, status, up
+from sessionlake.laptop.broker import BrokerStatus, down, status, up
 from sessionlake.runtime.kafka import require_broker
 
 
@@ -193,6 +193,6 @@ def test_the_broker_outlives_the_command_that_started_it_and_its_ctrl_c(own):
 
 _UP = """
 from sessionlake.config import load_settings
-from sessionlake.local.broker import up
+from sessionlake.laptop.broker import up
 print(up(load_settings()).pid, flush=True)
 """

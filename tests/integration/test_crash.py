@@ -21,12 +21,11 @@ import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import Settings, load_settings
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage
 from sessionlake.runtime.kafka import client_config
 from support.lakes import assert_silver_is_the_truth
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut

@@ -21,10 +21,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from sessionlake.commands.publish import publish
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import BrokerError, LakeError
-from sessionlake.lake.commit import Txn, merge
+from sessionlake.lake.commit import merge
 from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.publish.job import Publication
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.interpreted import interpreted

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
-sys.path.append(str(Path(__file__).parent))
 from test_crash import WORKER, assert_every_message_once, configured, fill, lose_last_commit, make, run
 
 from sessionlake.config import Settings

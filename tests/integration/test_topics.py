@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from sessionlake.commands.doctor import _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
-from sessionlake.doctor import _contiguous, _topics
 from sessionlake.errors import SessionlakeError, TopicChangedError
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sessionlake.config import KafkaSettings, Settings
-from sessionlake.local.broker import down, up
-from sessionlake.local.simulate import run_simulation
+from sessionlake.lab.simulate import run_simulation
+from sessionlake.laptop.broker import down, up
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 STAGES = ("start", "bronze", "silver", "tables", "gold", "verify")

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.integrity.rules import decode_rules
-from sessionlake.local.simulate import Scenario, generate
+from sessionlake.lab.simulate import Scenario, generate
 from sessionlake.protocol.decode import decode
-from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.net import net_changes
-from sessionlake.silver.pack import Packer
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.tables.net import net_changes
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 SHARDS = 64

@@ -23,12 +23,12 @@ from stages import cpu_seconds
 
 from sessionlake.bronze.job import start as start_bronze
 from sessionlake.config import KafkaSettings, Settings
+from sessionlake.lab.simulate import run_simulation
 from sessionlake.lake.tables import Lake
-from sessionlake.local.broker import down, up
-from sessionlake.local.simulate import run_simulation
+from sessionlake.laptop.broker import down, up
 from sessionlake.runtime.spark import spark_session
 from sessionlake.silver.job import start as start_silver
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
 
 ROWS_A_SESSION = 200
 

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.lab.simulate import run_simulation
 from sessionlake.lake.tables import Lake
-from sessionlake.local.broker import down, up
-from sessionlake.local.simulate import run_simulation
+from sessionlake.laptop.broker import down, up
 from sessionlake.pipeline import Pipeline
 from sessionlake.runtime.spark import spark_session
 

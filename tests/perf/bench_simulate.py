@@ -19,9 +19,9 @@ from pathlib import Path
 from bench import free_port
 
 from sessionlake.config import KafkaSettings, Settings
-from sessionlake.local.broker import down, up
-from sessionlake.local.simulate import Faults, Scenario, generate
-from sessionlake.local.simulate.sink import produce
+from sessionlake.lab.simulate import Faults, Scenario, generate
+from sessionlake.lab.simulate.sink import produce
+from sessionlake.laptop.broker import down, up
 
 SHAPES = {"W1: 500 sessions x 200 rows": (500, 200), "W2: 50,000 sessions x 10 rows": (50_000, 10)}
 

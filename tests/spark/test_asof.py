@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,21 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake import cli
 from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.show import Format
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake.consistent import as_of_batch
-from sessionlake.lake.functions import create_session_as_of
+from sessionlake.history.asof import find_session, session_as_of, table_as_of
+from sessionlake.history.batch_as_of import as_of_batch
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.reading import SparkReader
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import job
-from sessionlake.silver.asof import find_session, session_as_of, table_as_of
-from sessionlake.silver.moments import Moment
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.merge.sql_function import create_session_as_of
+from sessionlake.silver.tables.moments import Moment
 from support.folding import plain, truth_of
 from support.lakes import write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut

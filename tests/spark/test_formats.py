@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, OnViolation, Settings, SilverSettings
 from sessionlake.errors import LakeError, RegistryError
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import job
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
 from support.lakes import write_bronze
 from support.payloads import avro_schema, datum_of, header, serving
 

@@ -12,8 +12,7 @@ import pytest
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.targets import AVERAGES, MINUTES
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.names import AVERAGES, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake
 
 CHANGES = "silver.session_changes"
@@ -146,7 +145,7 @@ def test_a_batch_that_dies_between_any_two_commits_and_is_replayed_counts_once(
     second = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285, 310, 400])]
     feed.write(first).run()
     feed.write([*second, change("t", "r", 50, 0, price=1.0)])
-    monkeypatch.setattr("sessionlake.runtime.folded._INLINE_BYTES", inline)
+    monkeypatch.setattr("sessionlake.streaming.folded._INLINE_BYTES", inline)
     passed = 0
 
     def die(point: str) -> None:
@@ -196,7 +195,7 @@ def test_another_number_of_points_than_the_tables_have_is_refused_before_anythin
 
 
 def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sessionlake.runtime.folded._INLINE_BYTES", 10)
+    monkeypatch.setattr("sessionlake.streaming.folded._INLINE_BYTES", 10)
     first = [change("s", "r", i, i * 10 * SECOND, price=float(i), qty=i) for i in range(30)]
     late = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285])]
     feed.write(first).run().write(late).run()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.errors import LakeError, ProcessorError
+from sessionlake.history.status import layer_statuses
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.reading import reader_for
-from sessionlake.lake.status import layer_statuses
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage
 from sessionlake.pipeline import Layer, run_once
 from support.lakes import write_bronze
 

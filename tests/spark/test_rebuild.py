@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -12,18 +11,17 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import handover, job
-from sessionlake.silver.inspect import shard_states
-from sessionlake.silver.rebuild import rebuild, verify
-from sessionlake.silver.replay import Selection
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.rebuild.rebuild import rebuild, verify
+from sessionlake.silver.rebuild.replay import Selection
+from sessionlake.silver.states import shard_states
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 

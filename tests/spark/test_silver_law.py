@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import IntegrityViolationError, LakeError, OffsetHoleError, UsageError
+from sessionlake.history.state import session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage
 from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at
-from sessionlake.silver.inspect import session_state, shard_of, shard_states, stats_of
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.states import shard_of, shard_states
 from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
@@ -103,12 +102,12 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
     with monkeypatch.context() as patch:  # this time the snapshots are made on the cluster
-        patch.setattr("sessionlake.silver.snapshot_source._LOCAL_CUTS", 0)
+        patch.setattr("sessionlake.silver.merge.snapshot_source._LOCAL_CUTS", 0)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver
-        patch.setattr("sessionlake.silver.snapshot_source._LOCAL_CUTS", 10**6)
+        patch.setattr("sessionlake.silver.merge.snapshot_source._LOCAL_CUTS", 10**6)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)

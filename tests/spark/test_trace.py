@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from operator import eq
@@ -18,19 +17,20 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake import cli
 from sessionlake.config import CaptureSettings, OnViolation, Settings, SilverSettings
 from sessionlake.errors import LakeError, NotThereError
-from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetRange, Output, write
+from sessionlake.history.status import layer_statuses
+from sessionlake.history.trace import Trace, trace
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, write
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.reading import DirectReader, Reader, SparkReader
-from sessionlake.lake.status import layer_statuses
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.trace import Trace, trace
-from sessionlake.local.truth import KafkaMessage
+from sessionlake.lake.txn import Txn
 from sessionlake.silver import job
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
 from support.lakes import write_bronze
 
 TOPIC, NOW = "capture.a", 1_700_000_000_000

@@ -12,7 +12,7 @@ from sessionlake.bronze import job as bronze
 from sessionlake.config import load_settings
 from sessionlake.runtime.spark import spark_session
 from sessionlake.silver import job as silver
-from sessionlake.silver.tables import TableMerger
+from sessionlake.silver.merge.merger import TableMerger
 
 
 def main(file: Path) -> None:

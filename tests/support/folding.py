@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
 from sessionlake.integrity.rules import Decision, Place, decode_rules
-from sessionlake.local.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
-from sessionlake.silver.fold import SilverFold
-from sessionlake.silver.net import net_changes, refolded
-from sessionlake.silver.outputs import Account, Output, Violation, read_account
-from sessionlake.silver.pack import Packer
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.schemas import Account, Output, Violation, read_account
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.tables.net import net_changes, refolded
 
 INT64_MAX = 2**63 - 1
 INTERVAL = 600_000

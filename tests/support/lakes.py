@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from chispa import assert_df_equality
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lab.truth import KafkaMessage, Tables
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
-from sessionlake.local.truth import KafkaMessage, Tables
 from support.folding import capped, closed, cut_of, truth_of
 
 if TYPE_CHECKING:

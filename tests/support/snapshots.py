@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 from sessionlake.config import CaptureSettings
 from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.protocol.arrow import are_of, session_keys
-from sessionlake.silver.outputs import CUTS, PROGRESS, Output, changes_schema
-from sessionlake.silver.snapshots import CUT, change_columns, last_cuts, snapshots, snapshots_schema
+from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.tables.snapshots import CUT, change_columns, last_cuts, snapshots, snapshots_schema
 from support.folding import Folder
 
 SESSION = ["topic", "session_id"]

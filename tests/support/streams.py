@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionlake.local.truth import KafkaMessage
+from sessionlake.lab.truth import KafkaMessage
 from support.malformed import MALFORMED, Broken
 
 COLUMNS = {

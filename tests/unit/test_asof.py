@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.history.asof import find_session, session_as_of, table_as_of
+from sessionlake.lab.truth import KafkaMessage, Truth
 from sessionlake.lake.reading import Condition, Row, Span
-from sessionlake.local.truth import KafkaMessage, Truth
-from sessionlake.silver.asof import find_session, session_as_of, table_as_of
-from sessionlake.silver.moments import Moment
-from sessionlake.silver.outputs import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.tables.moments import Moment
 from support.folding import Folder, plain, truth_rules
 from support.snapshots import Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lake.reading import among
 from sessionlake.protocol.arrow import are_of
-from sessionlake.silver.bases import history_of
-from sessionlake.silver.net import refolded
-from sessionlake.silver.outputs import CUTS, PROGRESS, Output, changes_schema
-from sessionlake.silver.snapshots import change_columns
+from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.merge.seq_history import history_of
+from sessionlake.silver.tables.net import refolded
+from sessionlake.silver.tables.snapshots import change_columns
 from support.folding import Folder
 from support.snapshots import SESSION, Cutter
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut

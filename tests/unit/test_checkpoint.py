@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.checkpoint import require_readable
+from sessionlake.streaming.checkpoint import require_readable
 
 WHOLE = {
     "metadata": '{"id":"a"}',

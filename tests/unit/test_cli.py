@@ -16,13 +16,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sessionlake import cli, pipeline
+from sessionlake.commands.demo import run_demo
 from sessionlake.commands.query import first_word, mentioned, one_line
 from sessionlake.commands.show import Format, plain, show
 from sessionlake.commands.simulate import every_fault
 from sessionlake.config import Settings
 from sessionlake.errors import IntegrityViolationError, MachineError
-from sessionlake.local.demo import run_demo
-from sessionlake.local.simulate.scenario import Faults, Mix, Scenario
+from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
 from sessionlake.runtime.signals import StopFlag
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.local.truth import KafkaMessage
+from sessionlake.lab.truth import KafkaMessage
 from support.folding import fold, of_silver, of_truth, truth_of
 
 KINDS = {"s": "snapshot", "u": "update", "h": "heartbeat", "e": "end"}

@@ -14,12 +14,13 @@ from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import MachineError, UsageError
 from sessionlake.integrity.rules import Decision
-from sessionlake.lake.ledger import LEDGER, OffsetRange
-from sessionlake.lake.progress import committing
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.names import DECISIONS, LEDGER
 from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake
-from sessionlake.runtime.home import claim
-from sessionlake.silver.decisions import DECISIONS, decisions
+from sessionlake.laptop.home import claim
+from sessionlake.silver.decisions import decisions
+from sessionlake.streaming.guards import committing
 
 TEXTS = ("topic", "session_id", "decision", "who", "why")
 EMPTY = pa.table(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings
-from sessionlake.local.truth import KafkaMessage
-from sessionlake.local.truth.reading import MalformedError, Reader
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lab.truth.reading import MalformedError, Reader
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.reasons import CODES

@@ -4,7 +4,7 @@ import pytest
 
 from sessionlake.config import Settings
 from sessionlake.errors import MachineError
-from sessionlake.runtime.home import require_home
+from sessionlake.laptop.home import require_home
 
 
 def test_the_home_and_its_folders_are_made_and_left_empty(tmp_path):

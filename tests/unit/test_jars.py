@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import MachineError
-from sessionlake.runtime import jars
-from sessionlake.runtime.jars import MANIFEST, JarSet, cache_folder, resolve
+from sessionlake.laptop import jars
+from sessionlake.laptop.jars import MANIFEST, JarSet, cache_folder, resolve
 
 _SET = JarSet("tiny", ("org.example:one:1.0",))
 # Stands in for Java running Ivy: what it is asked to retrieve arrives as two small files.

@@ -7,7 +7,8 @@ import pytest
 
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import BrokerError, ConfigError
-from sessionlake.runtime.kafka import addresses, client_config, is_loopback, require_broker, spark_kafka_options
+from sessionlake.laptop.probe import addresses, is_loopback
+from sessionlake.runtime.kafka import client_config, require_broker, spark_kafka_options
 
 
 def _settings(servers: str = "127.0.0.1:9092", **options: str) -> Settings:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.config import Settings
-from sessionlake.lake.known import why_unjudged, why_unread
+from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.lake.reading import Span
 
 SPANS = [

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
 from sessionlake.integrity.rules import Decision, Place
-from sessionlake.local.truth import KafkaMessage, Truth, Violation
+from sessionlake.lab.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, StoppedError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.streams import CALM, COLUMNS, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut

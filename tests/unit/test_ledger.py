@@ -6,7 +6,8 @@ import pytest
 
 from sessionlake.config import CaptureSettings, Settings
 from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.ledger import OffsetLog, OffsetRange, config_hash
+from sessionlake.lake.ledger import OffsetRange, config_hash
+from sessionlake.lake.offset_log import OffsetLog
 
 
 def span(first: int, last: int, messages: int | None = None, partition: int = 0) -> OffsetRange:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.protocol.columns import parse_columns
-from sessionlake.silver.net import NetChanges, net_changes, net_schema
-from sessionlake.silver.outputs import changes_schema
+from sessionlake.silver.fold.schemas import changes_schema
+from sessionlake.silver.tables.net import NetChanges, net_changes, net_schema
 from support.folding import apply_net
 
 COLUMNS = parse_columns({"a": "int", "b": "string"})

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import ConfigError, UsageError
+from sessionlake.history.trace import decoded
+from sessionlake.lab.simulate import run_simulation
 from sessionlake.lake.ledger import config_hash
-from sessionlake.lake.trace import decoded
-from sessionlake.local.simulate import run_simulation
 from sessionlake.pipeline import Layer, preflight
 from support.payloads import avro, avro_schema
 from support.streams import COLUMNS

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.payload import Format, GivenSchemas, Payload

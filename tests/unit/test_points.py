@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
-from sessionlake.gold.fold import GoldFold, recompute, tail_length
-from sessionlake.gold.outputs import KEY, Account, Kind, read_rows, total
-from sessionlake.gold.pack import PointPacker, Read, read_chunks
-from sessionlake.gold.state import Forgotten, ShardState
+from sessionlake.gold.fold.outputs import KEY, Account, Kind, read_rows, total
+from sessionlake.gold.fold.pack import PointPacker, Read, read_chunks
+from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
+from sessionlake.gold.fold.state import Forgotten, ShardState
 
 METRICS = ("price", "qty")
 WINDOW = 3

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.local.truth import KafkaMessage
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.testing import Result, fold_raw
 from support.folding import fold as fold_silver

@@ -9,7 +9,7 @@ import pytest
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.progress import begun, committing
+from sessionlake.streaming.guards import begun, committing
 
 RANGES = [OffsetRange("t", 0, 4, 6, 3)]
 

@@ -18,8 +18,8 @@ from sessionlake import cli
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.schemas import TABLES
+from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
 from sessionlake.publish.job import KEYS, Publication
-from sessionlake.publish.messages import CHANGE, SCHEMA, VERSION, Messages
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 # The first row of all waits for Arrow to be loaded.

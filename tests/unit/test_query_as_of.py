@@ -7,7 +7,7 @@ import pytest
 from sessionlake.commands.query_as_of import as_views
 from sessionlake.commands.session import moment_of
 from sessionlake.errors import UsageError
-from sessionlake.silver.moments import Moment
+from sessionlake.silver.tables.moments import Moment
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import LEDGER
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.reading import DirectReader, Span, reader_for
 from sessionlake.lake.tables import Lake
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from sessionlake.config import CaptureSettings
@@ -17,8 +14,8 @@ from sessionlake.errors import ConfigError, RegistryError
 from sessionlake.protocol.binary import reader_of
 from sessionlake.protocol.payload import Format, Payload
 from sessionlake.runtime import registry as client
-from sessionlake.runtime.payloads import payload_of
 from sessionlake.runtime.registry import RegistrySchemas
+from sessionlake.streaming.payloads import payload_of
 from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
 from support.streams import COLUMNS
 

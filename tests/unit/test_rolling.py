@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessionlake.gold.minutes import FIRST_MINUTE, Older
-from sessionlake.gold.points import Points
-from sessionlake.gold.rolling import Evolution, evolve
+from sessionlake.gold.fold.minutes import FIRST_MINUTE, Older
+from sessionlake.gold.fold.points import Points
+from sessionlake.gold.fold.rolling import Evolution, evolve
 
 Point = tuple[int, int, int, int, float]  # key, ts, position, ordinal, value
 Row = tuple[int | float | bool, ...]

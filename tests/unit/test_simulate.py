@@ -12,9 +12,9 @@ import pytest
 
 from sessionlake.config import CaptureSettings, KafkaSettings, Settings
 from sessionlake.errors import UsageError
-from sessionlake.local.simulate import PLAIN, Faults, Mix, Scenario, build_scenario, generate, simulate
-from sessionlake.local.simulate.malformed import Victim, odd_forms, variants
-from sessionlake.local.truth import KafkaMessage, Rules, Truth
+from sessionlake.lab.simulate import PLAIN, Faults, Mix, Scenario, build_scenario, generate, simulate
+from sessionlake.lab.simulate.malformed import Victim, odd_forms, variants
+from sessionlake.lab.truth import KafkaMessage, Rules, Truth
 from sessionlake.protocol.columns import parse_columns
 
 DEFAULT = parse_columns({"price": "double", "qty": "bigint", "status": "string"})

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.local.truth import KafkaMessage
-from sessionlake.silver.outputs import changes_schema
-from sessionlake.silver.snapshots import CUT, rows_schema, snapshots, snapshots_schema
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.silver.fold.schemas import changes_schema
+from sessionlake.silver.tables.snapshots import CUT, rows_schema, snapshots, snapshots_schema
 from support.folding import Folder, Row, plain, truth_of
 from support.snapshots import SESSION, Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessionlake.runtime.streams import discard_abandoned_states
+from sessionlake.streaming.query import discard_abandoned_states
 
 
 def test_states_of_batches_that_were_not_committed_are_discarded(tmp_path: Path) -> None:

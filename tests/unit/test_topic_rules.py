@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sessionlake.bronze.topic_rules import Decision, Seen, decide
 from sessionlake.config import OnTopicChange
 from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.ledger import OffsetLog, OffsetRange
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.topics import Topic, TopicPartition, TopicState, jumps, latest
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)

@@ -11,8 +11,8 @@ import pytest
 
 from sessionlake.commands.show import Format
 from sessionlake.commands.trace import show_trace
-from sessionlake.lake.trace import Commit, Judgement, Message, Trace
-from sessionlake.lake.verdict import Fate
+from sessionlake.history.fate import Fate
+from sessionlake.history.trace import Commit, Judgement, Message, Trace
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, 12, 0, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import Integrity
-from sessionlake.lake.verdict import Content, Evidence, Fate, Verdict, fate_of
+from sessionlake.history.fate import Content, Evidence, Fate, Verdict, fate_of
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
 UPDATE = Content("update", 5, 1_000, "s", changes=2)

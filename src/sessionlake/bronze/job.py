@@ -18,21 +18,23 @@ from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topics import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, Output, config_hash, write
-from sessionlake.lake.progress import refuse_fresh_checkpoint
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, config_hash, write
+from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
+from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import TOPICS, latest, read_topics
+from sessionlake.lake.topics import latest, read_topics
+from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
-from sessionlake.runtime.streams import LayerQuery
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAYER = "bronze"
-MESSAGES = "bronze.messages"
 _FEW_MESSAGES = 20_000
 # Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
 _TOO_BIG = "maxResultSize"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.bronze.topics import TopicBook
 from sessionlake.errors import BrokerError, SessionlakeError
-from sessionlake.lake.commit import Txn
-from sessionlake.runtime.streams import LayerQuery
+from sessionlake.lake.txn import Txn
+from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

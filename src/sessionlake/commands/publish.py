@@ -10,8 +10,8 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.tables import Lake
+from sessionlake.laptop.home import claim, require_home
 from sessionlake.publish.job import Publication, start
-from sessionlake.runtime.home import claim, require_home
 from sessionlake.runtime.kafka import require_broker
 
 if TYPE_CHECKING:

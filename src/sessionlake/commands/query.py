@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import Format, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake.functions import SESSION_AS_OF, create_session_as_of
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,13 +9,13 @@ from sessionlake.commands.query import COMMENT, mentioned, one_line
 from sessionlake.commands.show import Format, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.lake.consistent import SILVER, as_of_batch
+from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _QUOTED = rf"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|{COMMENT.pattern}"
-_NAMES = "|".join(table.split(".")[1] for table in SILVER)
+_NAMES = "|".join(table.split(".")[1] for table in SILVER_WRITES)
 _TOKEN = re.compile(rf"({_QUOTED})|(?<![\w.`])`?silver`?\s*\.\s*`?({_NAMES})`?(?![\w`])", re.DOTALL | re.IGNORECASE)
 _OTHER = re.compile(r"\b(?:from|join)\s+(`?\w+`?\s*\.\s*[\w.`]+)", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)
         show(*collected(own.sql(bare)), form)
     except PySparkException as error:
-        raise UsageError(f"query: {one_line(str(error))} Tables: {', '.join(SILVER)}") from error
+        raise UsageError(f"query: {one_line(str(error))} Tables: {', '.join(SILVER_WRITES)}") from error
     return point.batch
 
 
@@ -60,6 +60,7 @@ def as_views(sql: str) -> tuple[str, list[str]]:
     other = _OTHER.search(rest)
     if left := [*mentioned(rest), *([other[1]] if other else [])]:
         raise UsageError(
-            f"query: {left[0]} cannot be read as of a batch of silver; these can, by these names: {', '.join(SILVER)}"
+            f"query: {left[0]} cannot be read as of a batch of silver; these can, by these names: "
+            f"{', '.join(SILVER_WRITES)}"
         )
     return text, sorted(named)

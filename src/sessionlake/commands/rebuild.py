@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.pipeline import Layer, claimed
-from sessionlake.silver.rebuild import rebuild, verify
-from sessionlake.silver.replay import Selection
+from sessionlake.silver.rebuild.rebuild import rebuild, verify
+from sessionlake.silver.rebuild.replay import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
-from sessionlake.runtime.home import claim
+from sessionlake.laptop.home import claim
 from sessionlake.silver.decisions import Decided, decide
 
 if TYPE_CHECKING:

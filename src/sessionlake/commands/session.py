@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import Format, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
+from sessionlake.history.asof import find_session, table_as_of, to_ms
+from sessionlake.lake.names import ROWS
 from sessionlake.lake.reading import Reader
-from sessionlake.silver.asof import find_session, table_as_of, to_ms
-from sessionlake.silver.moments import Moment
+from sessionlake.silver.tables.moments import Moment
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ROWS = "silver.session_rows"
 _MS = re.compile(r"-?\d{1,18}")
 
 
@@ -30,7 +30,7 @@ def show_session(reader: Reader, settings: Settings, session: str, topic: str | 
     """
     found = find_session(reader, settings, session, topic)
     own = [("topic", operator.eq, found.topic), ("session_id", operator.eq, found.session_id)]
-    _write(reader.table(_ROWS, *own).drop_columns(["topic", "session_id"]).sort_by("row_id"), form)
+    _write(reader.table(ROWS, *own).drop_columns(["topic", "session_id"]).sort_by("row_id"), form)
 
 
 def show_session_as_of(

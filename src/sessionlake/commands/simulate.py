@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sessionlake.local.simulate.scenario import Faults, Mix, Scenario
+from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
 
 # Shorter words for some fields, as `build_scenario` takes them.
 _SHORT = {"duration_s": "duration", "sessions_per_sensor": "sessions", "reordered": "reorder", "day_s": "day"}

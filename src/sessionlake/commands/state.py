@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import Format, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
+from sessionlake.history.state import STATS, session_state, stats_of
+from sessionlake.lake.names import PROGRESS
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
-from sessionlake.silver.inspect import STATS, session_state, shard_of, shard_states, stats_of
+from sessionlake.silver.states import shard_of, shard_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_SESSIONS = "silver.session_progress"
 
 
 def show_session_state(spark: SparkSession, settings: Settings, session: str, topic: str | None, form: Format) -> None:
@@ -47,7 +47,7 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: Format) -> N
 
 def _topic(spark: SparkSession, settings: Settings, session: str) -> str:
     own = ("session_id", operator.eq, session)
-    rows = reader_for(Lake(settings), spark).rows(_SESSIONS, own, columns=["topic"])
+    rows = reader_for(Lake(settings), spark).rows(PROGRESS, own, columns=["topic"])
     topics = sorted({row["topic"] for row in rows})
     if not topics:
         raise UsageError(f"session {session!r} is unknown")

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from sessionlake.commands.show import Format, console_on, show, table_of
-from sessionlake.lake.trace import Commit, Merge, Trace
-from sessionlake.lake.verdict import Fate
+from sessionlake.history.fate import Fate
+from sessionlake.history.trace import Commit, Merge, Trace
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20

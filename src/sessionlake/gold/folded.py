@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.gold.outputs import Account, Kind, read_rows, total, unpack
-from sessionlake.runtime.folded import Folded, collect
+from sessionlake.gold.fold.outputs import Account, Kind, read_rows, total, unpack
+from sessionlake.streaming.folded import Folded, collect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,27 +9,28 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.gold.fold import GoldFold
+from sessionlake.gold.fold.outputs import Kind, Span
+from sessionlake.gold.fold.pack import PointPacker, value_field
+from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
-from sessionlake.gold.outputs import Kind, Span
-from sessionlake.gold.pack import PointPacker, value_field
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
-from sessionlake.gold.targets import AVERAGES, MINUTES, TARGETS, Target
+from sessionlake.gold.targets import TARGETS, Target
 from sessionlake.gold.window import hold_window
-from sessionlake.lake.commit import Txn, append, merge
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, Output, config_hash, write
-from sessionlake.lake.progress import refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.lake.commit import append, merge
+from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
+from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.sharded import PACKED_SCHEMA, fold_shards
-from sessionlake.runtime.streams import LayerQuery
+from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.streaming.query import LayerQuery
+from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 LAYER = "gold"
-CHANGES = "silver.session_changes"
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.gold.fold import recompute
-from sessionlake.gold.outputs import KEY
-from sessionlake.runtime.sharded import FOLDED_SCHEMA
+from sessionlake.gold.fold.outputs import KEY
+from sessionlake.gold.fold.shard import recompute
+from sessionlake.streaming.sharded import FOLDED_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sessionlake.gold.outputs import KEY, Kind, Span
+from sessionlake.gold.fold.outputs import KEY, Kind, Span
+from sessionlake.lake.names import AVERAGES, MINUTES
 from sessionlake.lake.schemas import TABLES
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
 
-AVERAGES = "gold.rolling_average"
-MINUTES = "gold.metrics_1m"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

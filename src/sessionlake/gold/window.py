@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
-from sessionlake.gold.targets import AVERAGES
+from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ never collides with an old one, and a batch that died half-way repeats only what
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow as pa
 from sessionlake.lake.direct import append_directly, live_bytes, replace_directly
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
@@ -27,18 +27,6 @@ _VERSION = "spark.databricks.delta.write.txnVersion"
 _DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 # Deletion vectors take eight Spark jobs a MERGE; up to this size, writing the touched files anew costs less.
 _REWRITTEN_BYTES = 8 << 20
-
-
-@dataclass(frozen=True)
-class Txn:
-    """One batch of one query: what makes its writes recognisable."""
-
-    app_id: str
-    version: int
-
-    def on(self, table: str) -> str:
-        """Application id of this query's writes to one table."""
-        return f"{self.app_id}:{table}"
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: DataFrame | pa.Table, txn: Txn) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,16 +13,15 @@ import pyarrow as pa
 
 from sessionlake import __version__
 from sessionlake.config import Settings
-from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.commit import Txn, append
+from sessionlake.lake.commit import append
+from sessionlake.lake.names import LEDGER, SILVER, SILVER_TABLES
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import Jumps, jumped, jumps, read_topics
+from sessionlake.lake.txn import Txn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LEDGER = "ops.ledger"
 REBUILD = "rebuild:"
 """What the application id of a rebuild's entry begins with: the layer's entries before it tell of tables replaced."""
 
@@ -131,7 +130,7 @@ def current(ledger: DataFrame) -> DataFrame:
 
 ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 # Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
-_RISING = {"silver": "batch_id", "silver_tables": "batch_id"}
+_RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
 def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,95 +147,6 @@ def _arrow_schema() -> pa.Schema:
 
     ddl = ", ".join(f"{name} {sql}" for name, sql in TABLES[LEDGER].columns)
     return to_arrow_schema(StructType.fromDDL(ddl))
-
-
-class OffsetLog:
-    """Where each topic-partition stood after the previous batch: the check that nothing was skipped.
-
-    Args:
-        ends: the last offset of each topic-partition.
-        jumps: offsets that were passed over between generations of a topic; asked for when some are missing.
-    """
-
-    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, jumps: Callable[[], Jumps] = dict) -> None:
-        self._ends = dict(ends or {})
-        self._jumps = jumps
-
-    @classmethod
-    def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
-        """Before any batch."""
-        from sessionlake.lake.topics import jumps, read_topics
-
-        return cls({}, lambda: jumps(read_topics(spark, lake)))
-
-    @classmethod
-    def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
-        """Reads the layer's ledger, up to, and without, the batch `before`."""
-        from pyspark.sql import functions as F
-
-        replayed = F.lit(col=False)
-        if before is not None:
-            replayed = (F.col("app_id") == before.app_id) & (F.col("batch_id") >= before.version)
-        kept = current(lake.read(spark, LEDGER)).where((F.col("layer") == layer) & ~replayed)
-        ends = (
-            kept.select(F.explode("offsets").alias("o"))
-            .groupBy("o.topic", "o.partition")
-            .agg(F.max("o.last").alias("last"))
-        )
-        last = {(row["topic"], row["partition"]): row["last"] for row in ends.collect()}
-        return cls(last, lambda: jumps(read_topics(spark, lake)))
-
-    @property
-    def ends(self) -> Mapping[tuple[str, int], int]:
-        """Last offset taken in, by topic and partition."""
-        return self._ends
-
-    def check(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
-        """Every range must go on where the last ended and have as many messages as offsets.
-
-        Raises:
-            OffsetHoleError: naming topic, partition and the missing or repeated offsets.
-        """
-        for item in ranges:
-            previous = self._ends.get((item.topic, item.partition))
-            place = f"{layer}: topic {item.topic}, partition {item.partition}"
-            if previous is not None and item.first <= previous:
-                raise OffsetHoleError(
-                    f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} are already in; "
-                    "the topic was deleted and made anew, or the checkpoint is older than the tables"
-                )
-            if item.missing < 0:
-                raise OffsetHoleError(
-                    f"{place}: {item.messages} messages for the offsets {item.first} to {item.last}: some are in the "
-                    "source table more than once; restore it to a version without them"
-                )
-            if allow_gaps:
-                continue
-            before, inside = self._unexplained(item, previous)
-            if before and previous is not None:
-                raise OffsetHoleError(
-                    f"{place}: offsets {previous + 1} to {item.first - 1} are missing; they were deleted before they "
-                    "were read. If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
-                )
-            if inside:
-                raise OffsetHoleError(
-                    f"{place}: {inside} of the offsets {item.first} to {item.last} are missing. "
-                    "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
-                )
-
-    def _unexplained(self, item: OffsetRange, previous: int | None) -> tuple[int, int]:
-        """Offsets missing before and inside a range, less those between two generations of the topic."""
-        before = 0 if previous is None else item.first - previous - 1
-        if not before and not item.missing:
-            return 0, 0
-        place, known = (item.topic, item.partition), self._jumps()
-        over = jumped(known, place, item.first - before, item.first), jumped(known, place, item.first, item.last + 1)
-        return before - over[0], item.missing - over[1]
-
-    def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Takes note of a batch that is committed."""
-        for item in ranges:
-            self._ends[item.topic, item.partition] = item.last
 
 
 _DECIDING: dict[str, set[str]] = {"silver": {"snapshot_interval"}, "gold": {"rolling_points"}}

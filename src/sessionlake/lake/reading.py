@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import ENTRY, LEDGER, REBUILD, current, rebuilt
+from sessionlake.lake.ledger import ENTRY, REBUILD, current, rebuilt
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.runtime.interpreted import interpreted
 

@@ -6,6 +6,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sessionlake.config import Settings
+from sessionlake.lake.names import (
+    AVERAGES,
+    CHANGES,
+    CUTS,
+    DECISIONS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    MINUTES,
+    PROCESSOR_ERRORS,
+    PROGRESS,
+    QUARANTINE,
+    ROWS,
+    SESSIONS,
+    SNAPSHOTS,
+    TOPICS,
+)
 
 DECLARED = "<declared>"
 _LOG = {"delta.checkpointInterval": "50"}
@@ -102,7 +119,7 @@ _POINT = (
 )
 
 TABLES: dict[str, TableSchema] = {
-    "bronze.messages": TableSchema(
+    MESSAGES: TableSchema(
         (
             ("topic", "string"),
             ("partition", "int"),
@@ -119,7 +136,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "partition", "offset", "timestamp", "ingested_at"),
         writes=Writes.APPEND,
     ),
-    "silver.session_changes": TableSchema(
+    CHANGES: TableSchema(
         (
             *_ROW,
             ("change", "string"),
@@ -138,14 +155,14 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "_offset", "_ts", "_position", "_applied_at", "_batch"),
         writes=Writes.APPEND,
     ),
-    "silver.session_progress": TableSchema(
+    PROGRESS: TableSchema(
         (*_SESSION, ("beneath", "boolean"), ("_batch", "bigint")),
         "What each batch left of every session it touched; `sessions` takes over the latest",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "_batch"),
         writes=Writes.APPEND,
     ),
-    "silver.session_cuts": TableSchema(
+    CUTS: TableSchema(
         (
             ("topic", "string"),
             ("session_id", "string"),
@@ -164,7 +181,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
         writes=Writes.APPEND,
     ),
-    "silver.session_snapshots": TableSchema(
+    SNAPSHOTS: TableSchema(
         (
             ("topic", "string"),
             ("session_id", "string"),
@@ -178,20 +195,20 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "snapshot_at", "position"),
         writes=Writes.APPEND,
     ),
-    "silver.session_rows": TableSchema(
+    ROWS: TableSchema(
         _ROW,
         "The table of every session, now",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "row_id"),
         feed=True,
     ),
-    "silver.sessions": TableSchema(
+    SESSIONS: TableSchema(
         _SESSION,
         "One row a session: status, epoch, counts",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id"),
     ),
-    "silver.quarantine": TableSchema(
+    QUARANTINE: TableSchema(
         (
             ("topic", "string"),
             ("partition", "int"),
@@ -207,7 +224,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "partition", "offset", "reason", "_batch"),
         writes=Writes.APPEND,
     ),
-    "silver.integrity_events": TableSchema(
+    EVENTS: TableSchema(
         (
             ("topic", "string"),
             ("partition", "int"),
@@ -225,7 +242,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "offset", "_batch"),
         writes=Writes.APPEND,
     ),
-    "silver.processor_errors": TableSchema(
+    PROCESSOR_ERRORS: TableSchema(
         (
             ("processor", "string"),
             ("topic", "string"),
@@ -244,7 +261,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("processor", "topic", "session_id", "_offset", "_batch"),
         writes=Writes.APPEND,
     ),
-    "gold.rolling_average": TableSchema(
+    AVERAGES: TableSchema(
         (
             *_POINT,
             ("ts", "bigint"),
@@ -259,7 +276,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "ts"),
         writes=Writes.BOTH,
     ),
-    "gold.metrics_1m": TableSchema(
+    MINUTES: TableSchema(
         (
             *_POINT,
             ("window_start", "timestamp"),
@@ -276,7 +293,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "window_start"),
         writes=Writes.BOTH,
     ),
-    "ops.decisions": TableSchema(
+    DECISIONS: TableSchema(
         (
             ("topic", "string"),
             ("session_id", "string"),
@@ -289,7 +306,7 @@ TABLES: dict[str, TableSchema] = {
         "What operators decided about places at which a session broke its class",
         writes=Writes.APPEND,
     ),
-    "ops.topics": TableSchema(
+    TOPICS: TableSchema(
         (
             ("topic", "string"),
             ("generation", "int"),
@@ -308,7 +325,7 @@ TABLES: dict[str, TableSchema] = {
         "The life of every captured topic",
         writes=Writes.BOTH,
     ),
-    "ops.ledger": TableSchema(
+    LEDGER: TableSchema(
         (
             ("layer", "string"),
             ("app_id", "string"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    from sessionlake.lake.commit import Txn
+    from sessionlake.lake.txn import Txn
 
 
 # What Spark and delta-rs call the number of rows that a commit wrote.

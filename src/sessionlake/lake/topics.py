@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.lake.commit import replace_rows
+from sessionlake.lake.names import TOPICS
+from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TOPICS = "ops.topics"
 Place = tuple[str, int]
 Jumps = dict[Place, list[tuple[int, int]]]
 
@@ -94,8 +95,6 @@ class Topic:
 
 def read_topics(spark: SparkSession, lake: Lake) -> list[Topic]:
     """All rows, by topic and generation; none before bronze has run."""
-    from sessionlake.lake.reading import reader_for  # which reads the ledger, which knows of topics
-
     return topics_of(reader_for(lake, spark).rows(TOPICS))
 
 

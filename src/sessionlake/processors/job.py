@@ -11,32 +11,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
-from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, Output, config_hash, write
-from sessionlake.lake.progress import committing, refuse_fresh_checkpoint
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
+from sessionlake.lake.names import LEDGER, MESSAGES, PROCESSOR_ERRORS
+from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES, TableSchema, Writes
 from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.txn import Txn
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.outputs import Account, Kind, read_account, refuse_failures
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
-from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.sharded import fold_shards
-from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver.decisions import decisions
-from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import FEW_MESSAGES, counts_of, packed, ranges_of, rows_of, total, violation_of
+from sessionlake.streaming.folded import Folded, collect
+from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint
+from sessionlake.streaming.query import LayerQuery
+from sessionlake.streaming.sharded import fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-ERRORS = "silver.processor_errors"
 
 
 def configured(settings: Settings, name: str) -> ProcessorSettings:
@@ -80,7 +80,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     """
     own, processor = configured(settings, name), load(settings, name)
     lake = Lake(settings, {own.into: table_of(own, processor.workings.output)})
-    lake.ensure(spark, [MESSAGES, own.into, ERRORS, LEDGER])
+    lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
     checkpoint = settings.checkpoint(own.layer)
     require_readable_states(spark, checkpoint, processor)
@@ -150,7 +150,7 @@ class _ProcessorBatch:
     def _append(self, folded: Folded, accounts: list[Account], txn: Txn) -> tuple[Output, ...]:
         """Appends what there is; a table that gets nothing gets no commit."""
         spark, outputs = folded.frame.sparkSession, []
-        for kind, table in ((Kind.RECORDS, self._own.into), (Kind.ERRORS, ERRORS)):
+        for kind, table in ((Kind.RECORDS, self._own.into), (Kind.ERRORS, PROCESSOR_ERRORS)):
             count = sum(account.rows.get(kind, 0) for account in accounts)
             if count:
                 append(spark, self._lake, table, rows_of(folded, kind, txn, self._ddl(kind)), txn)
@@ -166,5 +166,5 @@ class _ProcessorBatch:
         return tuple(outputs)
 
     def _ddl(self, kind: Kind) -> str:
-        columns = self._output.ddl if kind is Kind.RECORDS else TABLES[ERRORS].columns
+        columns = self._output.ddl if kind is Kind.RECORDS else TABLES[PROCESSOR_ERRORS].columns
         return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS, Kind, parse_columns
-from sessionlake.silver.outputs import TIMESTAMP
+from sessionlake.silver.fold.schemas import TIMESTAMP
 
 HEAD = (
     ("topic", "string"),

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
 from sessionlake.processors.output import Place, timestamps
-from sessionlake.silver.outputs import TIMESTAMP
-from sessionlake.silver.outputs import Account as JudgedAccount
+from sessionlake.silver.fold.schemas import TIMESTAMP
+from sessionlake.silver.fold.schemas import Account as JudgedAccount
 
 _LONGEST = 1000
 

@@ -26,8 +26,8 @@ from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.silver.process import Payloads
-from sessionlake.silver.sent import Judged, first_violations, partition_accounts
+from sessionlake.silver.fold.emit import Judged, first_violations, partition_accounts
+from sessionlake.silver.fold.process import Payloads
 
 Int64s = npt.NDArray[np.int64]
 

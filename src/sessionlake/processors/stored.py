@@ -13,7 +13,7 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import Memory, shards_of
 from sessionlake.processors.shard import MessageByMessage
-from sessionlake.silver.process import split
+from sessionlake.silver.fold.process import split
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,11 +26,11 @@ from sessionlake.processors.outputs import Kind, read_account, refuse_failures
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.chunk import read_ipc
-from sessionlake.runtime.payloads import rules_of
-from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import violation_of
-from sessionlake.silver.pack import Packer
-from sessionlake.silver.process import split
+from sessionlake.streaming.payloads import rules_of
 
 __all__ = ["Result", "Sent", "run"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sessionlake.errors import BrokerError, LakeError, SessionlakeError
-from sessionlake.runtime.streams import LayerQuery
+from sessionlake.streaming.query import LayerQuery
 
 
 class PublishQuery(LayerQuery):

@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, LakeError, MachineError, UsageError
-from sessionlake.lake.checkpoint import require_readable
-from sessionlake.lake.commit import Txn
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, config_hash, write
+from sessionlake.lake.ledger import LedgerEntry, config_hash, write
+from sessionlake.lake.names import LEDGER, ROWS
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, VERSION, Messages
 from sessionlake.publish.failures import PublishQuery
-from sessionlake.publish.messages import CHANGE, DDL, DELETE, VERSION, Messages
 from sessionlake.publish.topic import BATCH_BYTES, prepare, require_outlet
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
-from sessionlake.runtime.streams import LayerQuery
+from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # What can be published, by which key. A table here needs `feed=True` in `lake.schemas`, and rows that are unique by it.
-KEYS: dict[str, tuple[str, ...]] = {"silver.session_rows": ("topic", "session_id", "row_id")}
+KEYS: dict[str, tuple[str, ...]] = {ROWS: ("topic", "session_id", "row_id")}
 
 _FEW_MESSAGES = 20_000
 _PREIMAGE = "update_preimage"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
-from typing import Any
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import BrokerError, ConfigError
+from sessionlake.laptop.probe import addresses, answers, is_loopback
 
 _CONNECT_SECONDS = 2.0
 _METADATA_SECONDS = 5.0
-_LAST_PORT = 65_535
-_SERVER = re.compile(r"(?:\w+://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _JAAS = re.compile(r'\b(?P<key>username|password)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 
 # What both clients call the same, or nearly. All else in `kafka.options` tunes Spark's consumer, and librdkafka
@@ -78,46 +75,6 @@ def require_broker(settings: Settings) -> None:
         raise _unreachable(settings, "; ".join(failures))
     if not _speaks_kafka(settings):
         raise _unreachable(settings, "something listens there but does not answer as Kafka does")
-
-
-def addresses(settings: Settings) -> list[tuple[str, int]]:
-    """`kafka.bootstrap_servers` taken apart; an IPv6 host comes without its brackets.
-
-    Raises:
-        ConfigError: a part is not `host:port`.
-    """
-    found = []
-    for part in settings.kafka.bootstrap_servers.split(","):
-        match = _SERVER.fullmatch(part.strip())
-        if match is None or not 0 < int(match["port"]) <= _LAST_PORT:
-            raise ConfigError(
-                f"kafka.bootstrap_servers = {settings.kafka.bootstrap_servers!r}: {part.strip()!r} is not host:port, "
-                "as in 127.0.0.1:9092; separate several with commas"
-            )
-        found.append((match["host"].strip("[]"), int(match["port"])))
-    return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the host is this machine's own loopback, without asking a name server."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def answers(config: dict[str, str], seconds: float) -> bool:
-    """Whether a broker gives its metadata to a librdkafka client with this configuration in time."""
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    quiet: dict[str, Any] = {"log_level": 0, "error_cb": lambda _error: None}
-    try:
-        return bool(AdminClient(config | quiet).list_topics(timeout=seconds).brokers)
-    except KafkaException:
-        return False
 
 
 def _stores(options: dict[str, str]) -> dict[str, str]:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.runtime.gateway import end_jvm, spark_jvm
-from sessionlake.runtime.home import require_home
-from sessionlake.runtime.jars import pyspark_jars, spark_jars
-from sessionlake.runtime.java import require_java
+from sessionlake.laptop.gateway import end_jvm, spark_jvm
+from sessionlake.laptop.home import require_home
+from sessionlake.laptop.jars import pyspark_jars, spark_jars
+from sessionlake.laptop.java import require_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DATABRICKS_VARIABLE = "DATABRICKS_RUNTIME_VERSION"
-_LOGGING = Path(__file__).with_name("log4j2.properties")
+_LOGGING = Path(__file__).parents[1] / "laptop" / "log4j2.properties"
 _CORES = os.cpu_count() or 2
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
@@ -137,7 +137,7 @@ _LAPTOP = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": str(min(_CORES, 8)),
-    "spark.python.daemon.module": "sessionlake.runtime.daemon",
+    "spark.python.daemon.module": "sessionlake.laptop.daemon",
     "spark.default.parallelism": str(_CORES),
     # Twice as many tasks at once as there are cores, fairly shared: many wait for Kafka, a disk or a Python worker, and
     # the layers' small jobs must not queue behind each other.

@@ -21,17 +21,16 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, Place
-from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.progress import Begun, begun
+from sessionlake.lake.commit import append
+from sessionlake.lake.names import DECISIONS, MESSAGES
 from sessionlake.lake.reading import Condition, Reader, reader_for
 from sessionlake.lake.tables import Lake
-from sessionlake.silver.outputs import Violation
+from sessionlake.lake.txn import Txn
+from sessionlake.silver.fold.schemas import Violation
+from sessionlake.streaming.guards import Begun, begun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-DECISIONS = "ops.decisions"
-_MESSAGES = "bronze.messages"
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,11 @@ def _topic(reader: Reader, session: str, offset: int, topic: str | None) -> tupl
     conditions: list[Condition] = [("key", operator.eq, session.encode()), ("offset", operator.eq, offset)]
     if topic is not None:
         conditions.append(("topic", operator.eq, topic))
-    rows = reader.rows(_MESSAGES, *conditions, columns=["topic", "partition"])
+    rows = reader.rows(MESSAGES, *conditions, columns=["topic", "partition"])
     found = sorted({(row["topic"], row["partition"]) for row in rows})
     if not found:
         where = f" of topic {topic}" if topic else ""
-        raise LakeError(f"{_MESSAGES} has no message of session {session!r} at offset {offset}{where}")
+        raise LakeError(f"{MESSAGES} has no message of session {session!r} at offset {offset}{where}")
     if len(found) > 1:
         topics = ", ".join(name for name, _ in found)
         raise UsageError(f"session {session!r} has an offset {offset} in {topics}: choose one with --topic")

@@ -17,7 +17,7 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.runtime.sharded import ShardFold
+from sessionlake.streaming.sharded import ShardFold
 
 _LAYER = "silver"
 

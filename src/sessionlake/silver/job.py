@@ -9,40 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, Place
-from sessionlake.lake.commit import Txn, append
-from sessionlake.lake.ledger import LEDGER, LedgerEntry, OffsetLog, OffsetRange, config_hash, write
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
-from sessionlake.lake.progress import committing, refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE
+from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.spans import hull, within
 from sessionlake.lake.tables import Lake
-from sessionlake.runtime.folded import Folded, collect
+from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.payloads import rules_of
-from sessionlake.runtime.sharded import PACKED_SCHEMA, ShardFold, fold_shards
-from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver import handover
-from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on, note_stop, taken
-from sessionlake.silver.fold import SilverFold
+from sessionlake.silver.decisions import decisions, note_going_on, note_stop, taken
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.schemas import Account, Output, PartitionAccount, Violation, read_account
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.fold.unpack import Unpack, unpacked
 from sessionlake.silver.handover import Handover
-from sessionlake.silver.outputs import Account, Output, PartitionAccount, Violation, read_account
-from sessionlake.silver.pack import Packer
-from sessionlake.silver.unpack import Unpack, unpacked
+from sessionlake.streaming.folded import Folded, collect
+from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.query import LayerQuery
+from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAYER = "silver"
-CHANGES = "silver.session_changes"
-PROGRESS = "silver.session_progress"
-QUARANTINE = "silver.quarantine"
-EVENTS = "silver.integrity_events"
-CUTS = "silver.session_cuts"
 APPENDED = (
     (Output.CHANGES, CHANGES),
     (Output.PROGRESS, PROGRESS),

@@ -1,0 +1,230 @@
+"""Is everything here that is needed, and do the books balance? One line a check, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings, load_settings
+from sessionlake.errors import BrokerError, ConfigError, LakeError, SessionlakeError
+from sessionlake.lake.ledger import REBUILD, current
+from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics
+from sessionlake.streaming.checkpoint import require_readable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.lake.reading import Reader
+
+_CHECKPOINTED = ("bronze", "silver", "gold")
+# Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
+_GROWING = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
+# Of the topics that are not active, as many are named.
+_NAMED = 10
+
+
+class Level(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check; `detail` holds the remedy where there is something to do."""
+
+    level: Level
+    what: str
+    detail: str
+
+
+def examine(file: Path | None = None) -> list[Finding]:
+    """Runs every check that the ones before it leave possible.
+
+    Args:
+        file: the configuration, as `load_settings` takes it.
+    """
+    try:
+        settings = load_settings(file)
+    except ConfigError as error:
+        return [Finding(Level.FAIL, "config", str(error))]
+    capture = settings.capture
+    said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
+    machine = [_finding("java", _java), _finding("jars", _jars), _finding("home", lambda: _home(settings))]
+    findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
+    findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
+    if any(item.level is Level.FAIL for item in machine):
+        return findings
+    return [*findings, *_books(settings)]
+
+
+def _finding(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(Level.OK, what, check())
+    except BrokerError as error:  # nothing but bronze needs it
+        return Finding(Level.WARN, what, str(error))
+    except SessionlakeError as error:
+        return Finding(Level.FAIL, what, str(error))
+
+
+def _java() -> str:
+    from sessionlake.laptop.java import require_java
+
+    return str(require_java())
+
+
+def _jars() -> str:
+    from sessionlake.laptop.jars import broker_jars, spark_jars
+
+    return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
+
+
+def _home(settings: Settings) -> str:
+    from sessionlake.laptop.home import require_home
+
+    return str(require_home(settings))
+
+
+def _broker(settings: Settings) -> str:
+    from sessionlake.runtime.kafka import require_broker
+
+    require_broker(settings)
+    return f"answers at {settings.kafka.bootstrap_servers}"
+
+
+def _checkpointed(settings: Settings) -> tuple[str, ...]:
+    return (*_CHECKPOINTED, *(processor.layer for processor in settings.processors))
+
+
+def _checkpoints(settings: Settings) -> str:
+    found = []
+    for layer in _checkpointed(settings):
+        folder = Path(settings.checkpoint(layer))
+        if not folder.is_dir():
+            continue
+        require_readable(str(folder), layer)
+        if not (folder / "metadata").is_file():
+            raise LakeError(f"{folder} has no metadata file: restore the checkpoint, or start over with an empty home")
+        found.append(layer)
+    return ", ".join(found) or "none yet"
+
+
+def _books(settings: Settings) -> list[Finding]:
+    from sessionlake.history.status import begun
+    from sessionlake.lake.reading import reader_for
+    from sessionlake.runtime.spark import spark_session
+
+    lake = Lake(settings)
+    if not begun(settings):
+        return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
+    spark = spark_session(settings, app="doctor")
+    return [
+        _finding("ledger", lambda: _balanced(reader_for(lake, spark), settings)),
+        _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
+        _finding("tables", lambda: _as_booked(spark, lake)),
+        _finding("layers", lambda: _have_checkpoints(spark, settings)),
+        _topics(spark, lake),
+    ]
+
+
+def _balanced(reader: Reader, settings: Settings) -> str:
+    from sessionlake.history.status import layer_statuses
+
+    layers = layer_statuses(reader, settings)
+    for layer in layers:
+        if layer.unaccounted:
+            raise LakeError(
+                f"{layer.layer}: {layer.unaccounted} messages are neither applied nor duplicates nor quarantined nor "
+                "held; look for the batches in ops.ledger (sessionlake query) and report this as a fault of sessionlake"
+            )
+    return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
+
+
+def _contiguous(spark: SparkSession, lake: Lake, *, allow_gaps: bool) -> str:
+    from pyspark.sql import functions as F
+
+    ranges = (
+        current(lake.read(spark, LEDGER))
+        .select("layer", F.explode("offsets").alias("o"))
+        .groupBy("layer", "o.topic", "o.partition")
+    )
+    spans = ranges.agg(
+        F.min("o.first").alias("first"), F.max("o.last").alias("last"), F.sum("o.messages").alias("messages")
+    )
+    found, over = spans.collect(), jumps(read_topics(spark, lake))
+    for row in found:
+        between = jumped(over, (row["topic"], row["partition"]), row["first"], row["last"] + 1)
+        missing = row["last"] - row["first"] + 1 - row["messages"] - between
+        if missing < 0 or (missing and not allow_gaps):
+            what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
+            raise LakeError(
+                f"{row['layer']}: topic {row['topic']}, partition {row['partition']}, offsets {row['first']} to "
+                f"{row['last']}: {what}; restore the tables to an earlier version, or start over with an empty home"
+            )
+    return f"contiguous in {len({(row['topic'], row['partition']) for row in found})} topic-partitions"
+
+
+def _as_booked(spark: SparkSession, lake: Lake) -> str:
+    from pyspark.sql import functions as F
+
+    outputs = (
+        current(lake.read(spark, LEDGER))
+        .select(F.explode("outputs").alias("o"))
+        .groupBy("o.table")
+        .agg(F.sum("o.rows").alias("n"))
+    )
+    booked = {row["table"]: row["n"] for row in outputs.collect()}
+    for table in _GROWING:
+        held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
+        # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
+        if held < booked.get(table, 0):
+            raise LakeError(
+                f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand; "
+                "restore the table (Delta's time travel: RESTORE TABLE), or start over with an empty home"
+            )
+    return "hold what the ledger says was written"
+
+
+def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
+    from pyspark.sql import functions as F
+
+    entries = current(Lake(settings).read(spark, LEDGER)).where(~F.col("app_id").startswith(REBUILD))
+    ran = {row["layer"] for row in entries.select("layer").distinct().collect()}
+    lost = [
+        settings.checkpoint(layer)
+        for layer in _checkpointed(settings)
+        if layer in ran and settings.catalog is None and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    ]
+    if lost:
+        raise LakeError(
+            f"{', '.join(lost)}: the tables hold data and the checkpoint is gone; put it back, or start over with an "
+            "empty home (make clean-home)"
+        )
+    return "every layer that has run has its checkpoint"
+
+
+def _topics(spark: SparkSession, lake: Lake) -> Finding:
+    rows = read_topics(spark, lake)
+    now = latest(rows).values()
+    known = ", ".join(
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_some(names)})")
+        for state in TopicState
+        if (names := sorted(row.topic for row in now if row.state is state))
+    )
+    lost = sorted({row.topic for row in rows if row.lost})
+    if not lost and all(row.state in WAITED_FOR for row in now):
+        return Finding(Level.OK, "topics", known or "none yet")
+    gone = f"; messages were lost unread of {_some(lost)}" if lost else ""
+    return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+
+
+def _some(names: list[str]) -> str:
+    """The first of them."""
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

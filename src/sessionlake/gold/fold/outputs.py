@@ -1,0 +1,149 @@
+"""What the gold fold sends on: rows of its tables as Arrow IPC, and an account of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.gold.fold.minutes import MINUTE_MS, Minutes
+from sessionlake.gold.fold.pack import Read
+from sessionlake.gold.fold.points import Flags, Ints, Points
+from sessionlake.gold.fold.rolling import Averages, Evolution
+from sessionlake.protocol.chunk import write_ipc
+
+KEY = ("topic", "session_id", "row_id", "metric")
+Names = Callable[[Ints], dict[str, pa.Array]]
+"""Columns `topic, session_id, row_id, metric` of key codes."""
+
+
+class Kind(StrEnum):
+    """What a payload holds."""
+
+    NEW_AVERAGES = "new_averages"
+    CHANGED_AVERAGES = "changed_averages"
+    NEW_MINUTES = "new_minutes"
+    CHANGED_MINUTES = "changed_minutes"
+    BEYOND = "beyond"
+    """New points that reach beneath the tails; their rows follow from the table."""
+    ACCOUNT = "account"
+
+
+class Span(msgspec.Struct):
+    """Rows of one kind, and the range of their time column in its own unit (`ts` ms, `window_start` µs)."""
+
+    rows: int
+    low: int
+    high: int
+
+    def __add__(self, other: Span) -> Span:
+        return Span(self.rows + other.rows, min(self.low, other.low), max(self.high, other.high))
+
+
+class Account(msgspec.Struct):
+    """What one fold took in and gives out."""
+
+    read: Read = Read()
+    points: int = 0
+    spans: dict[str, Span] = {}
+
+
+def payloads(found: Evolution, new: Points, names: Names, read: Read) -> list[tuple[str, bytes]]:
+    """Everything a batch of one shard sends on.
+
+    Args:
+        new: all points of the batch; those of unproven keys go on as they are.
+    """
+    tables = dict(_tables(found, new.take(found.unproven[new.key]), names))
+    spans = {kind: _span(table) for kind, table in tables.items()}
+    account = Account(read, len(new), {str(kind): span for kind, span in spans.items()})
+    out = [(str(kind), write_ipc(table)) for kind, table in tables.items()]
+    return [*out, (str(Kind.ACCOUNT), msgspec.msgpack.encode(account))]
+
+
+def total(accounts: Iterable[bytes]) -> Account:
+    """The accounts of a batch's payloads, added up."""
+    whole = Account(spans={})
+    for content in accounts:
+        part = msgspec.msgpack.decode(content, type=Account)
+        whole.read, whole.points = whole.read + part.read, whole.points + part.points
+        for kind, span in part.spans.items():
+            whole.spans[kind] = whole.spans[kind] + span if kind in whole.spans else span
+    return whole
+
+
+def read_rows(contents: Iterable[bytes]) -> pa.Table:
+    """Payloads of one kind as one table, without dictionaries."""
+    return pa.concat_tables([_plain(pa.ipc.open_stream(content).read_all()) for content in contents])
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """`payload binary` to the rows in the payloads; a `mapInArrow` function."""
+    for batch in batches:
+        for payload in batch.column("payload"):
+            yield from _plain(pa.ipc.open_stream(payload.as_buffer()).read_all()).to_batches()
+
+
+def _tables(found: Evolution, beyond: Points, names: Names) -> Iterator[tuple[Kind, pa.Table]]:
+    for chosen, kinds in (
+        (True, (Kind.NEW_AVERAGES, Kind.NEW_MINUTES)),
+        (False, (Kind.CHANGED_AVERAGES, Kind.CHANGED_MINUTES)),
+    ):
+        averages, minutes = found.averages.fresh == chosen, found.minutes.fresh == chosen
+        if averages.any():
+            yield kinds[0], _average_rows(found.averages, averages, names)
+        if minutes.any():
+            yield kinds[1], _minute_rows(found.minutes, minutes, names)
+    if len(beyond):
+        yield Kind.BEYOND, pa.table(names(beyond.key) | _point_columns(beyond))
+
+
+def _point_columns(points: Points) -> dict[str, pa.Array]:
+    return {
+        "ts": pa.array(points.ts),
+        "position": pa.array(points.position),
+        "ordinal": pa.array(points.ordinal.astype(np.int32)),
+        "value": pa.array(points.value),
+    }
+
+
+def _average_rows(averages: Averages, chosen: Flags, names: Names) -> pa.Table:
+    points = averages.points.take(chosen)
+    computed = {
+        "average": pa.array(averages.average[chosen]),
+        "points": pa.array(averages.size[chosen].astype(np.int32)),
+    }
+    return pa.table(names(points.key) | _point_columns(points) | computed)
+
+
+def _minute_rows(minutes: Minutes, chosen: Flags, names: Names) -> pa.Table:
+    summary = minutes.summary.take(chosen)
+    start = minutes.minute[chosen] * (MINUTE_MS * 1000)
+    with np.errstate(invalid="ignore"):  # a sum may be infinite
+        average = summary.total / summary.count
+    return pa.table(
+        names(minutes.key[chosen])
+        | {
+            "window_start": pa.array(start).cast(pa.timestamp("us", "UTC")),
+            "points": pa.array(summary.count),
+            "min": pa.array(summary.low),
+            "max": pa.array(summary.high),
+            "sum": pa.array(summary.total),
+            "average": pa.array(average),
+            "first": pa.array(summary.first),
+            "last": pa.array(minutes.last[chosen]),
+        }
+    )
+
+
+def _span(table: pa.Table) -> Span:
+    time = table["ts" if "ts" in table.column_names else "window_start"].cast(pa.int64()).to_numpy()
+    return Span(table.num_rows, int(time.min()), int(time.max()))
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    dense = [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in table.schema]
+    return table.cast(pa.schema(dense))

@@ -1,0 +1,133 @@
+"""Rolling averages over the last N points of a key, folded batch by batch and equal to a recomputation, bit for bit.
+
+Of each key only the *tail* is kept, its newest points, and of the points older than the tail only what `Older` says. A
+window is always summed afresh, oldest point first, so the order in which points arrived leaves no trace in the doubles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sessionlake.gold.fold.minutes import Minutes, Older, minute_of, sink, touched_minutes
+from sessionlake.gold.fold.points import Doubles, Flags, Ints, Points
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Rows of `gold.rolling_average` to write.
+
+    Attributes:
+        points: the points the averages belong to.
+        average: over the point and those before it.
+        size: how many points the average covers, 1 to N.
+        fresh: whether the point is new; otherwise its row exists and only average and size change.
+    """
+
+    points: Points
+    average: Doubles
+    size: Ints
+    fresh: Flags
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What a batch makes of the keys it touches (codes 0 to T-1).
+
+    Attributes:
+        tail: the newest points of each key, at most `keep`.
+        older: what is known of the points beneath the tail.
+        unproven: keys whose new points reach beneath the tail: their rows must be computed from all their points.
+        averages: rows of the other keys.
+        minutes: rows of the other keys.
+    """
+
+    tail: Points
+    older: Older
+    unproven: Flags
+    averages: Averages
+    minutes: Minutes
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Points sorted by key and event time.
+
+    Attributes:
+        fresh: whether a point is of this batch.
+        rank: place of a point among those of its key, from 0.
+        left: how many points of its key come after it.
+    """
+
+    points: Points
+    fresh: Flags
+    rank: Ints
+    left: Ints
+
+
+def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -> Evolution:
+    """Folds a batch's points into the tails of their keys.
+
+    Args:
+        tail: kept points of the touched keys, in any order.
+        older: one entry a key.
+        new: the batch's points, in any order; none of them is in `tail`.
+        window: N, the number of points an average covers.
+        keep: length of a tail, at least N - 1.
+    """
+    line, beneath = _weave(tail, older, new)
+    unproven = _unproven(line, older, beneath, window)
+    older = older.without(beneath.key, minute_of(beneath.ts))
+    dropped = line.left >= keep
+    return Evolution(
+        tail=line.points.take(~dropped),
+        older=sink(older, line.points.key[dropped], line.points.ts[dropped], line.points.value[dropped]),
+        unproven=unproven,
+        averages=_averages(line, unproven, window),
+        minutes=touched_minutes(older, line.points.key, line.points.ts, line.points.value, line.fresh, unproven),
+    )
+
+
+def _weave(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
+    """Tail and new points as one timeline, and apart from it the new points that lie beneath the tail."""
+    both = Points.concat(tail, new)
+    order = np.lexsort((both.ordinal, both.position, both.ts, both.key))
+    points, fresh = both.take(order), order >= len(tail)
+    place = np.arange(len(both))
+    oldest = np.full(len(older), len(both))
+    kept = np.flatnonzero(~fresh)[::-1]
+    oldest[points.key[kept]] = kept  # written from the right: the leftmost stays
+    known = ~fresh | ~older.some[points.key] | (points.ts > older.ts[points.key]) | (place > oldest[points.key])
+    inside = points.take(known)
+    count = np.bincount(inside.key, minlength=len(older))
+    start = np.cumsum(count) - count
+    rank = np.arange(len(inside)) - start[inside.key]
+    line = Timeline(inside, fresh[known], rank, count[inside.key] - rank - 1)
+    return line, points.take(~known)
+
+
+def _unproven(line: Timeline, older: Older, beneath: Points, window: int) -> Flags:
+    """Keys with a new point that lies beneath the tail, or whose window or minute reaches beneath it."""
+    key, ts = line.points.key, line.points.ts
+    short = line.rank < window - 1
+    unknown = ~older.known[key] & (minute_of(ts) == minute_of(older.ts[key]))
+    found = np.zeros(len(older), np.bool_)
+    found[beneath.key] = True
+    found[key[line.fresh & older.some[key] & (short | unknown)]] = True
+    return found
+
+
+def _averages(line: Timeline, unproven: Flags, window: int) -> Averages:
+    """Averages of the new points and of the up to N - 1 points that follow each."""
+    place = np.arange(len(line.points))
+    last_fresh = np.maximum.accumulate(np.where(line.fresh, place, -1))
+    near = (last_fresh >= place - line.rank) & (place - last_fresh < window)
+    index = np.flatnonzero(near & ~unproven[line.points.key])
+    rank = line.rank[index]
+    total = np.zeros(len(index))
+    with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
+        for back in range(min(window - 1, int(rank.max(initial=0))), -1, -1):
+            total += np.where(rank >= back, line.points.value[np.maximum(index - back, 0)], 0.0)
+    size = np.minimum(rank + 1, window)
+    return Averages(line.points.take(index), total / size, size, line.fresh[index])

@@ -1,0 +1,229 @@
+"""What the gold fold keeps of a shard between batches, and the bytes it is kept as.
+
+Format `sessionlake.gold.fold.state/1`: a msgpack map with the settings that shaped it and one Arrow IPC stream a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sessionlake.errors import LakeError
+from sessionlake.gold.fold.minutes import Older, Summary
+from sessionlake.gold.fold.points import Flags, Ints, Points
+from sessionlake.protocol.chunk import write_ipc
+
+FORMAT = "sessionlake.gold.fold.state/1"
+_NEVER = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """The sessions a shard knows, as columns.
+
+    Attributes:
+        name: topic and session id, joined as in the chunks.
+        seen: Kafka timestamp of the latest change, milliseconds.
+        newest: latest event time of any point.
+        back: whether the session was forgotten before and has come back.
+        floor: for those, the latest event time of what was forgotten.
+    """
+
+    name: pa.Array
+    partition: Ints
+    seen: Ints
+    newest: Ints
+    back: Flags
+    floor: Ints
+
+    def take(self, index: Flags) -> Sessions:
+        """The sessions at these places."""
+        columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
+        return Sessions(self.name.filter(pa.array(index)), *columns)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """Idle sessions that were dropped: 8 bytes of hash and 8 of time are left of each.
+
+    Two sessions with one hash do no harm: one that never was away is then taken for one that came back, and
+    computed the slow way until its tails are long enough.
+
+    Attributes:
+        mark: hashes of the names, rising.
+        newest: latest event time of each.
+    """
+
+    mark: npt.NDArray[np.uint64]
+    newest: Ints
+
+    def find(self, names: list[str]) -> tuple[Flags, Ints]:
+        """Which of the sessions are among these, and their latest event time."""
+        if not len(self.mark) or not names:
+            return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
+        marks = _marks(names)
+        place = np.minimum(np.searchsorted(self.mark, marks), len(self.mark) - 1)
+        found = self.mark[place] == marks
+        return found, np.where(found, self.newest[place], 0)
+
+    def add(self, names: list[str], newest: Ints) -> Forgotten:
+        """These and more; of a session forgotten twice the later time counts."""
+        mark, time = np.concatenate([self.mark, _marks(names)]), np.concatenate([self.newest, newest])
+        order = np.lexsort((time, mark))
+        mark, time = mark[order], time[order]
+        last = np.ones(len(mark), np.bool_)
+        last[:-1] = mark[1:] != mark[:-1]
+        return Forgotten(mark[last], time[last])
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """A shard's tails and the names their keys stand for; key = row * number of metrics + metric.
+
+    Attributes:
+        window: N of the averages it was built for.
+        rows: topic, session id and row id of each row, joined as in the chunks.
+        session: of each row, its place in `sessions`.
+        older: one entry a key.
+        tail: in any order.
+    """
+
+    window: int
+    metrics: tuple[str, ...]
+    sessions: Sessions
+    rows: pa.Array
+    session: Ints
+    older: Older
+    tail: Points
+    forgotten: Forgotten
+
+    @staticmethod
+    def empty(window: int, metrics: tuple[str, ...]) -> ShardState:
+        """Of a shard that has seen nothing."""
+        none, names = np.empty(0, np.int64), pa.array([], pa.string())
+        sessions = Sessions(names, none, none, none, np.empty(0, np.bool_), none)
+        forgotten = Forgotten(np.empty(0, np.uint64), none)
+        return ShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
+
+    def for_metrics(self, metrics: tuple[str, ...]) -> ShardState:
+        """The same state with keys for these metrics.
+
+        Raises:
+            LakeError: a metric that has points is not among them.
+        """
+        if metrics == self.metrics:
+            return self
+        missing = [name for name in self.metrics if name not in metrics]
+        if missing:
+            raise LakeError(
+                f"gold holds points of {', '.join(missing)}, which capture.columns no longer declares as numbers; "
+                "declare them again, or start over with an empty home (make clean-home)"
+            )
+        place = np.array([metrics.index(name) for name in self.metrics], np.int64)
+        row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
+        rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
+        back, floor = self.sessions.back[self.session], self.sessions.floor[self.session]
+        older = Older.forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
+        tail = self.tail.under(rekeyed[self.tail.key])
+        return replace(self, metrics=metrics, older=older.put(rekeyed, self.older), tail=tail)
+
+    def without_idle(self, idle_ms: int, topic_of: Any) -> ShardState:
+        """Forgets sessions without a change for `idle_ms` of their topic-partition's Kafka time."""
+        seen = self.sessions.seen
+        if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
+            return self
+        names = self.sessions.name.to_pylist()
+        streams = [(topic_of(name), p) for name, p in zip(names, self.sessions.partition.tolist(), strict=True)]
+        now: dict[tuple[str, int], int] = {}
+        for stream, at in zip(streams, seen.tolist(), strict=True):
+            now[stream] = max(now.get(stream, at), at)
+        kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
+        gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
+        return self._only(kept, self.forgotten.add(gone, self.sessions.newest[~kept])) if gone else self
+
+    def _only(self, kept: Flags, forgotten: Forgotten) -> ShardState:
+        rows = kept[self.session]
+        keys = np.repeat(rows, len(self.metrics))
+        points = keys[self.tail.key]
+        tail = self.tail.take(points)
+        return replace(
+            self,
+            sessions=self.sessions.take(kept),
+            rows=self.rows.filter(pa.array(rows)),
+            session=(np.cumsum(kept) - 1)[self.session[rows]],
+            older=self.older.take(keys),
+            tail=tail.under((np.cumsum(keys) - 1)[tail.key]),
+            forgotten=forgotten,
+        )
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        older = self.older
+        tables = {
+            "sessions": _table(self.sessions),
+            "rows": pa.table({"name": self.rows, "session": self.session}),
+            "older": pa.table(
+                {"some": older.some, "ts": older.ts, "known": older.known} | _columns(older.minute),
+            ),
+            "tail": _table(self.tail),
+            "forgotten": _table(self.forgotten),
+        }
+        content = {"format": FORMAT, "window": self.window, "metrics": list(self.metrics)}
+        return msgspec.msgpack.encode(content | {name: write_ipc(table) for name, table in tables.items()})
+
+    @staticmethod
+    def decode(content: bytes) -> ShardState:
+        """From bytes.
+
+        Raises:
+            LakeError: they are of another format.
+        """
+        found = msgspec.msgpack.decode(content)
+        if found.get("format") != FORMAT:
+            raise LakeError(
+                f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
+                "run the version that wrote it, or start over with an empty home (make clean-home)"
+            )
+        older = _read(found["older"])
+        summary = Summary(*(older[f.name] for f in fields(Summary)))
+        rows = _read(found["rows"])
+        return ShardState(
+            found["window"],
+            tuple(found["metrics"]),
+            Sessions(**_read(found["sessions"])),
+            rows["name"],
+            rows["session"],
+            Older(older["some"], older["ts"], older["known"], summary),
+            Points(**_read(found["tail"])),
+            Forgotten(**_read(found["forgotten"])),
+        )
+
+
+def _marks(names: list[str]) -> npt.NDArray[np.uint64]:
+    digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(digests, np.uint64)
+
+
+def _columns(record: Any) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def _table(record: Any) -> pa.Table:
+    return pa.table(_columns(record))
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    """Columns by name: strings as Arrow, all else as numpy."""
+    table = pa.ipc.open_stream(content).read_all()
+    return {name: _column(table[name].combine_chunks()) for name in table.column_names}
+
+
+def _column(column: Any) -> Any:
+    array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    return array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)

@@ -1,0 +1,249 @@
+"""The exact table of a session at any moment of its history: the nearest snapshot, and the changes since."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Integrity, Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.names import CHANGES, CUTS, LEDGER, MESSAGES, PROGRESS, SILVER_TABLES, SNAPSHOTS
+from sessionlake.lake.reading import Condition, Reader, reader_for
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.message import INT64_MAX
+from sessionlake.silver.tables.moments import History, Moment, can_follow, milliseconds, table_after
+from sessionlake.silver.tables.snapshots import change_columns, rows_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NAMED = 5
+_SEEN_BY = ["_applied_at", "_applied_by"]
+
+
+def session_as_of(
+    settings: Settings,
+    session: str,
+    topic: str | None = None,
+    *,
+    ts: datetime | int | None = None,
+    seq: int | None = None,
+    offset: int | None = None,
+    spark: SparkSession | None = None,
+) -> pa.Table:
+    """The rows of a session's table at one moment, by row id, with the columns of `session_rows`.
+
+    Args:
+        topic: the session's, where its id alone is ambiguous.
+        ts: stream time of its topic-partition, which its Kafka timestamps have come to; an integer is milliseconds.
+        seq: after the last message with a seq of at most this was applied, in the session's latest life.
+        offset: after the messages of its topic-partition up to this offset had come.
+        spark: reads the tables where they are in a catalog. Local tables need none.
+
+    Raises:
+        UsageError: not exactly one moment, or an unknown or ambiguous session.
+        LakeError: the moment is not known, with what is.
+    """
+    given = [name for name, value in (("ts", ts), ("seq", seq), ("offset", offset)) if value is not None]
+    if len(given) != 1:
+        raise UsageError(f"as-of takes one moment, a ts, a seq or an offset; given: {', '.join(given) or 'none'}")
+    moment = Moment(ts=_moment_ms(ts), seq=seq, offset=offset)
+    reader = reader_for(Lake(settings), spark)
+    return table_as_of(reader, settings, find_session(reader, settings, session, topic), moment)
+
+
+def table_as_of(reader: Reader, settings: Settings, session: Session, moment: Moment) -> pa.Table:
+    """The same, of a session that was found, through a reader.
+
+    Raises:
+        LakeError: the moment is not known, with what is.
+    """
+    return _AsOf(reader, settings, session, moment).table()
+
+
+def _moment_ms(ts: datetime | int | None) -> int | None:
+    return to_ms(ts) if isinstance(ts, datetime) else ts
+
+
+def to_ms(time: datetime) -> int:
+    """Milliseconds since the epoch; a time without a zone is in UTC."""
+    return (time.replace(tzinfo=time.tzinfo or UTC) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What silver has noted of a session, up to its latest batch."""
+
+    topic: str
+    session_id: str
+    partition: int
+    life: int
+    next_seq: int | None
+    in_seq_order: bool
+
+    def __str__(self) -> str:
+        return f"session {self.session_id!r} of {self.topic}, partition {self.partition}"
+
+
+def find_session(reader: Reader, settings: Settings, session: str, topic: str | None = None) -> Session:
+    """The session of this id.
+
+    Raises:
+        LakeError: there are no sessions yet.
+        UsageError: there is none of this id, or several topics have one and `topic` is None.
+    """
+    columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
+    of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
+    noted = list(reader.rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
+    topics = sorted({row["topic"] for row in noted})
+    if not topics:
+        raise _unknown(reader, settings, session, topic)
+    if len(topics) > 1:
+        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
+    last = max(noted, key=lambda row: row["_batch"])
+    beneath = any(row["beneath"] for row in noted)
+    return Session(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], beneath)
+
+
+def _unknown(reader: Reader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
+    known: set[tuple[str, str]] = set()
+    for row in reader.rows(PROGRESS, columns=["topic", "session_id"]):
+        known.add((row["session_id"], row["topic"]))
+        if len(known) > 10 * _NAMED:
+            break
+    if not known:
+        return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
+    some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_NAMED])
+    return UsageError(f"session {session!r}{f' of topic {topic}' if topic else ''} is unknown; there are {some}, …")
+
+
+class _AsOf:
+    """One question."""
+
+    def __init__(self, reader: Reader, settings: Settings, session: Session, moment: Moment) -> None:
+        self._reader, self._session, self._moment = reader, session, moment
+        self._columns = settings.capture.declared
+        self._own: list[Condition] = [
+            ("topic", operator.eq, session.topic),
+            ("session_id", operator.eq, session.session_id),
+        ]
+        has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
+        self._history = History(session.life, session.in_seq_order, has_seqs, self._reached)
+
+    def table(self) -> pa.Table:
+        """The rows.
+
+        Raises:
+            LakeError: the moment is not known.
+        """
+        self._refuse_later()
+        bases = self._moment.bases(self._merged_cuts(), self._history)
+        seen = None
+        for place in range(bases.num_rows):
+            base = bases.slice(place, 1)
+            if seen is not None and not can_follow(base, seen):
+                continue
+            seen = self._seen(base)
+            if not self._session.in_seq_order or can_follow(base, seen):
+                return self._sorted(table_after(self._snapshot(base), seen, self._columns, self._history))
+        seen = self._seen(None)
+        if not seen.num_rows:
+            self._refuse_earlier()
+        nothing = rows_schema(self._columns).empty_table()
+        return self._sorted(table_after(nothing, seen, self._columns, self._history))
+
+    def _merged_cuts(self) -> pa.Table:
+        """The session's cuts, less those whose tables are still to be merged."""
+        merges = self._reader.rows(LEDGER, ("layer", operator.eq, SILVER_TABLES), columns=["source_to"])
+        merged = max((row["source_to"] for row in merges), default=-1)
+        return self._reader.table(CUTS, *self._own, ("_batch", operator.le, merged))
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        return rows.drop_columns(["topic", "session_id"]).sort_by("row_id")
+
+    def _snapshot(self, base: pa.Table) -> pa.Table:
+        same: list[Condition] = [
+            (name, operator.eq, base[name][0].as_py()) for name in ("snapshot_at", "reason", "position")
+        ]
+        schema = rows_schema(self._columns)
+        return self._reader.table(SNAPSHOTS, *self._own, *same, columns=schema.names).cast(schema)
+
+    def _seen(self, base: pa.Table | None) -> pa.Table:
+        """The changes since a cut, or since the beginning, that the moment has seen."""
+        since: list[Condition] = []
+        if base is not None:
+            since = [("_position", operator.gt, base["position"][0].as_py())]
+            since.append(("_batch", operator.ge, base["_batch"][0].as_py()))
+        if self._moment.offset is not None:
+            since.append(("_offset", operator.le, self._moment.offset))
+        if self._moment.ts is not None:
+            since.append(("_applied_at", operator.le, _from_ms(self._moment.ts)))
+        columns = [*change_columns(self._columns), *_SEEN_BY]
+        return self._moment.seen(self._reader.table(CHANGES, *self._own, *since, columns=columns), self._history)
+
+    def _reached(self, ts: int, offset: int | None = None) -> bool:
+        """Whether the topic-partition's stream time had come to this (ms) with this offset, or the one asked for."""
+        until = self._moment.offset if offset is None else offset
+        return self._reader.any(
+            MESSAGES,
+            ("topic", operator.eq, self._session.topic),
+            ("partition", operator.eq, self._session.partition),
+            ("offset", operator.le, until),
+            ("timestamp", operator.ge, _from_ms(ts)),
+        )
+
+    # -- what is not known
+
+    def _refuse_later(self) -> None:
+        session, moment = self._session, self._moment
+        lane = ("silver", session.topic, session.partition)
+        judged = next((span.last for span in self._reader.spans() if span[:3] == lane), -1)
+        now = f"; `sessionlake session show {session.session_id}` has the table as it is now"
+        if moment.offset is not None and moment.offset > judged:
+            raise LakeError(
+                f"{session}: silver has judged offsets up to {judged}, {moment.offset} is not known yet{now}"
+            )
+        if moment.ts is not None and not self._reached(moment.ts, judged):
+            raise LakeError(
+                f"{session}: up to offset {judged}, which silver has judged, stream time has not come to "
+                f"{_told(moment.ts)} ({moment.ts}){now}"
+            )
+        # The last possible seq is its own successor.
+        if moment.seq is not None and moment.seq >= (session.next_seq or 0) != INT64_MAX:
+            come = "no seq has been applied" if session.next_seq is None else f"seq {session.next_seq} is due"
+            raise LakeError(f"{session}: {come}, {moment.seq} is not known yet{now}")
+
+    def _refuse_earlier(self) -> None:
+        columns = ["_position", "_seq", "_offset", "_life", *_SEEN_BY]
+        changes = self._reader.table(CHANGES, *self._own, columns=columns)
+        if not changes.num_rows:
+            return  # a session whose table was always empty
+        first = changes.sort_by("_position").slice(0, 1)
+        at = int(milliseconds(first["_applied_at"])[0])
+        lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
+        seqs = [seq for seq in lives if seq is not None]
+        known = {
+            "ts": f"at {_told(at)} ({at})",
+            "offset": f"with offset {first['_applied_by'][0].as_py()}",
+            "seq": f"with seq {min(seqs, default=None)} (its latest life)",
+        }
+        name = next(name for name in known if getattr(self._moment, name) is not None)
+        raise LakeError(f"{self._session}: its table begins {known[name]}, not before {getattr(self._moment, name)}")
+
+
+def _from_ms(ms: int) -> datetime:
+    """A time in UTC, as near as a timestamp comes to it."""
+    try:
+        seconds, rest = divmod(ms, 1000)
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest * 1000)
+    except (OverflowError, ValueError, OSError):
+        return datetime.max.replace(tzinfo=UTC) if ms > 0 else datetime.min.replace(tzinfo=UTC)
+
+
+def _told(ms: int) -> str:
+    return f"{_from_ms(ms):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"

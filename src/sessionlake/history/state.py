@@ -1,0 +1,94 @@
+"""A look into silver's state store: what judging remembers of a session, and how much there is of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from sessionlake.config import Settings
+from sessionlake.errors import UsageError
+from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
+from sessionlake.integrity.state import ShardState
+
+_LAYER = "silver"
+_HELD = ("offset", "seq", "ts", "size")
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """One shard's state.
+
+    Attributes:
+        sessions: how many are remembered; of these, how many are past their session timeout, have gaps, and hold
+            messages back.
+        held: messages held back in all.
+        bytes: size of the state as stored.
+    """
+
+    shard: int
+    sessions: int
+    expired: int
+    with_gaps: int
+    holding: int
+    held: int
+    bytes: int
+
+
+STATS = tuple(ShardStats.__dataclass_fields__)
+
+
+def stats_of(shard: int, stored: bytes, settings: Settings) -> ShardStats:
+    """How much a shard remembers."""
+    state = ShardState.decode(stored, settings.capture.declared)
+    return ShardStats(
+        shard=shard,
+        sessions=len(state.cursors),
+        expired=int((state.cursors["marked"] == 1).sum()),
+        with_gaps=sum(memory is not None for memory in state.memories.tolist()),
+        holding=int((state.cursors["held"] > 0).sum()),
+        held=int(state.cursors["held"].sum()),
+        bytes=len(stored),
+    )
+
+
+def session_state(stored: bytes, settings: Settings, topic: str, session: str) -> dict[str, Any]:
+    """What a shard remembers of one session; times in ms, absent ones None.
+
+    Raises:
+        UsageError: nothing.
+    """
+    state = ShardState.decode(stored, settings.capture.declared)
+    place = pc.index(state.keys, f"{topic}\0{session}").as_py()
+    if place < 0:
+        raise UsageError(
+            f"the state holds nothing of session {session!r} of topic {topic}: it never came, or it is forgotten, "
+            "as a session is twice its session timeout after its last message"
+        )
+    cursor = Cursor.of(state.cursors[place], decode_memory(state.memories[place]))
+    lane = state.clock.lanes[cursor.lane]
+    told = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
+    bounds = cursor.taken.bounds
+    return {
+        "topic": topic,
+        "session_id": session,
+        **{name: None if value == INITIAL.get(name) else value for name, value in told.items()},
+        "status": Status(cursor.status).name.lower(),
+        "expired": bool(cursor.marked),
+        "stream_time": lane.time,
+        "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
+        "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.holes],
+        "held": _held(state, topic, session),
+    }
+
+
+_INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
+
+
+def _held(state: ShardState, topic: str, session: str) -> list[dict[str, int]]:
+    if state.held is None:
+        return []
+    mine = pc.and_(pc.equal(state.held["topic"], topic), pc.equal(state.held["session_id"], session))
+    found: list[dict[str, int]] = state.held.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
+    return found

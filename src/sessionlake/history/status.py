@@ -1,0 +1,192 @@
+"""How far each layer is, by the ledger: totals, what is behind it, when it last committed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sessionlake.config import Settings
+from sessionlake.errors import BrokerError, ConfigError
+from sessionlake.lake.ledger import current_rows
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
+from sessionlake.lake.reading import Reader, Row, Span
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
+from sessionlake.runtime.kafka import client_config, require_broker
+
+LAYERS = (BRONZE, SILVER, SILVER_TABLES, GOLD)
+Place = tuple[str, int]
+KafkaEnds = dict[Place, int]
+_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LayerStatus:
+    """One layer's totals.
+
+    Attributes:
+        last_batch: its id, None before the first.
+        messages: taken in: Kafka messages for bronze, silver and processors, those of the merged batches for the silver
+            tables, session changes for gold.
+        rows: written to its tables, merged ones included.
+        behind: what its source holds and it has not taken in yet, in the unit of `messages`; None where Kafka
+            cannot be asked.
+        events: judgements that silver recorded in `silver.integrity_events`.
+        unaccounted: messages that the ledger shows as taken in but not as applied, dropped, quarantined or held; 0.
+        committed_at: of its last batch, UTC.
+        age_seconds: since then.
+    """
+
+    layer: str
+    batches: int = 0
+    last_batch: int | None = None
+    messages: int = 0
+    rows: int = 0
+    behind: int | None = None
+    duplicates: int = 0
+    quarantined: int = 0
+    held: int = 0
+    events: int = 0
+    unaccounted: int = 0
+    committed_at: datetime | None = None
+    age_seconds: float | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        """The fields' values, in the order of `COLUMNS`."""
+        return astuple(self)
+
+
+COLUMNS = tuple(item.name for item in fields(LayerStatus))
+
+
+def begun(settings: Settings) -> bool:
+    """Whether there may be a ledger to read: on a laptop its folder tells, without Spark."""
+    lake = Lake(settings)
+    return not lake.local or (lake.path(LEDGER) / "_delta_log").is_dir()
+
+
+def layer_statuses(reader: Reader, settings: Settings) -> list[LayerStatus]:
+    """Every layer's status, in the order in which data passes them."""
+    batches = _batches(reader)
+    if not batches:
+        return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
+    spans = reader.spans()
+    bronze, silver = (_ends(spans, layer) for layer in ("bronze", "silver"))
+    kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
+    behind = {
+        "bronze": None if kafka is None else _lag(kafka, bronze),
+        "silver": _lag(bronze, silver),
+        SILVER_TABLES: _after(batches, SILVER_TABLES, "messages"),
+        "gold": _after(batches, "gold", "changes"),
+    }
+    for own in settings.processors:
+        wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
+        behind[own.layer] = _lag(wanted, _ends(spans, own.layer))
+    now = datetime.now(UTC)
+    return [_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()]
+
+
+def kafka_ends(settings: Settings) -> KafkaEnds | None:
+    """Where each partition of the captured topics ends now; None if Kafka cannot be asked from here."""
+    try:
+        require_broker(settings)
+        config = client_config(settings)
+        from confluent_kafka import Consumer, KafkaException, TopicPartition
+    except (ImportError, ConfigError, BrokerError):
+        return None
+    consumer = Consumer({**config, "group.id": "sessionlake-status", "enable.auto.commit": False, "log_level": 2})
+    matches = re.compile(settings.kafka.topic_pattern).fullmatch
+    try:
+        topics = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
+        places = [(name, number) for name, topic in topics.items() if matches(name) for number in topic.partitions]
+        return {p: consumer.get_watermark_offsets(TopicPartition(*p), timeout=_TIMEOUT_SECONDS)[1] for p in places}
+    except KafkaException:
+        return None
+    finally:
+        consumer.close()
+
+
+def _ends(spans: Iterable[Span], layer: str) -> KafkaEnds:
+    """Where the layer stands in each topic-partition: one past the last offset that it has."""
+    return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
+
+
+class _Batch(NamedTuple):
+    """A ledger row, less its lists: `rows` written in all, and of those to `session_changes` and `integrity_events`."""
+
+    layer: str
+    app_id: str
+    batch_id: int
+    source_to: int | None
+    messages: int
+    applied: int
+    duplicates: int
+    quarantined: int
+    held: int
+    committed_at: datetime
+    rows: int
+    changes: int
+    events: int
+
+
+_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+
+
+def _batches(reader: Reader) -> list[_Batch]:
+    """All of them, a narrow row each."""
+    columns = ["layer", "app_id", "batch_id", "source_to", *_COUNTS, "committed_at", "outputs"]
+    return [_narrow(row) for row in current_rows(reader.rows(LEDGER, columns=columns))]
+
+
+def _narrow(row: Row) -> _Batch:
+    outputs = row.pop("outputs")
+
+    def written(*tables: str) -> int:
+        return sum(output["rows"] for output in outputs if not tables or output["table"] in tables)
+
+    changes, events = written(CHANGES), written(EVENTS)
+    return _Batch(**row, rows=written(), changes=changes, events=events)
+
+
+def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
+    """Kafka's ends as offsets of `bronze.messages`, without the topics that are not read any more."""
+    if ends is None:
+        return None
+    read = {name: row.offset_shift for name, row in topics.items() if row.state in WAITED_FOR}
+    gone = topics.keys() - read.keys()
+    return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
+
+
+def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:
+    return sum(max(0, end - reader.get(place, 0)) for place, end in source.items())
+
+
+def _after(batches: list[_Batch], layer: str, what: str) -> int:
+    """What silver's batches hold beyond the last one that the layer has taken in."""
+    done = max((b.source_to for b in batches if b.layer == layer and b.source_to is not None), default=-1)
+    return sum(getattr(b, what) for b in batches if b.layer == "silver" and b.batch_id > done)
+
+
+def _status(layer: str, batches: list[_Batch], behind: int | None, now: datetime) -> LayerStatus:
+    if not batches:
+        return LayerStatus(layer, behind=behind)
+    committed = max(b.committed_at for b in batches)
+    committed = committed.replace(microsecond=committed.microsecond // 1000 * 1000)
+    summed = ("messages", "rows", "duplicates", "quarantined", "held", "events")
+    return LayerStatus(
+        layer,
+        batches=len(batches),
+        last_batch=max(b.batch_id for b in batches),
+        behind=behind,
+        unaccounted=0 if layer == SILVER_TABLES else sum(_unaccounted(b) for b in batches),
+        committed_at=committed,
+        age_seconds=round((now - committed).total_seconds(), 1),
+        **{name: sum(getattr(b, name) for b in batches) for name in summed},
+    )
+
+
+def _unaccounted(batch: _Batch) -> int:
+    return abs(batch.messages - batch.applied - batch.duplicates - batch.quarantined - batch.held)

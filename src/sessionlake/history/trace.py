@@ -1,0 +1,266 @@
+"""Where one Kafka message is: the bronze commit, the silver batch, what became of it, the row changes it made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from operator import eq, ge, le
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import Settings, milliseconds
+from sessionlake.errors import LakeError, NotThereError
+from sessionlake.history.fate import Content, Evidence, Fate, fate_of
+from sessionlake.history.missing import why_unjudged, why_unread
+from sessionlake.integrity.judge import Action
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
+from sessionlake.lake.reading import Condition, Reader, Row
+from sessionlake.protocol.decode import decode
+from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.reasons import Reason
+from sessionlake.streaming.payloads import rules_of
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_RAW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("kafka_ts", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+_READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
+_EVENT = ("event", "action", "integrity", "expected_seq", "actual_seq", "offset", "_batch")
+_CHANGE = ("change", "row_id", "_rescued", "_epoch", "_seq", "_position", "ordinal", "_batch")
+_SESSION = ("session_id", "status", "epoch", "next_seq", "messages", "duplicates", "gaps", "late", "last_offset")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One micro-batch of a layer, by the ledger.
+
+    Attributes:
+        versions: of the tables it wrote.
+    """
+
+    batch: int
+    app_id: str
+    committed_at: datetime
+    versions: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Merge(Commit):
+    """A merge, and the first and last silver batch that it took over."""
+
+    first_batch: int
+    last_batch: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """What bronze holds of the message, and what it says by today's configuration.
+
+    Attributes:
+        type: None, as are `seq` and `ts` (ms), where it is malformed.
+        timestamp: Kafka's.
+    """
+
+    key: bytes | None
+    session_id: str | None
+    type: str | None
+    seq: int | None
+    ts: int | None
+    timestamp: datetime
+    value_bytes: int
+    ingested_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of the message.
+
+    Attributes:
+        reason: why it is in quarantine.
+        batch: the silver batch that decided, as in `verdict.Verdict`, and when that was committed.
+        events: what was recorded of it in `integrity_events`.
+        broken_by: the event that broke the session, if that is the reason.
+    """
+
+    fate: Fate
+    reason: str | None
+    batch: int | None
+    committed_at: datetime | None
+    integrity: str
+    events: list[Row] = field(default_factory=list)
+    broken_by: Row | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The way of one message through the lake.
+
+    Attributes:
+        silver: the batch that took it in; `judgement.batch` is a later one for a message that was held back.
+        tables: the merge that took the deciding batch over into `session_rows` and `sessions`; None if none has yet.
+        changes: its rows of `session_changes`, in order; `set` has the columns that it set.
+        session: its session now.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    bronze: Commit
+    message: Message
+    silver: Commit
+    judgement: Judgement
+    tables: Merge | None
+    changes: list[Row]
+    session: Row | None
+
+
+def trace(reader: Reader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
+    """Follows one message.
+
+    Raises:
+        NotThereError: bronze has not read it, or silver has not judged it yet; the text says what is known.
+        LakeError: silver counts it, but its tables lack it.
+    """
+    place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
+    bronze = _latest(reader.covering("bronze", topic, partition, offset))
+    raw = next(reader.rows(MESSAGES, *place, columns=_READ), None) if bronze else None
+    if bronze is None or raw is None:
+        raise NotThereError(why_unread(reader.spans(), settings, topic, partition, offset))
+    silver = _latest(reader.covering("silver", topic, partition, offset))
+    if silver is None:
+        raise NotThereError(why_unjudged(reader.spans(), bronze.batch, bronze.committed_at, topic, partition, offset))
+    content = decoded(raw, settings)
+    found = Evidence(
+        offset=offset,
+        batch=silver.batch,
+        quarantine=list(reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])),
+        events=sorted(reader.rows(EVENTS, *place, columns=_EVENT), key=lambda row: row["_batch"]),
+        changes=_changes(reader, silver.batch, place),
+        session=_session(reader, topic, content.session_id, silver.batch),
+    )
+    judgement = _judgement(reader, settings, topic, content, found, silver)
+    return Trace(
+        topic,
+        partition,
+        offset,
+        bronze,
+        _message(raw, content),
+        silver,
+        judgement,
+        _merge(reader, judgement),
+        [_shown(row) for row in found.changes],
+        found.session and {name: found.session[name] for name in _SESSION},
+    )
+
+
+def decoded(raw: Row, settings: Settings) -> Content:
+    """What a row of `bronze.messages` says."""
+    rules = rules_of(settings.capture)
+    row = raw | {"kafka_ts": milliseconds(raw["timestamp"] - _EPOCH)}
+    chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
+    message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
+    if message["reason"]:
+        return Content(session_id=message["session_id"])
+    kind = MessageType(message["type"]).name.lower()
+    seq = message["seq"] if message["seq"] is not None and message["seq"] >= 0 else None
+    return Content(kind, seq, message["ts"], message["session_id"], changes)
+
+
+def _message(raw: Row, content: Content) -> Message:
+    return Message(
+        key=raw["key"],
+        session_id=content.session_id,
+        type=content.type,
+        seq=content.seq,
+        ts=content.ts,
+        timestamp=raw["timestamp"],
+        value_bytes=len(raw["value"] or b""),
+        ingested_at=raw["ingested_at"],
+    )
+
+
+def _latest(rows: Iterable[Row]) -> Commit | None:
+    """Of the batches that took the message in: one for each time that the layer was rebuilt."""
+    found = max(rows, key=lambda row: row["committed_at"], default=None)
+    return None if found is None else Commit(*_head(found))
+
+
+def _head(row: Row) -> tuple[int, str, datetime, dict[str, int]]:
+    versions = {output["table"]: output["version"] for output in row["outputs"]}
+    return row["batch_id"], row["app_id"], row["committed_at"], versions
+
+
+def _changes(reader: Reader, batch: int, place: list[Condition]) -> list[Row]:
+    named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in place]
+    return sorted(reader.rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
+
+
+def _shown(row: Row) -> Row:
+    """A row of `session_changes`, with the columns that the message set put together."""
+    head = {name: row[name] for name in _CHANGE}
+    return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
+
+
+def _session(reader: Reader, topic: str, session_id: str | None, batch: int) -> Row | None:
+    """The session's latest row; only a malformed message has none from its own batch on."""
+    if session_id is None:
+        return None
+    own: list[Condition] = [("topic", eq, topic), ("session_id", eq, session_id)]
+    rows = list(reader.rows(PROGRESS, *own, ("_batch", ge, batch))) or reader.rows(PROGRESS, *own)
+    return max(rows, key=lambda row: row["_batch"], default=None)
+
+
+def _judgement(
+    reader: Reader, settings: Settings, topic: str, content: Content, found: Evidence, silver: Commit
+) -> Judgement:
+    integrity = RuleBook(settings.capture).of(topic).integrity
+    verdict = fate_of(content, found, integrity)
+    if verdict is None:
+        raise LakeError(
+            f"silver batch {silver.batch} took in topic {topic}, offset {found.offset} ({content.type or 'malformed'}, "
+            f"{content.changes} row changes), but no table of silver shows it. If capture.* has changed since, set it "
+            "as it was; else rows were removed by hand: `sessionlake doctor` compares the tables with the ledger"
+        )
+    fate, reason, batch = verdict
+    return Judgement(
+        fate=fate,
+        reason=reason,
+        batch=batch,
+        committed_at=_committed_at(reader, silver, batch),
+        integrity=str(integrity),
+        events=[dict(row) for row in found.events],
+        broken_by=_broken_by(reader, topic, content, found.offset) if reason == Reason.SESSION_BROKEN else None,
+    )
+
+
+def _committed_at(reader: Reader, silver: Commit, batch: int | None) -> datetime | None:
+    if batch is None or batch == silver.batch:
+        return silver.committed_at if batch is not None else None
+    own: list[Condition] = [("layer", eq, "silver"), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
+    # A batch's tables are written before its ledger row: it may be under way.
+    return next((row["committed_at"] for row in reader.rows(LEDGER, *own, columns=["committed_at"])), None)
+
+
+def _broken_by(reader: Reader, topic: str, content: Content, offset: int) -> Row | None:
+    own: list[Condition] = [("topic", eq, topic), ("session_id", eq, content.session_id), ("offset", le, offset)]
+    rows = reader.rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
+    return max(rows, key=lambda row: row["offset"], default=None)
+
+
+def _merge(reader: Reader, judgement: Judgement) -> Merge | None:
+    if judgement.fate is not Fate.APPLIED or judgement.batch is None or judgement.committed_at is None:
+        return None
+    taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]
+    rows = reader.rows(LEDGER, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, judgement.committed_at))
+    found = min(rows, key=lambda row: row["committed_at"], default=None)
+    return None if found is None else Merge(*_head(found), found["source_from"], found["source_to"])

@@ -1,0 +1,203 @@
+"""The judge: every message in its turn, and what time brings: new lives, watermarks, expiry.
+
+Where the protocol leaves a choice, these hold:
+
+- Class `window`: a seq that was applied or is held back is a duplicate, whatever its `ts`, and lateness is judged after
+  that. Expiry releases what is held as soon as the topic-partition's stream time passes it, even if a message then
+  proves the expiry early: what was applied stays applied. It takes positions from the session's last message on.
+- Classes `once` and `window`: more held back, or more gaps, than the limits allow is a violation of the message that
+  came too much. Where it is applied all the same, the oldest held message, or gap, makes room for it.
+- A session is forgotten when its topic-partition's stream time is more than twice the session timeout past its last
+  message: until then a message's own timestamp may take the expiry back, from then on any message begins a new life.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from sessionlake.errors import UsageError
+from sessionlake.lab.truth.model import KafkaMessage, Rules, SessionKey, Tables
+from sessionlake.lab.truth.reading import MalformedError, Said
+from sessionlake.lab.truth.session import ENDED, EXPIRED, Cause, Life, Session, is_taken, take
+from sessionlake.lab.truth.snapshots import Snapshots, table_of
+from sessionlake.lab.truth.verdict import Bench, Terms
+
+
+class Truth:
+    """Feed every message of a topic-partition in offset order, then `finish`.
+
+    Args:
+        rules: how to judge.
+        keep_changes: False leaves `session_changes` and `session_snapshots` empty, which saves about 1 KB a change.
+    """
+
+    def __init__(self, rules: Rules, *, keep_changes: bool = True) -> None:
+        self._rules = rules
+        self._terms: dict[str, Terms] = {}
+        self._sessions: dict[SessionKey, Session] = {}
+        self._bench = Bench(self._applied, keep_changes=keep_changes)
+        self._account = self._bench.account
+        self._snapshots = Snapshots(self._account.tables, self._release_all, keep=keep_changes)
+        self._finished = False
+
+    def feed(self, message: KafkaMessage) -> None:
+        """Judges one message.
+
+        Raises:
+            Violation: under `fail`; what was fed before is then of no further use.
+            UsageError: after `finish`.
+        """
+        if self._finished:
+            raise UsageError(
+                "the truth is finished and takes no more messages; make a new Truth and feed it all of them"
+            )
+        terms = self._terms_of(message.topic)
+        lane = self._account.lane_of(message)
+        lane.counts["messages"] += 1
+        lane.stream_time = max(lane.stream_time, message.timestamp)
+        self._bench.judge_due_holes(lane, terms)
+        self._snapshots.pass_time(lane, terms)
+        try:
+            said = terms.reader.read(message)
+        except MalformedError as error:
+            self._account.quarantine(message, error.reason)
+            return
+        session = self._session_of(terms, said)
+        self._arrive(terms, session, said)
+        self._snapshots.after(lane, terms, session)
+
+    def finish(self) -> Tables:
+        """Expires the sessions that went silent before their topic-partition's last time, and gives the tables.
+
+        Raises:
+            Violation: under `fail`, by a message that only the expiry releases.
+            UsageError: when finished before.
+        """
+        if self._finished:
+            raise UsageError("the truth is finished already; keep the tables of the first finish")
+        self._finished = True
+        for key, session in self._sessions.items():
+            self._expire_if_silent(session)
+            terms = self._terms_of(session.topic)
+            self._account.tables.session_rows[key] = table_of(session, terms)
+            self._account.tables.sessions[key] = session.as_row()
+            self._account.lanes[session.topic, session.partition].counts["held"] += len(session.life.held)
+        return self._account.tables
+
+    def _terms_of(self, topic: str) -> Terms:
+        terms = self._terms.get(topic)
+        if terms is None:
+            terms = self._terms[topic] = Terms(self._rules.for_topic(topic))
+        return terms
+
+    def _session_of(self, terms: Terms, said: Said) -> Session:
+        """The session with this message noted; a life that timed out before it has ended and a new one begun."""
+        kafka = said.kafka
+        key = kafka.topic, said.session_id
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
+        last = session.life.last_timestamp
+        if last is not None and self._is_over(terms, session, kafka):
+            self._bench.judge_holes_of_past(terms, session.life)
+            session.life = Life()
+            session.lives += 1
+            session.expired_at = session.position
+        life = session.life
+        if life.last_timestamp is None:
+            life.first_offset = kafka.offset
+        life.last_offset, life.last_timestamp = kafka.offset, kafka.timestamp
+        session.partition = kafka.partition
+        return session
+
+    def _is_over(self, terms: Terms, session: Session, kafka: KafkaMessage) -> bool:
+        """Whether the session's life ended before this message: by its own timestamp, or because it is forgotten."""
+        last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
+        now = self._account.lanes[kafka.topic, kafka.partition].stream_time
+        return last is not None and (kafka.timestamp > last + timeout or now > last + 2 * timeout)
+
+    def _arrive(self, terms: Terms, session: Session, said: Said) -> None:
+        integrity, life = terms.rules.integrity, session.life
+        if _is_duplicate(integrity, life, said.seq):
+            life.duplicates += 1
+            self._account.count(said.kafka, "duplicates")
+            self._account.event(said, "duplicate", "dropped", life.next_seq)
+        elif integrity == "window":
+            self._hold_back(terms, session, said)
+        else:
+            self._bench.judge(terms, session, said, self._arrival(said))
+
+    # -- class `window`: held back until the watermark passes
+
+    def _hold_back(self, terms: Terms, session: Session, said: Said) -> None:
+        life, lateness = session.life, terms.rules.lateness_ms
+        life.highest_ts = said.ts if life.highest_ts is None else max(life.highest_ts, said.ts)
+        if said.ts < life.highest_ts - lateness:
+            life.late += 1
+            self._account.event(said, "late", "quarantined", life.next_seq)
+            self._account.quarantine(said.kafka, "late")
+            return
+        if said.seq is not None and self._bench.has_too_many_gaps(terms, session, said, said.seq):
+            return
+        if said.seq is not None:
+            take(life, said.seq, terms.rules.max_gaps)
+        insort(life.held, said, key=lambda held: (held.ts, held.seq))
+        self._release(terms, session, self._arrival(said))
+        self._make_room(terms, session, said)
+
+    def _make_room(self, terms: Terms, session: Session, said: Said) -> None:
+        rules, held = terms.rules, session.life.held
+
+        def too_much() -> bool:
+            return len(held) > rules.max_held_messages or sum(map(_size, held)) > rules.max_held_bytes
+
+        if too_much() and self._bench.may_pass(terms, session, said, "held_limit"):
+            while too_much():
+                self._bench.judge(terms, session, held.pop(0), self._arrival(said))
+        elif too_much():
+            held.remove(said)
+
+    def _release(self, terms: Terms, session: Session, cause: Cause) -> None:
+        life = session.life
+        while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
+            self._bench.judge(terms, session, life.held.pop(0), cause)
+
+    def _release_all(self, terms: Terms, session: Session, cause: Cause) -> None:
+        while session.life.held:
+            self._bench.judge(terms, session, session.life.held.pop(0), cause)
+
+    def _arrival(self, said: Said) -> Cause:
+        offset = said.kafka.offset
+        return Cause(offset, self._account.lane_of(said.kafka).stream_time, offset)
+
+    def _applied(self, terms: Terms, session: Session, kind: str, cause: Cause) -> None:
+        """A message was applied: the table has changed, or the session has ended, which is cut at once."""
+        if kind == "end":
+            self._snapshots.cut(terms, session, "end", cause.at, cause.by)
+        elif kind in {"snapshot", "update"} and session.changed_at is None:
+            session.changed_at = cause.at
+
+    # -- the end
+
+    def _expire_if_silent(self, session: Session) -> None:
+        terms, life = self._terms_of(session.topic), session.life
+        lane = self._account.lanes[session.topic, session.partition]
+        if life.last_timestamp is None:
+            return
+        expiry = life.last_timestamp + terms.rules.session_timeout_ms
+        if expiry >= lane.stream_time:
+            return
+        if life.status != ENDED:
+            life.status, life.ended_at = EXPIRED, expiry
+
+
+def _size(said: Said) -> int:
+    return len(said.kafka.value or b"")
+
+
+def _is_duplicate(integrity: str, life: Life, seq: int | None) -> bool:
+    if integrity == "none" or seq is None:
+        return False
+    if integrity in {"once", "window"}:
+        return is_taken(life, seq)
+    return life.next_seq is not None and seq < life.next_seq

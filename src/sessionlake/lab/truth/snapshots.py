@@ -1,0 +1,107 @@
+"""Whole tables, cut at a session's end, at its expiry, and at multiples of the snapshot interval, in stream time.
+
+Where the protocol leaves a choice, these hold:
+
+- A table that changed is cut at the next multiple of the interval, with all that was applied before. A table that has
+  not changed since its last cut is not cut at an interval. Only a snapshot or an update changes a table.
+- Expiry is cut when stream time passes it, even if a message takes it back afterwards, and with what it releases;
+  unless the session has ended and not changed since, or nothing was applied since its last expiry was cut.
+- What is released by expiry counts as applied one millisecond after it: the first moment that is past it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from sessionlake.lab.truth.account import Lane
+from sessionlake.lab.truth.model import Row, Tables
+from sessionlake.lab.truth.session import ENDED, Cause, Session, fold
+from sessionlake.lab.truth.verdict import Terms
+
+Release = Callable[[Terms, Session, Cause], None]
+
+
+class Snapshots:
+    """Cuts tables as time passes.
+
+    Args:
+        release: judges all that a session holds back.
+        keep: False forgets what is cut.
+    """
+
+    def __init__(self, tables: Tables, release: Release, *, keep: bool) -> None:
+        self._tables, self._release, self._keep = tables, release, keep
+        self._wakes = 0
+
+    def pass_time(self, lane: Lane, terms: Terms) -> None:
+        """Looks after the sessions whose time has come."""
+        while lane.wakes and lane.wakes[0][0] <= lane.stream_time:
+            time, _, session = heapq.heappop(lane.wakes)
+            if time == session.wake:
+                session.wake = None
+            self._look_after(lane, terms, session)
+
+    def after(self, lane: Lane, terms: Terms, session: Session) -> None:
+        """Takes note of what a message has just done."""
+        expiry = session.expiry(terms.rules.session_timeout_ms)
+        if expiry < lane.stream_time:  # by its own, old timestamp
+            last = session.life.last_offset
+            self._expire(terms, session, lane.stream_time, Cause(last, lane.stream_time, last))
+        self._wake_for(lane, terms, session)
+
+    def _look_after(self, lane: Lane, terms: Terms, session: Session) -> None:
+        expiry = session.expiry(terms.rules.session_timeout_ms)
+        due = session.cut_due(terms.rules.snapshot_interval_ms)
+        if due is not None and due <= min(expiry, lane.stream_time):
+            self.cut(terms, session, "interval", due, session.life.last_offset)
+        if expiry < lane.stream_time:
+            self._expire(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
+        else:
+            self._wake_for(lane, terms, session)
+
+    def _wake_for(self, lane: Lane, terms: Terms, session: Session) -> None:
+        expiry, due = session.expiry(terms.rules.session_timeout_ms), session.cut_due(terms.rules.snapshot_interval_ms)
+        time = expiry + 1 if due is None else min(expiry + 1, due)
+        if session.wake is None or time < session.wake:
+            self._wakes += 1
+            session.wake = time
+            heapq.heappush(lane.wakes, (time, self._wakes, session))
+
+    def _expire(self, terms: Terms, session: Session, at: int, cause: Cause) -> None:
+        self._release(terms, session, cause)
+        settled = session.life.status == ENDED and session.changed_at is None
+        if session.position > session.expired_at and not settled:
+            self.cut(terms, session, "expiry", at, None)
+            session.expired_at = session.position
+
+    def cut(self, terms: Terms, session: Session, reason: str, at: int, offset: int | None) -> None:
+        """Writes the session's table as it is."""
+        changed_at, session.changed_at = session.changed_at, None
+        if not self._keep:
+            return
+        self._tables.session_snapshots.append(
+            {
+                "topic": session.topic,
+                "session_id": session.session_id,
+                "partition": session.partition,
+                "snapshot_at": at,
+                "reason": reason,
+                "changed_at": changed_at,
+                "position": session.position,
+                "life": session.life.first_offset,
+                "next_seq": session.life.next_seq,
+                "offset": offset,
+                "rows": table_of(session, terms),
+            }
+        )
+
+
+def table_of(session: Session, terms: Terms) -> dict[str, Row]:
+    """The session's table, now."""
+    if not session.log:
+        return dict(session.rows)
+    rows = dict(session.rows)
+    for _, _, epoch, said in sorted(session.log, key=lambda entry: entry[:2]):
+        fold(rows, said, epoch, terms.all_null)
+    return rows

@@ -1,0 +1,31 @@
+"""The names of all tables and layers, in one place: what they hold is in `schemas`, who writes them in the rooms above.
+
+A table is named `<schema>.<table>` throughout; `tables.Lake` knows where that is on a laptop and in a catalog.
+"""
+
+from __future__ import annotations
+
+MESSAGES = "bronze.messages"
+
+CHANGES = "silver.session_changes"
+PROGRESS = "silver.session_progress"
+CUTS = "silver.session_cuts"
+QUARANTINE = "silver.quarantine"
+EVENTS = "silver.integrity_events"
+ROWS = "silver.session_rows"
+SESSIONS = "silver.sessions"
+SNAPSHOTS = "silver.session_snapshots"
+PROCESSOR_ERRORS = "silver.processor_errors"
+
+AVERAGES = "gold.rolling_average"
+MINUTES = "gold.metrics_1m"
+
+DECISIONS = "ops.decisions"
+TOPICS = "ops.topics"
+LEDGER = "ops.ledger"
+
+BRONZE = "bronze"
+SILVER = "silver"
+SILVER_TABLES = "silver_tables"
+"""The ledger's name for the MERGEs beside silver's stream."""
+GOLD = "gold"

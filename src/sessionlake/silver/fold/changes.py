@@ -1,0 +1,83 @@
+"""From applied messages to rows of `silver.session_changes`: columns are gathered, nothing is looped over."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.integrity.cuts import NO_OFFSET
+from sessionlake.integrity.judge import Outcome
+from sessionlake.protocol.arrow import one, ranges
+from sessionlake.protocol.chunk import set_field, value_field
+from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.silver.fold.schemas import TIMESTAMP, changes_schema, timestamps
+
+Int64s = npt.NDArray[np.int64]
+_KINDS = pa.array(["clear", "upsert", "delete"])
+
+
+def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: tuple[Column, ...]) -> pa.Table:
+    """Rows for `session_changes`, in message order, then ordinal order.
+
+    Args:
+        messages: a chunk's table in one piece.
+        applied: indices of the applied messages, ascending.
+        outcome: what became of each message.
+    """
+    nested = one(messages["changes"])
+    bounds = nested.offsets.to_numpy().astype(np.int64)
+    lengths = np.diff(bounds)[applied]
+    changes = _gather(nested.values, ranges(bounds[applied], lengths))
+    message = np.repeat(applied, lengths)
+    of_message = pa.array(message)
+    # One change a message, and every message applied: the columns serve as they are.
+    whole = len(applied) == messages.num_rows and bool((lengths == 1).all())
+
+    def head(name: str) -> pa.Array:
+        column = one(messages[name])
+        return column if whole else column.take(of_message)
+
+    arrays = [
+        head("topic"),
+        head("session_id"),
+        changes.field("row_id"),
+        *(changes.field(value_field(i)) for i in range(len(columns))),
+        changes.field(RESCUED),
+        pa.array(outcome.epoch[message]),
+        head("seq"),
+        head("ts"),
+        head("offset"),
+        _KINDS.take(changes.field("change")),
+        _set_names(changes, columns),
+        head("partition"),
+        changes.field("ordinal"),
+        pc.multiply(head("kafka_ts"), 1000).cast(TIMESTAMP),
+        pa.array(outcome.position[message]),
+        pa.array(outcome.life[message]),
+        timestamps(outcome.at[message]),
+        pa.array(outcome.by[message], mask=outcome.by[message] == NO_OFFSET),
+    ]
+    return pa.Table.from_arrays(arrays, schema=changes_schema(columns))
+
+
+def _gather(values: pa.StructArray, indices: Int64s) -> pa.StructArray:
+    if len(indices) and len(indices) == indices[-1] - indices[0] + 1:
+        return values.slice(int(indices[0]), len(indices))
+    return values.take(pa.array(indices))
+
+
+def _set_names(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
+    """Lists of the names of the columns that were set: one list a distinct combination, shared by all its rows."""
+    flags = np.stack([_bools(changes.field(set_field(i))) for i in range(len(columns))], axis=1)
+    packed = np.packbits(flags, axis=1)
+    codes = packed[:, 0] if packed.shape[1] == 1 else packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]
+    distinct, first, code = np.unique(codes, return_index=True, return_inverse=True)
+    del distinct
+    names = [[column.name for column, flag in zip(columns, flags[i], strict=True) if flag] for i in first.tolist()]
+    return pa.array(names, pa.list_(pa.string())).take(pa.array(code.reshape(-1)))
+
+
+def _bools(array: pa.Array) -> npt.NDArray[np.bool_]:
+    return array.to_numpy(zero_copy_only=False).astype(np.bool_)

@@ -1,0 +1,258 @@
+"""What a fold sends on of a judged batch: rows for each table as Arrow IPC, and the account of every message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.integrity.clock import Clock
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
+from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
+from sessionlake.integrity.judge import Action, Event, Outcome, Verdict
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.protocol.arrow import one
+from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.reasons import CODES
+from sessionlake.silver.fold.changes import change_rows
+from sessionlake.silver.fold.schemas import (
+    CUTS,
+    EVENTS,
+    PROGRESS,
+    QUARANTINE,
+    Account,
+    Output,
+    PartitionAccount,
+    Violation,
+    timestamps,
+    write_account,
+)
+
+Int64s = npt.NDArray[np.int64]
+_STATUS = pa.array(["open", "ended", "expired", "broken"])
+_REASONS = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
+_CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A judged batch.
+
+    Attributes:
+        messages: rows of a chunk: what was held back before, then the batch.
+        released: how many of them were held back before.
+        came: stream time at which each of the others came.
+        clock: of the shard, after the batch.
+        outcome: what became of each.
+        topics: of the sessions that were judged.
+        sessions: their ids.
+        keys: `topic NUL session_id` of every session that is another now.
+        cursors: theirs.
+        timeouts: their session timeouts, ms.
+        beneath: whether a message of theirs was applied beneath newer ones.
+        cuts: where tables are cut.
+        cut_keys: `topic NUL session_id` of each.
+        cut_partitions: partition of each.
+    """
+
+    messages: pa.Table
+    released: int
+    came: Int64s
+    clock: Clock
+    outcome: Outcome
+    topics: pa.Array
+    sessions: pa.Array
+    keys: pa.Array
+    cursors: Cursors
+    timeouts: Int64s
+    beneath: npt.NDArray[np.bool_]
+    cuts: Cuts
+    cut_keys: pa.Array
+    cut_partitions: npt.NDArray[np.int32]
+
+
+def payloads(
+    judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook
+) -> list[tuple[str, bytes]]:
+    """Payloads by kind: rows where there are any, and the account."""
+    out = judged.outcome
+    quarantine = _quarantine(judged, malformed)
+    tables = {
+        Output.CHANGES: change_rows(judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns),
+        Output.PROGRESS: _progress(judged),
+        Output.QUARANTINE: quarantine,
+        Output.EVENTS: _events(judged, rules),
+        Output.CUTS: _cuts(judged),
+    }
+    account = Account(
+        partitions=partition_accounts(judged, malformed),
+        rows={str(kind): table.num_rows for kind, table in tables.items()},
+        violations=first_violations(judged, rules),
+        quarantined=_stretches(quarantine),
+        decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
+    )
+    sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+    return [*sent, (str(Output.ACCOUNT), write_account(account))]
+
+
+def _progress(judged: Judged) -> pa.Table:
+    cursors = judged.cursors
+    known = cursors["messages"] > 0
+    expired = cursors["marked"] == 1
+
+    def field(name: str) -> npt.NDArray[np.int64]:
+        return np.ascontiguousarray(cursors[name])
+
+    arrays = [
+        *_topics_and_sessions(judged.keys),
+        _STATUS.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
+        pa.array(field("epoch")),
+        _following(field("last_seq")),
+        *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late")),
+        *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
+        *(pa.array(field(name)) for name in ("first_offset", "last_offset", "partition")),
+        timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
+        timestamps(field("last_kafka_ts")),
+        pa.array(judged.beneath),
+    ]
+    return pa.Table.from_arrays(arrays, schema=PROGRESS)
+
+
+def _cuts(judged: Judged) -> pa.Table:
+    def field(name: str) -> Int64s:
+        return np.ascontiguousarray(judged.cuts[name])
+
+    arrays = [
+        *_topics_and_sessions(judged.cut_keys),
+        pa.array(judged.cut_partitions),
+        timestamps(field("at")),
+        _CUT_REASONS.take(pa.array(field("reason"))),
+        timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
+        pa.array(field("position")),
+        pa.array(field("life")),
+        _following(field("last_seq")),
+        pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
+    ]
+    return pa.Table.from_arrays(arrays, schema=CUTS)
+
+
+def _topics_and_sessions(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    parts = pc.split_pattern(keys, "\0", max_splits=1)
+    if not len(parts):
+        return parts.flatten(), parts.flatten()
+    return pc.list_element(parts, 0), pc.list_element(parts, 1)
+
+
+def _following(last: Int64s) -> pa.Array:
+    """The seq after the highest applied, null if there is none; the last possible one is its own successor."""
+    return pa.array(np.where(last == np.iinfo(np.int64).max, last, last + 1), mask=last < 0)
+
+
+def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
+    """Coordinates and reasons; the raw message is fetched from bronze by who writes the table."""
+    out = judged.outcome
+    places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
+    parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
+    if malformed.num_rows:
+        parts.append(_quarantine_rows(malformed, one(malformed["reason"])))
+    return pa.concat_tables(parts)
+
+
+def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
+    columns = [
+        messages["topic"],
+        messages["partition"],
+        messages["offset"],
+        timestamps(messages["kafka_ts"].to_numpy()),
+        messages["session_id"],
+        _REASONS.take(reasons),
+    ]
+    return pa.Table.from_arrays(columns, schema=QUARANTINE)
+
+
+def _stretches(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
+    grouped = quarantine.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    return [tuple(row.values()) for row in grouped.to_pylist()]
+
+
+def _events(judged: Judged, rules: RuleBook) -> pa.Table:
+    events = judged.outcome.events
+    owner = pa.array([event.session for event in events], pa.int64())
+    topics = judged.topics.take(owner)
+    columns = [
+        topics,
+        pa.array([event.partition for event in events], pa.int32()),
+        judged.sessions.take(owner),
+        pa.array([event.offset for event in events], pa.int64()),
+        pa.array([str(event.kind) for event in events], pa.string()),
+        pa.array([str(event.action) for event in events], pa.string()),
+        pa.array([str(rules.of(topic).integrity) for topic in topics.to_pylist()], pa.string()),
+        pa.array([event.expected for event in events], pa.int64()),
+        pa.array([event.actual for event in events], pa.int64()),
+        timestamps(np.array([event.kafka_ts for event in events], np.int64)),
+    ]
+    return pa.Table.from_arrays(columns, schema=EVENTS)
+
+
+def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
+    """The shard's first violation, by topic, partition and offset: the same one however sessions are sharded."""
+
+    def told(event: Event) -> Violation:
+        topic = judged.topics[event.session].as_py()
+        return Violation(
+            topic=topic,
+            partition=event.partition,
+            offset=event.offset,
+            session_id=judged.sessions[event.session].as_py(),
+            integrity=str(rules.of(topic).integrity),
+            event=str(event.kind),
+            expected_seq=event.expected,
+            actual_seq=event.actual,
+        )
+
+    found = [told(event) for event in judged.outcome.events if event.action is Action.STOPPED]
+    return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
+
+
+_COUNTED = ("applied", "duplicates", "quarantined", "held")
+
+
+def partition_accounts(judged: Judged, malformed: pa.Table) -> list[PartitionAccount]:
+    """Counts by topic-partition; `held` is what is held back now and was not before, less what was released."""
+    names = ["topic", "partition", "offset"]
+    rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
+    released, arrived = rows.slice(0, judged.released), rows.slice(judged.released)
+    if malformed.num_rows:
+        wrong = pa.array(np.full(malformed.num_rows, Verdict.QUARANTINED, np.int8))
+        arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
+    accounts: dict[tuple[str, int], PartitionAccount] = {}
+    for row in _grouped(arrived):
+        account = accounts.setdefault(
+            (row["topic"], row["partition"]),
+            PartitionAccount(row["topic"], row["partition"], row["offset_min"], row["offset_max"], 0),
+        )
+        account.first, account.last = min(account.first, row["offset_min"]), max(account.last, row["offset_max"])
+        account.messages += row["offset_count"]
+        _add(account, row["verdict"], row["offset_count"])
+    for row in _grouped(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
+        place = row["topic"], row["partition"]
+        account = accounts.setdefault(place, PartitionAccount(*place, -1, -1, 0))
+        _add(account, row["verdict"], row["offset_count"])
+        _add(account, Verdict.HELD, -row["offset_count"])
+    return list(accounts.values())
+
+
+def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
+    aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
+    found: list[dict[str, Any]] = rows.group_by(["topic", "partition", "verdict"]).aggregate(aggregates).to_pylist()
+    return found
+
+
+def _add(account: PartitionAccount, verdict: int, count: int) -> None:
+    name = _COUNTED[verdict]
+    setattr(account, name, getattr(account, name) + count)

@@ -1,0 +1,298 @@
+"""The fold: a shard's state and packed messages in; new state, judged changes and the account out.
+
+Pure: the result depends on the state and the messages alone, not on how they were chunked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import CaptureSettings
+from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
+from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
+from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
+from sessionlake.integrity.judge import Outcome, Verdict
+from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.state import ShardState
+from sessionlake.protocol.arrow import pair_codes, session_keys
+from sessionlake.protocol.chunk import is_chunk, read_chunks
+from sessionlake.protocol.columns import Column
+from sessionlake.silver.fold.emit import Judged
+from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass
+class SilverFold:
+    """The silver fold of one shard; see `runtime.sharded.ShardFold`.
+
+    Attributes:
+        decisions: what operators decided about single places.
+        snapshot_interval: ms.
+        bulk: False judges message by message, which gives the same result slower.
+        processor: what is made of judged messages; by default the session tables.
+    """
+
+    columns: tuple[Column, ...]
+    capture: CaptureSettings
+    decisions: dict[Place, Decision] = field(default_factory=dict)
+    snapshot_interval: int = 600_000
+    bulk: bool = True
+    processor: ShardProcessor | None = None
+    _rules: RuleBook | None = field(default=None, repr=False)
+
+    def __call__(
+        self, shard: int, state: bytes | None, chunks: list[bytes]
+    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+        """Folds the batch's chunks."""
+        del shard
+        self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
+        batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
+        segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
+        judging, memory = split(state)
+        after = ShardState.decode(judging, self.columns)
+        processor = self.processor or Rebuild(self.columns, self._rules)
+        bench = _Bench(after, self._rules, self.decisions, segments)
+        if not batch.num_rows and not bench.is_time_for_any and not processor.is_due(memory, after.clock):
+            return join(after.encode(self.columns), memory), []
+        wrong = pc.not_equal(batch["reason"], 0)
+        malformed = batch.filter(wrong)
+        well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
+        judged = bench.judge(well_formed, bulk=self.bulk)
+        memory, sent = processor.process(memory, judged, malformed)
+        return join(after.encode(self.columns), memory), sent
+
+
+class _Bench:
+    """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
+
+    def __init__(
+        self, state: ShardState, rules: RuleBook, decisions: dict[Place, Decision], segments: list[Segments]
+    ) -> None:
+        self._state = state
+        self._rules = rules
+        self._decisions = decisions
+        self._behind = state.clock.advance(segments)
+
+    @property
+    def is_time_for_any(self) -> bool:
+        """Whether a session is to be judged, cut, marked or forgotten though no message came."""
+        cursors = self._state.cursors
+        if not len(cursors):
+            return False
+        silence, timeout = self._silence()
+        to_mark = (silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED)
+        due = cuts_due(cursors["changed_at"], self._rules.snapshot_interval)
+        to_cut = (due <= self._state.clock.times[cursors["lane"]]) | ((silence > timeout) & (due != NEVER))
+        return bool((to_mark | to_cut | (silence > 2 * timeout)).any() or len(self._due(np.zeros(0, np.int64))))
+
+    def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
+        """Judges well-formed messages, and the sessions that only time has come for."""
+        state = self._state
+        messages, owner, topics, sessions = _by_session(messages)
+        keys = pc.binary_join_element_wise(topics, sessions, "\0")
+        places = state.find(keys)
+        silent = self._due(places)
+        topics, sessions = _with_silent(topics, sessions, state.keys.take(pa.array(silent)))
+        keys, places = pc.binary_join_element_wise(topics, sessions, "\0"), np.append(places, silent)
+        cursors, memories = new_cursors(len(keys)), np.full(len(keys), None, object)
+        known = places >= 0
+        cursors[known], memories[known] = state.cursors[places[known]], state.memories[places[known]]
+        held, held_bounds = self._take_held(keys, messages.schema)
+        stream = _stream(messages, owner, self._lanes(messages), self._behind)
+        names = topics.to_pylist()
+        docket = Docket(
+            stream=stream,
+            cursors=cursors,
+            memories=memories,
+            rules=[self._rules.of(name) for name in names],
+            ends=np.zeros(0, np.int64),
+            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND),
+            held_bounds=held_bounds,
+            decisions=self._decided(names, sessions),
+        )
+        docket.ends = self._ends(docket)
+        out = docket.judge(bulk=bulk)
+        # Of a session whose only messages were skipped by an operator's word, nothing is known.
+        seen = cursors["first_offset"] != NO_TIME
+        places[seen] = state.update(places[seen], keys.filter(pa.array(seen)), cursors[seen], memories[seen])
+        combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
+        self._keep_held(combined, out)
+        cuts = out.cuts
+        cuts["session"] = places[cuts["session"]]
+        cuts = np.concatenate([cuts, self._cut_by_time()])
+        cut = pa.array(cuts["session"])
+        expired = self._mark_expired()
+        touched = np.unique(np.append(places[seen], expired))
+        changed = state.cursors[touched]
+        judged = Judged(
+            messages=combined,
+            released=held.num_rows,
+            came=docket.stream.now,
+            clock=state.clock,
+            outcome=out,
+            topics=topics,
+            sessions=sessions,
+            keys=state.keys.take(pa.array(touched)),
+            cursors=changed,
+            timeouts=self._timeouts()[changed["lane"]],
+            beneath=np.isin(touched, places[sorted(out.beneath)]),
+            cuts=cuts,
+            cut_keys=state.keys.take(cut),
+            cut_partitions=state.cursors["partition"][cuts["session"]],
+        )
+        self._forget()
+        return judged
+
+    def _lanes(self, messages: pa.Table) -> Int64s:
+        """The topic-partition of each message, as its place in the clock."""
+        lane, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+        index = self._state.clock.index
+        pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
+        places = np.array([index(pair) for pair in pairs], np.int64)
+        return places[lane] if len(places) else lane
+
+    def _ends(self, docket: Docket) -> Int64s:
+        """Stream time of each session's topic-partition after the batch."""
+        lane = docket.cursors["lane"].astype(np.int64)
+        stream = docket.stream
+        lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
+        times = self._state.clock.times
+        return times[lane] if len(times) else lane
+
+    def _timeouts(self) -> Int64s:
+        return np.array([self._rules.of(lane.topic).session_timeout for lane in self._state.clock.lanes], np.int64)
+
+    def _silence(self) -> tuple[Int64s, Int64s]:
+        """For every cursor: how long its session has been silent, in stream time, and its session timeout."""
+        cursors, lane = self._state.cursors, self._state.cursors["lane"]
+        times, timeouts = self._state.clock.times, self._timeouts()
+        if not len(times):
+            return np.zeros(len(cursors), np.int64), np.zeros(len(cursors), np.int64)
+        seen = cursors["last_kafka_ts"] != NO_TIME
+        return np.where(seen, times[lane] - np.where(seen, cursors["last_kafka_ts"], 0), 0), timeouts[lane]
+
+    def _due(self, touched: Int64s) -> Int64s:
+        """Cursors without messages that have something to be done: a gap not filled in time, or expired held ones."""
+        cursors = self._state.cursors
+        if not len(cursors):
+            return np.zeros(0, np.int64)
+        silence, timeout = self._silence()
+        due = (cursors["held"] > 0) & (silence > timeout)
+        due |= cursors["due"] < self._state.clock.times[cursors["lane"]]
+        due[touched[touched >= 0]] = False
+        return np.flatnonzero(due)
+
+    def _take_held(self, keys: pa.Array, schema: pa.Schema) -> tuple[pa.Table, Int64s]:
+        """The messages that these sessions hold back, session after session, and where each session's are."""
+        state = self._state
+        nothing = np.zeros(len(keys) + 1, np.int64)
+        if state.held is None:
+            return schema.empty_table(), nothing
+        owner = _owners(state.held, keys)
+        mine = np.flatnonzero(owner >= 0)
+        order = mine[np.lexsort((*(state.held[name].to_numpy()[mine] for name in ("seq", "ts")), owner[mine]))]
+        taken = state.held.take(pa.array(order)).combine_chunks()
+        state.held = state.held.filter(pa.array(owner < 0))
+        return taken, np.searchsorted(owner[order], np.arange(len(keys) + 1))
+
+    def _keep_held(self, combined: pa.Table, out: Outcome) -> None:
+        """Notes what is held back after the batch."""
+        state = self._state
+        held = np.flatnonzero(out.verdict == Verdict.HELD)
+        if len(held):
+            rows = combined.take(pa.array(held))
+            state.held = (rows if state.held is None else pa.concat_tables([state.held, rows])).combine_chunks()
+
+    def _decided(self, topics: list[str], sessions: pa.Array) -> dict[int, dict[int, Decision]]:
+        found: dict[int, dict[int, Decision]] = {}
+        if self._decisions:
+            number_of = {key: i for i, key in enumerate(zip(topics, sessions.to_pylist(), strict=True))}
+            for (topic, session, offset), decision in self._decisions.items():
+                if (number := number_of.get((topic, session))) is not None:
+                    found.setdefault(number, {})[offset] = decision
+        return found
+
+    def _cut_by_time(self) -> Cuts:
+        """What stream time cuts of sessions that no message came for, or none that was out of order."""
+        state = self._state
+        if not len(state.cursors):
+            return no_cuts()
+        lane = state.cursors["lane"]
+        return state.cut(state.clock.times[lane], self._timeouts()[lane], self._rules.snapshot_interval)
+
+    def _mark_expired(self) -> Int64s:
+        """Marks the sessions that stream time has left behind; returns those that were not marked before."""
+        cursors = self._state.cursors
+        silence, timeout = self._silence()
+        newly = np.flatnonzero((silence > timeout) & (cursors["marked"] == 0) & (cursors["status"] != Status.ENDED))
+        self._state.mark_expired(newly)
+        return newly
+
+    def _forget(self) -> None:
+        """Drops what no message can come back to.
+
+        A session is kept while a gap of it is still to be judged, and, where its order of application has run ahead
+        of the offsets, until they have caught up.
+        """
+        state = self._state
+        if not len(state.cursors):
+            return
+        silence, timeout = self._silence()
+        gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
+        gone &= state.cursors["position"] < state.clock.offsets[state.cursors["lane"]]
+        state.keep(~gone)
+
+
+def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array, pa.Array]:
+    """Messages sorted by session and offset, the number of each one's session, and the sessions' topics and ids."""
+    owner, topics, sessions = pair_codes(messages["topic"], messages["session_id"])
+    order = np.lexsort((messages["offset"].to_numpy(), owner))
+    if (np.diff(order) != 1).any():
+        messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
+    return messages, owner, topics, sessions
+
+
+def _with_silent(topics: pa.Array, sessions: pa.Array, silent: pa.Array) -> tuple[pa.Array, pa.Array]:
+    if not len(silent):
+        return topics, sessions
+    parts = pc.split_pattern(silent, "\0", max_splits=1)
+    return (
+        pa.concat_arrays([topics, pc.list_element(parts, 0)]),
+        pa.concat_arrays([sessions, pc.list_element(parts, 1)]),
+    )
+
+
+def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
+    found: Int64s = pc.fill_null(pc.index_in(session_keys(held), value_set=keys), -1).to_numpy().astype(np.int64)
+    return found
+
+
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind) -> Stream:
+    def numbers(name: str) -> Any:
+        return messages[name].to_numpy()
+
+    offset = numbers("offset")
+    now = behind.times(lane, offset, numbers("clock"))
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    return Stream(
+        starts=starts,
+        type=numbers("type"),
+        seq=pc.fill_null(messages["seq"], NO_SEQ).to_numpy(),
+        ts=numbers("ts"),
+        offset=offset,
+        kafka_ts=numbers("kafka_ts"),
+        partition=numbers("partition"),
+        lane=lane.astype(np.int32),
+        now=now,
+        size=numbers("size"),
+    )

@@ -1,0 +1,249 @@
+"""From silver's append-only tables to `session_rows`, `sessions` and `session_snapshots`, by MERGE.
+
+`session_changes` is already exact when it is appended; MERGE costs seconds whatever it merges. So merging
+runs beside the stream and takes all batches that have come since its last time at once: the net change of
+each row, where the last writer of each column counts, and clears and deletes are writers of absence.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.lake.commit import append, merge
+from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
+from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, ROWS, SESSIONS, SILVER, SILVER_TABLES, SNAPSHOTS
+from sessionlake.lake.reading import DirectReader
+from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.columns import RESCUED
+from sessionlake.protocol.columns import Column as DeclaredColumn
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
+from sessionlake.silver.merge.sources import KEY, SMALL_CHANGES, Stretch, sources
+from sessionlake.silver.merge.sql_function import create_session_as_of
+from sessionlake.silver.tables.net import MARKS
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaMergeBuilder
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
+_MERGE_MESSAGES = 2_000_000
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A batch of the stream that is not merged yet.
+
+    Attributes:
+        rows: its appended rows by table, where the stream still had them at hand.
+    """
+
+    app_id: str
+    batch: int
+    messages: int
+    changes: int
+    cuts: int = 0
+    rows: Mapping[str, pa.Table] = field(default_factory=dict)
+
+
+def _changes(outputs: Iterable[Output]) -> int:
+    return sum(output.rows for output in outputs if output.table in {CHANGES, PROGRESS})
+
+
+def _cuts(outputs: Iterable[Output]) -> int:
+    return sum(output.rows for output in outputs if output.table == CUTS)
+
+
+class TableMerger:
+    """Keeps `session_rows`, `sessions` and `session_snapshots` up with the silver stream."""
+
+    def __init__(
+        self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
+    ) -> None:
+        self._on_merge = on_merge
+        self._spark = spark.newSession()  # MERGE sets its transaction in the session: nobody else may use it
+        self._lake = Lake(settings)
+        self._settings = settings
+        self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, LEDGER])
+        if not self._lake.local:
+            create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
+        else:  # the sources below are computed once already
+            self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+            self._spark.conf.set("spark.databricks.delta.setTransactionsInCrc.writeOnCommit", "true")
+            self._spark.conf.set("spark.sql.shuffle.partitions", "1")
+        self._stop = threading.Event()
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._waiting: list[Waiting] | None = None  # None: not read from the ledger yet
+        self.error: BaseException | None = None
+
+    def announce(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
+        """Says that the stream has committed a batch, and hands over such of its rows as are at hand."""
+        batch, changes = entry.txn.version, _changes(entry.outputs)
+        with self._lock:
+            if self._waiting is not None and all(item.batch != batch for item in self._waiting):
+                held = sum(item.changes for item in self._waiting) + changes
+                whole = sum(rows[table].num_rows for table in (CHANGES, PROGRESS) if table in rows) == changes
+                kept = rows if whole and held <= SMALL_CHANGES else {}
+                cuts = _cuts(entry.outputs)
+                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, cuts, kept))
+        self._news.set()
+
+    def start(self) -> TableMerger:
+        """Merges in the background until `stop`, no sooner than the merge interval after the last time."""
+        self._thread = threading.Thread(target=self._run, name="silver-tables", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the background merging after the merge under way."""
+        self._stop.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def drain(self) -> None:
+        """Waits until the background merging has taken in everything committed so far, or has failed."""
+        while self.error is None and self._thread is not None and self._thread.is_alive():
+            with self._lock:
+                if not self._waiting and self._waiting is not None:
+                    return
+            self._news.set()
+            self._stop.wait(0.1)
+
+    def catch_up(self) -> int:
+        """Merges everything committed so far; returns the number of merges."""
+        done = 0
+        while self._merge_next():
+            done += 1
+        return done
+
+    def _run(self) -> None:
+        pause = self._settings.silver.merge_interval.total_seconds()
+        try:
+            self.catch_up()
+            while not self._stop.is_set():
+                self._news.wait()
+                self._news.clear()
+                begun = time.monotonic()
+                self.catch_up()
+                self._stop.wait(max(0.0, pause - (time.monotonic() - begun)))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever runs the job
+            self.error = error
+
+    def _merge_next(self) -> bool:
+        taken = self._next()
+        if not taken:
+            return False
+        first, last = taken[0].batch, taken[-1].batch
+        started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{SILVER_TABLES}", last)
+        changes = sum(item.changes for item in taken)
+        stretch = Stretch(first, last, tuple(item.rows for item in taken))
+        with interpreted(self._spark, when=changes <= SMALL_CHANGES and self._lake.local):
+            rows, sessions = sources(self._spark, self._lake, self._settings, stretch, changes)
+            outputs = (
+                self._merge_rows(rows, txn),
+                self._merge_sessions(sessions, txn),
+                *self._merge_snapshots(stretch, sum(item.cuts for item in taken), txn),
+            )
+        entry = LedgerEntry(
+            layer=SILVER_TABLES,
+            txn=txn,
+            source=CHANGES,
+            source_from=first,
+            source_to=last,
+            started_at=started,
+            outputs=outputs,
+            messages=sum(item.messages for item in taken),
+            config_hash=config_hash(self._settings),
+        )
+        write(self._spark, self._lake, entry)
+        with self._lock:
+            self._waiting = [item for item in self._waiting or () if item.batch > last]
+        if self._on_merge:
+            self._on_merge(entry)
+        return True
+
+    def _next(self) -> list[Waiting]:
+        """The next batches to merge at once."""
+        with self._lock:
+            if self._waiting is None:
+                self._waiting = self._not_merged()
+            taken, messages = 0, 0
+            for item in self._waiting:
+                messages += item.messages
+                if taken and messages > _MERGE_MESSAGES:
+                    break
+                taken += 1
+            return self._waiting[:taken]
+
+    def _not_merged(self) -> list[Waiting]:
+        """From the ledger: the stream's batches that no merge has taken in yet."""
+        from pyspark.sql import functions as F
+
+        ledger = self._lake.read(self._spark, LEDGER).where(F.col("layer").isin(SILVER, SILVER_TABLES))
+        rows = ledger.select("layer", "app_id", "batch_id", "source_to", "messages", "outputs").collect()
+        merged = max((row["source_to"] for row in rows if row["layer"] == SILVER_TABLES), default=-1)
+        stream = sorted((row for row in rows if row["layer"] == SILVER), key=lambda row: row["batch_id"])
+        return [
+            Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(row["outputs"]), _cuts(row["outputs"]))
+            for row in stream
+            if row["batch_id"] > merged
+        ]
+
+    def _merge_sessions(self, latest: DataFrame, txn: Txn) -> Output:
+        same = "t.topic = s.topic AND t.session_id = s.session_id"
+        merge(self._lake, SESSIONS, latest, same, lambda m: m.whenMatchedUpdateAll().whenNotMatchedInsertAll(), txn)
+        commit = self._lake.last_commit(self._spark, SESSIONS)
+        return Output(SESSIONS, commit.version, commit.rows)
+
+    def _merge_rows(self, net: DataFrame, txn: Txn) -> Output:
+        columns = self._settings.capture.declared
+        same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+        merge(self._lake, ROWS, net, same, lambda builder: _row_clauses(builder, columns), txn)
+        commit = self._lake.last_commit(self._spark, ROWS)
+        return Output(ROWS, commit.version, commit.rows)
+
+    def _merge_snapshots(self, stretch: Stretch, cuts: int, txn: Txn) -> tuple[Output, ...]:
+        """Whole tables at the cuts of the stretch; where there are none, no job runs."""
+        if not cuts:
+            return ()
+        made = SnapshotSource(self._spark, self._lake, self._settings).of(stretch, cuts)
+        oldest = oldest_of(made)
+        if oldest is None:
+            return ()
+        later = ("snapshot_at", operator.ge, oldest)
+        if self._lake.local and not DirectReader(self._lake).any(SNAPSHOTS, later):
+            append(self._spark, self._lake, SNAPSHOTS, made, txn)  # none of them can be there: a MERGE would append
+        else:
+            frame, same = as_frame(self._spark, made), same_row(oldest)
+            merge(self._lake, SNAPSHOTS, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
+        commit = self._lake.last_commit(self._spark, SNAPSHOTS)
+        return (Output(SNAPSHOTS, commit.version, commit.rows),)
+
+
+def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]) -> DeltaMergeBuilder:
+    fixed: dict[str, str | Column] = {name: f"s.{name}" for name in (RESCUED, *MARKS)}
+    kept: dict[str, str | Column] = {
+        quote(c.name): f"CASE WHEN s._written[{i}] THEN s.{quote(c.name)} ELSE t.{quote(c.name)} END"
+        for i, c in enumerate(columns)
+    }
+    new: dict[str, str | Column] = {quote(c.name): f"s.{quote(c.name)}" for c in columns}
+    keys: dict[str, str | Column] = {name: f"s.{name}" for name in KEY}
+    return (
+        builder.whenMatchedDelete("s._delete")
+        .whenMatchedUpdate(set=kept | fixed)
+        .whenNotMatchedInsert("NOT s._delete", values=keys | new | fixed)
+    )

@@ -1,0 +1,61 @@
+"""What a session (class `once`) is told from in seq order: the nearest snapshot that serves, and the changes since."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.lake.names import CHANGES, SNAPSHOTS
+from sessionlake.lake.reading import Condition, among
+from sessionlake.protocol.arrow import are_of, session_keys
+from sessionlake.protocol.columns import Column
+from sessionlake.silver.tables.seq_order import latest_cuts, usable
+from sessionlake.silver.tables.snapshots import CUT, change_columns, last_cuts, rows_schema
+
+Read = Callable[..., pa.Table]
+"""Reads a table: its name, conditions, and `columns=`."""
+# The last cuts of a session that are tried.
+_TRIED = 4
+
+
+def history_of(
+    read: Read,
+    sessions: pa.Table,
+    cuts: pa.Table,
+    last_batch: int,
+    columns: tuple[Column, ...],
+    named: Sequence[Condition] = (),
+) -> tuple[pa.Table, pa.Table]:
+    """What the tables of sessions after a batch are told from, in seq order.
+
+    Args:
+        sessions: `topic, session_id`.
+        cuts: rows of `session_cuts` whose snapshots are there, of any sessions.
+        named: what else is known of the sessions' rows.
+
+    Returns:
+        Tables to begin from (see `rows_schema`; none of a session that is told from its beginning), and the changes
+        since, with `change_columns`.
+    """
+    tried = latest_cuts(cuts.filter(are_of(cuts, sessions)), _TRIED)
+    until: list[Condition] = [*named, ("_batch", operator.le, last_batch)]
+    low = pc.min(tried["_batch"]).as_py()
+    recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
+    changes = read(CHANGES, *until, *recent, columns=change_columns(columns))
+    changes = changes.filter(are_of(changes, sessions))
+    base = last_cuts(usable(tried, changes))
+    others = sessions.filter(pc.invert(are_of(sessions, base)))
+    if others.num_rows and recent:
+        whole = read(CHANGES, *until, columns=change_columns(columns))
+        changes = pa.concat_tables([changes.filter(are_of(changes, base)), whole.filter(are_of(whole, others))])
+    position = base["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(base)))
+    since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
+    schema = rows_schema(columns)
+    if not base.num_rows:
+        return schema.empty_table(), changes
+    held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(base["snapshot_at"]).to_pylist()), *named)
+    rows = held.join(base.select(CUT), list(CUT), join_type="left semi").select(schema.names).cast(schema)
+    return rows, changes.filter(since)

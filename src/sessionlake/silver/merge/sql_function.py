@@ -1,0 +1,104 @@
+"""A table function for SQL: `session_as_of(session, time)`, any session's exact table at any stream time.
+
+It begins, as `silver.asof` does, from the session's nearest snapshot, and adds what was applied since; where newer
+messages were applied before older ones (class `once`), it folds all of the session's changes in seq order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.names import LEDGER, ROWS
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.tables import Lake, quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SESSION_AS_OF = "session_as_of"
+# Last writer by column; a delete and a clear are writers of absence to all that came before them. No declared column
+# can have a name that begins with an underscore; one may have a parameter's.
+_BODY = """
+WITH disordered AS (
+  SELECT DISTINCT topic FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
+), base AS (
+  SELECT topic, max(struct(position, snapshot_at, reason)) AS _cut
+  FROM {cuts} LEFT ANTI JOIN disordered USING (topic)
+  WHERE session_id = session_as_of.of_session AND snapshot_at < session_as_of.as_of
+    AND _batch <= (SELECT max(source_to) FROM {ledger} WHERE layer = 'silver_tables')
+  GROUP BY topic
+), writes AS (
+  SELECT topic, row_id, {columns}, {marks}, 'upsert' AS change, array({names}) AS _set,
+    named_struct('life', 0L, 'place', position, 'ordinal', -1) AS _at
+  FROM {snapshots} JOIN base USING (topic)
+  WHERE session_id = session_as_of.of_session AND struct(position, snapshot_at, reason) = base._cut
+  UNION ALL
+  SELECT topic, row_id, {columns}, {marks}, change, _set,
+    CASE WHEN disordered.topic IS NULL THEN named_struct('life', 0L, 'place', _position, 'ordinal', ordinal)
+      ELSE named_struct('life', _life, 'place', _seq, 'ordinal', ordinal) END AS _at
+  FROM {changes} LEFT JOIN base USING (topic) LEFT JOIN disordered USING (topic)
+  WHERE session_id = session_as_of.of_session AND _applied_at <= session_as_of.as_of
+    AND _position > coalesce(base._cut.position, -1)
+), cleared AS (
+  SELECT topic, max(_at) AS _at FROM writes WHERE change = 'clear' GROUP BY topic
+), deleted AS (
+  SELECT topic, row_id, max(_at) AS _at FROM writes WHERE change = 'delete' GROUP BY topic, row_id
+), present AS (
+  SELECT writes.*
+  FROM writes LEFT JOIN cleared USING (topic) LEFT JOIN deleted USING (topic, row_id)
+  WHERE change = 'upsert' AND (cleared._at IS NULL OR writes._at > cleared._at)
+    AND (deleted._at IS NULL OR writes._at > deleted._at)
+)
+SELECT topic, session_as_of.of_session AS session_id, row_id, {last_values}, {last_marks}
+FROM present GROUP BY topic, row_id
+"""
+_MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
+
+
+def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
+    """Creates `session_as_of(of_session STRING, as_of TIMESTAMP)` and returns its name.
+
+    In a catalog it stays, beside silver's tables; on a laptop it is the session's, and the tables must be there.
+
+    Raises:
+        LakeError: it may not be created.
+    """
+    from pyspark.errors import PySparkException
+
+    lake = Lake(settings)
+    name, kind = SESSION_AS_OF, "TEMPORARY FUNCTION"
+    if not lake.local:
+        schema = quote(settings.schemas.name_of("silver"))
+        name, kind = f"{quote(settings.catalog or '')}.{schema}.{SESSION_AS_OF}", "FUNCTION"
+    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(settings))
+    parameters = "of_session STRING, as_of TIMESTAMP"
+    try:
+        spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {_body(lake)}")
+    except PySparkException as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise LakeError(f"function {name} cannot be created ({reason}): grant CREATE FUNCTION on its schema") from error
+    return name
+
+
+def _body(lake: Lake) -> str:
+    declared = [column.name for column in lake.settings.capture.declared]
+    silver = {name: lake.identifier(f"silver.session_{name}") for name in ("progress", "cuts", "snapshots", "changes")}
+    return _BODY.format(
+        **silver,
+        ledger=lake.identifier(LEDGER),
+        columns=", ".join(map(quote, declared)),
+        names=", ".join(map(_text, declared)),
+        marks=", ".join(_MARKS),
+        last_values=", ".join(
+            f"max_by({quote(name)}, CASE WHEN array_contains(_set, {_text(name)}) THEN _at END) AS {quote(name)}"
+            for name in declared
+        ),
+        last_marks=", ".join(f"max_by({name}, _at) AS {name}" for name in _MARKS),
+    )
+
+
+def _text(name: str) -> str:
+    """A column's name as a SQL string."""
+    return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,140 @@
+"""Two silvers compared: a hash a session and table, and for the first that differs, the first difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# What tells the rows of one session apart.
+COMPARED: dict[str, tuple[str, ...]] = {
+    CHANGES: ("_position", "ordinal"),
+    ROWS: ("row_id",),
+    SESSIONS: (),
+    QUARANTINE: ("partition", "offset"),
+    CUTS: ("position", "snapshot_at", "reason"),
+    SNAPSHOTS: ("position", "snapshot_at", "reason", "row_id"),
+    EVENTS: ("partition", "offset", "event", "action"),
+}
+_BOOKKEEPING = "_batch"
+_SESSION = ("topic", "session_id")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome.
+
+    Attributes:
+        sessions: how many there are on either side; messages without a session count as one a topic.
+        tables: names of the tables that differ.
+        different: how many sessions differ in some table.
+        first: the first difference, by table, topic and session; None if there is none.
+    """
+
+    sessions: int
+    tables: frozenset[str]
+    different: int
+    first: str | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything is equal."""
+        return self.first is None
+
+
+def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:
+    """Compares the tables, row for row in any order, apart from the batches that wrote the rows.
+
+    Args:
+        live: the present tables by name.
+        built: the tables as they should be.
+    """
+    from pyspark.sql import functions as F
+
+    sides = _hashes(live).alias("l").join(_hashes(built).alias("b"), _same("l", "b"), "full_outer")
+    differs = ~(F.col("l.rows").eqNullSafe(F.col("b.rows")) & F.col("l.hash").eqNullSafe(F.col("b.hash")))
+    names = [F.coalesce(f"l.{name}", f"b.{name}").alias(name) for name in ("table", *_SESSION)]
+    judged = sides.select(*names, differs.alias("differs")).localCheckpoint()
+    sessions = judged.select(*_SESSION).distinct().count()
+    wrong = judged.where("differs")
+    tables = frozenset(row["table"] for row in wrong.select("table").distinct().collect())
+    if not tables:
+        return Verified(sessions, tables, 0, None)
+    first = wrong.orderBy("table", *_SESSION).first()
+    assert first is not None  # noqa: S101 - there are tables
+    place = (first["table"], first["topic"], first["session_id"])
+    different = wrong.select(*_SESSION).distinct().count()
+    return Verified(sessions, tables, different, _first_difference(live, built, *place))
+
+
+def _hashes(read: Callable[[str], DataFrame]) -> DataFrame:
+    """Number and hash of the rows of each session in each table: `table, topic, session_id, rows, hash`."""
+    from pyspark.sql import functions as F
+
+    found: DataFrame | None = None
+    for table in COMPARED:
+        rows = read(table).drop(_BOOKKEEPING)
+        frame = rows.select(*(f"`{name}`" for name in sorted(rows.columns)))  # a column added later stands last
+        # Hashing skips nulls: which values are null is hashed as well.
+        nulls = F.concat(*(F.when(F.col(f"`{name}`").isNull(), "0").otherwise("1") for name in frame.columns))
+        row = F.xxhash64(*(f"`{name}`" for name in frame.columns), nulls).cast("decimal(38,0)")
+        part = frame.groupBy(*_SESSION).agg(F.count("*").alias("rows"), F.sum(row).alias("hash"))
+        part = part.select(F.lit(table).alias("table"), *_SESSION, "rows", "hash")
+        found = part if found is None else found.unionByName(part)
+    if found is None:
+        raise ValueError("nothing to compare")
+    return found
+
+
+def _same(left: str, right: str) -> Column:
+    from pyspark.sql import functions as F
+
+    table, topic, session = (
+        F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in ("table", *_SESSION)
+    )
+    return table & topic & session
+
+
+def _first_difference(
+    live: Callable[[str], DataFrame],
+    built: Callable[[str], DataFrame],
+    table: str,
+    topic: str,
+    session: str | None,
+) -> str:
+    from pyspark.sql import functions as F
+
+    keys = COMPARED[table]
+    mine = F.col("topic").eqNullSafe(F.lit(topic)) & F.col("session_id").eqNullSafe(F.lit(session))
+    expected = built(table).where(mine).drop(_BOOKKEEPING)
+    found = live(table).where(mine).select(*(f"`{name}`" for name in expected.columns))
+    lacking = expected.exceptAll(found).withColumn("_side", F.lit("expected"))
+    apart = lacking.unionAll(found.exceptAll(expected).withColumn("_side", F.lit("found")))
+    first, *others = [row.asDict(recursive=True) for row in apart.orderBy(*keys, "_side").limit(2).collect()]
+    named = "".join(f", {name} {first[name]!r}" for name in keys)
+    where = f"{table}: session {session!r}, topic {topic}{named}"
+    if first["_side"] == "found":
+        return f"{where}: should not be there"
+    other = next((row for row in others if row["_side"] == "found" and _same_key(row, first, keys)), None)
+    if other is None:
+        return f"{where}: missing"
+    column = next(name for name in expected.columns if not _equal(first[name], other[name]))
+    return f"{where}, {column}: found {other[column]!r}, expected {first[column]!r}"
+
+
+def _same_key(row: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...]) -> bool:
+    return all(row[name] == other[name] for name in keys)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    return bool(value == other) or (_is_nan(value) and _is_nan(other))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,361 @@
+"""`sessionlake rebuild silver` and `verify silver`: silver from bronze once more, and in the place of the live tables.
+
+A rebuild is built beside the live tables, then published table by table, each in one commit that says by which code and
+configuration; its ledger row comes last. What it replaces stays reachable by time travel. An interrupted publication is
+finished by running the command again; until then the stream refuses to start.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sessionlake import __version__
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.integrity.state import ShardState
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, Output, config_hash, current, write
+from sessionlake.lake.names import (
+    AVERAGES,
+    CHANGES,
+    DECISIONS,
+    LEDGER,
+    MESSAGES,
+    MINUTES,
+    PROGRESS,
+    SESSIONS,
+    SILVER_TABLES,
+)
+from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.reading import reader_for
+from sessionlake.lake.spans import Lane
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.silver import handover
+from sessionlake.silver.decisions import decisions, note_going_on
+from sessionlake.silver.handover import Handover
+from sessionlake.silver.job import LAYER, counts_of
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.merge.sources import SESSION
+from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare
+from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, replay, staging
+from sessionlake.silver.states import shard_states
+from sessionlake.streaming.guards import rebuild_journal, refuse_interrupted_rebuild
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EVERYTHING = Selection()
+_GOLD = (AVERAGES, MINUTES)
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The outcome.
+
+    Attributes:
+        version: of bronze.
+        batch: the number the rebuild has among silver's batches.
+        messages: how many it took in.
+        verified: how the tables before it compare; None if it finished an interrupted publication.
+    """
+
+    version: int
+    batch: int
+    messages: int
+    verified: Verified | None
+
+
+class _Plan(msgspec.Struct):
+    """What is left to publish, should the process die."""
+
+    rebuild: str
+    version: int
+    batch: int
+    started_at: datetime
+    changed: list[str]
+    ranges: list[tuple[str, int, int, int, int]]
+    counts: dict[str, int]
+
+
+def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
+    """Builds silver once more, from the messages that it has taken in, and compares.
+
+    Raises:
+        LakeError: there is nothing to compare.
+    """
+    refuse_interrupted_rebuild(settings)
+    lake = _require_silver(spark, settings)
+    TableMerger(spark, settings).catch_up()
+    ends = OffsetLog.load(spark, lake, LAYER).ends
+    _replay(spark, settings, lake, lake.last_commit(spark, MESSAGES).version, ends, slice_messages)
+    found = _compare(spark, settings, lake)
+    _clean(spark, settings)
+    return found
+
+
+def rebuild(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    version: int | None = None,
+    selection: Selection = EVERYTHING,
+    slice_messages: int | None = None,
+) -> Rebuilt:
+    """Builds silver from bronze and puts it in the place of the live tables.
+
+    Args:
+        version: of bronze to build from, the latest by default; the stream goes on behind it.
+        selection: the sessions to replace; all others stay as they are.
+
+    Raises:
+        LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is.
+    """
+    plan = interrupted(settings)
+    lake = _require_silver(spark, settings)
+    if plan is not None:
+        _publish(spark, settings, lake, plan)
+        return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None)
+    started = datetime.now(UTC)
+    latest = lake.last_commit(spark, MESSAGES).version
+    if version is not None and not 0 <= version <= latest:
+        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
+    version = latest if version is None else version
+    TableMerger(spark, settings).catch_up()
+    if not selection.everything:
+        _require_known(spark, lake, version, selection)
+        handover.refuse_other_shards(settings)
+        _require_level(spark, lake, version)
+    replayed = _replay(spark, settings, lake, version, None, slice_messages)
+    if not selection.everything:
+        _fill_up(spark, settings, lake, selection)
+    found = _compare(spark, settings, lake)
+    plan = _plan(spark, lake, replayed, found, started)
+    begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
+    handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
+    handover.write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
+    _publish(spark, settings, lake, plan)
+    return Rebuilt(version, plan.batch, plan.counts["messages"], found)
+
+
+def interrupted(settings: Settings) -> _Plan | None:
+    """A publication that has not come to its end."""
+    try:
+        return msgspec.json.decode(rebuild_journal(settings).read_bytes(), type=_Plan)
+    except FileNotFoundError:
+        return None
+
+
+def _require_silver(spark: SparkSession, settings: Settings) -> Lake:
+    lake = Lake(settings)
+    if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
+        raise LakeError(f"there is no silver in {settings.catalog or settings.home} yet: run `sessionlake run all`")
+    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    return lake
+
+
+def _replay(
+    spark: SparkSession,
+    settings: Settings,
+    lake: Lake,
+    version: int,
+    ends: Mapping[Lane, int] | None,
+    slice_messages: int | None,
+) -> Replayed:
+    decided = decisions(reader_for(lake, spark))
+    sized = {} if slice_messages is None else {"slice_messages": slice_messages}
+    return replay(spark, settings, decided, version=version, ends=ends, **sized)
+
+
+def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
+    """Refuses a topic, or a session, that bronze has no message of: it is misspelt.
+
+    Raises:
+        UsageError: naming what is unknown.
+    """
+    from pyspark.sql import functions as F
+
+    source = lake.read(spark, MESSAGES, version)
+    of_topic = source if selection.topic is None else source.where(F.col("topic") == selection.topic)
+    where = "" if selection.topic is None else f" of topic {selection.topic}"
+    if of_topic.isEmpty():
+        raise UsageError(f"{MESSAGES}@v{version} has no message{where}")
+    for session in selection.sessions:
+        if of_topic.where(F.col("key") == F.lit(session.encode())).isEmpty():
+            raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+
+
+def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
+    """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt.
+
+    Raises:
+        LakeError: it has not.
+    """
+    from pyspark.sql import functions as F
+
+    begun = handover.in_force(lake.settings)
+    commits = _commits(lake.settings)
+    entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
+    state_of = (begun.first_batch if begun else 0) + max(commits, default=-1)
+    if entries is None or entries[0] != state_of:
+        raise LakeError(
+            "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
+        )
+    bronze = lake.read(spark, MESSAGES, version).groupBy("topic", "partition").agg(F.max("offset"))
+    if {(row[0], row[1]): row[2] for row in bronze.collect()} != dict(OffsetLog.load(spark, lake, LAYER).ends):
+        raise LakeError(
+            f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
+            "one: run `sessionlake run silver --once` first, or rebuild everything"
+        )
+
+
+def _commits(settings: Settings) -> list[int]:
+    return [int(file.name) for file in Path(f"{settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
+
+
+def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
+    """Puts the live rows of all other sessions into the staging tables, in the place of their own."""
+    beside = Lake(staging(settings))
+    for table in REPLAYED:
+        own = beside.read(spark, table).where(selection.rows())
+        others = lake.read(spark, table).where(~selection.rows())
+        rows = own.unionByName(others).localCheckpoint()
+        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}", changes=True)
+
+
+def _states(
+    spark: SparkSession, settings: Settings, replayed: Replayed, selection: Selection
+) -> Iterator[tuple[int, bytes]]:
+    """The states to go on from: the rebuilt ones, or the live ones with the rebuilt sessions in them."""
+    rows = () if replayed.states is None else replayed.states.toLocalIterator()
+    rebuilt = ((row["shard"], bytes(row["chunk"])) for row in rows)
+    if selection.everything:
+        yield from rebuilt
+        return
+    columns, live = settings.capture.declared, dict(shard_states(spark, settings))
+    for shard, stored in rebuilt:
+        state = ShardState.decode(live.get(shard, stored), columns)
+        state.graft(ShardState.decode(stored, columns), selection)
+        yield shard, state.encode(columns)
+
+
+def _compare(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
+    beside = Lake(staging(settings))
+    return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
+
+
+def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, started: datetime) -> _Plan:
+    from pyspark.sql import functions as F
+
+    batches = lake.read(spark, LEDGER).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
+    last = -1 if batches is None or batches[0] is None else batches[0]
+    return _Plan(
+        rebuild=uuid.uuid4().hex[:12],
+        version=replayed.version,
+        batch=last + 1,
+        started_at=started,
+        changed=sorted(found.tables),
+        ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
+        counts=counts_of(replayed.lanes),
+    )
+
+
+def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
+    """Every step can be taken twice."""
+    beside, txn = Lake(staging(settings)), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
+    told = {"sessionlake": __version__, "config": config_hash(settings), "rebuild": plan.rebuild}
+    text = json.dumps(told | {"bronze_version": plan.version})
+    outputs = []
+    for table in REPLAYED:
+        rows = _numbered(_built(spark, beside, table), plan.batch)
+        fault_point(f"before:publish:{table}")
+        # Rows that were the same before are only rearranged: who follows the table has nothing to do.
+        lake.overwrite(spark, table, rows, txn, text, changes=table in plan.changed or table not in COMPARED)
+        fault_point(f"after:publish:{table}")
+        outputs.append(Output(table, lake.last_commit(spark, table).version, rows.count()))
+    if plan.changed:
+        _reset_gold(spark, settings, lake, plan)
+    write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
+    write(spark, lake, _merged(settings, plan, txn))
+    lake.add_version(spark, MESSAGES, plan.version)
+    fault_point("before:publish:swap")
+    handover.swap(settings, plan.rebuild)
+    note_going_on(settings)
+    rebuild_journal(settings).unlink()
+    _clean(spark, settings)
+
+
+def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
+    """A table as it is published; of `session_progress`, one batch that leaves every session where it stands."""
+    from pyspark.sql import functions as F
+
+    if table != PROGRESS:
+        return beside.read(spark, table)
+    # Whether a message was ever applied beneath newer ones decides how the table of a moment is told.
+    beneath = beside.read(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    latest = beside.read(spark, SESSIONS).join(beneath, list(SESSION), "left")
+    return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
+
+
+def _numbered(rows: DataFrame, batch: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("_batch", F.lit(batch).cast("bigint")) if "_batch" in rows.columns else rows
+
+
+def _entry(settings: Settings, plan: _Plan, txn: Txn, outputs: tuple[Output, ...]) -> LedgerEntry:
+    return LedgerEntry(
+        layer=LAYER,
+        txn=txn,
+        source=MESSAGES,
+        source_to=plan.version,
+        started_at=plan.started_at,
+        offsets=tuple(OffsetRange(*item) for item in plan.ranges),
+        outputs=outputs,
+        config_hash=config_hash(settings),
+        **plan.counts,  # type: ignore[arg-type]
+    )
+
+
+def _merged(settings: Settings, plan: _Plan, txn: Txn) -> LedgerEntry:
+    return LedgerEntry(
+        layer=SILVER_TABLES,
+        txn=Txn(f"{txn.app_id}:{SILVER_TABLES}", txn.version),
+        source=MESSAGES,
+        source_from=plan.batch,
+        source_to=plan.batch,
+        started_at=plan.started_at,
+        messages=plan.counts["messages"],
+        config_hash=config_hash(settings),
+    )
+
+
+def _reset_gold(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
+    """Empties gold: what it was computed from has changed, so it is computed anew when it runs next."""
+    checkpoint = Path(settings.checkpoint("gold"))
+    aside = checkpoint.with_name(f"gold.before-{plan.rebuild}")
+    if checkpoint.exists() and not aside.exists():
+        checkpoint.rename(aside)
+    known = [table for table in _GOLD if lake.exists(spark, table)]
+    for table in known:
+        lake.delta(spark, table).delete()
+    if known:
+        txn = Txn(f"{REBUILD}{plan.rebuild}:gold", plan.batch)
+        write(spark, lake, LedgerEntry("gold", txn, CHANGES, plan.started_at, config_hash=config_hash(settings)))
+
+
+def _clean(spark: SparkSession, settings: Settings) -> None:
+    beside = staging(settings)
+    for table in REPLAYED:
+        Lake(beside).drop(spark, table)
+    if beside.catalog is None:
+        shutil.rmtree(beside.home, ignore_errors=True)

@@ -1,0 +1,271 @@
+"""Silver computed a second time from bronze, beside the live tables: in batch, slice after slice in offset order.
+
+The fold is a pure function of state and messages, so it needs no stream: a slice is a stretch of offsets of every
+topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice, and by the
+changes of the session that has the most: its table is told in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Integrity, Settings, milliseconds
+from sessionlake.errors import LakeError
+from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import OffsetRange, config_hash
+from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.spans import Lane, Spans, within
+from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.schemas import Account, Output, PartitionAccount, read_account
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.job import (
+    APPENDED,
+    FEW_MESSAGES,
+    ranges_of,
+    row_ddl,
+    rows_of,
+    total,
+    violation_of,
+    with_messages,
+)
+from sessionlake.silver.merge.snapshot_source import SnapshotSource
+from sessionlake.silver.merge.sources import SESSION, Stretch, newest_progress
+from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
+from sessionlake.streaming.folded import Folded, collect
+from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS)
+SLICE_MESSAGES = 1_000_000
+SLICE_BYTES = 1 << 30
+# What one Python worker reduces at a time.
+_TASK_CHANGES = 500_000
+_LAST_SLICE = 2**31
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Sessions: all, those of a topic, or those with one of some ids."""
+
+    topic: str | None = None
+    sessions: tuple[str, ...] = ()
+
+    @property
+    def everything(self) -> bool:
+        """Whether no session is left out."""
+        return self.topic is None and not self.sessions
+
+    def __str__(self) -> str:
+        who = f"the sessions {', '.join(map(repr, self.sessions))}" if self.sessions else "all sessions"
+        return who if self.topic is None else f"{who} of topic {self.topic}"
+
+    def __call__(self, topic: str, session: str) -> bool:
+        """Whether it has this session."""
+        return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
+
+    def rows(self) -> Column:
+        """Its rows in a table; a message without a session is in no selection but everything, or its whole topic."""
+        from pyspark.sql import functions as F
+
+        of_topic = F.lit(col=True) if self.topic is None else F.col("topic") == self.topic
+        named = F.coalesce(F.col("session_id").isin(*self.sessions), F.lit(col=False))
+        return of_topic & (named if self.sessions else F.lit(col=True))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay took in.
+
+    Attributes:
+        version: of bronze.
+        lanes: the account of every topic-partition.
+        states: the shards' final states: `shard int, chunk binary`.
+    """
+
+    version: int
+    lanes: tuple[PartitionAccount, ...]
+    states: DataFrame | None
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """What it took in, as the ledger tells it."""
+        return ranges_of(self.lanes)
+
+
+def staging(settings: Settings) -> Settings:
+    """Where a replay puts its tables: a home, or schemas, of its own."""
+    if settings.catalog is None:
+        return settings.model_copy(update={"home": settings.home / "rebuild"})
+    schemas = settings.schemas
+    beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
+    return settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
+
+
+def replay(
+    spark: SparkSession,
+    settings: Settings,
+    decided: Mapping[Place, Decision],
+    *,
+    version: int,
+    ends: Mapping[Lane, int] | None = None,
+    slice_messages: int = SLICE_MESSAGES,
+) -> Replayed:
+    """Fills the staging tables from bronze.
+
+    Args:
+        version: of bronze to read.
+        ends: last offset to take in of each topic-partition; all others are left out. By default everything.
+        slice_messages: about how many messages to take in at a time.
+
+    Raises:
+        LakeError: under `fail`, at a place that nobody has decided about.
+        OffsetHoleError: bronze lacks messages, or has some more than once.
+    """
+    lake, beside = Lake(settings), Lake(staging(settings))
+    _empty(spark, beside)
+    source = lake.read(spark, MESSAGES, version)
+    states: DataFrame | None = None
+    lanes: list[PartitionAccount] = []
+    log = OffsetLog.empty(spark, lake)
+    for number, part in enumerate(_slices(source, ends, slice_messages)):
+        few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
+        with interpreted(spark, when=lake.local and few):
+            shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
+            folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), Output.ACCOUNT)
+        accounts = [read_account(account) for account in written]
+        violation = violation_of(accounts)
+        if violation is not None:
+            raise LakeError(
+                f"made anew under this configuration, silver would stop at {violation.place}. Nothing was changed. "
+                "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
+                f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
+            )
+        whole = total(accounts)
+        ranges = ranges_of(whole)
+        log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer="a rebuild of silver")
+        log.advance(ranges)
+        _append(spark, settings, source, folded, accounts, number)
+        lanes += whole
+        states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
+    _fill_rows(spark, settings)
+    _fill_sessions(spark, settings)
+    _fill_snapshots(spark, settings)
+    return Replayed(version, tuple(total([Account(lanes, {})])), states)
+
+
+def _empty(spark: SparkSession, beside: Lake) -> None:
+    """Fresh staging tables."""
+    if not beside.local:
+        for schema in ("silver", "ops"):
+            name = quote(beside.settings.schemas.name_of(schema))
+            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(str(beside.settings.catalog))}.{name}")
+    for table in REPLAYED:
+        beside.drop(spark, table)
+    beside.ensure(spark, REPLAYED)
+
+
+def _slices(source: DataFrame, ends: Mapping[Lane, int] | None, size: int) -> Iterator[Spans]:
+    """Cuts every topic-partition's offsets into the same number of stretches."""
+    from pyspark.sql import functions as F
+
+    # Counted, and weighed, are messages behind `ends`, too: there are few.
+    columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
+    lanes: dict[Lane, tuple[int, int]] = {}
+    messages = weight = 0
+    for topic, partition, first, last, count, length in source.groupBy("topic", "partition").agg(*columns).collect():
+        if ends is not None and ends.get((topic, partition), first - 1) < first:
+            continue
+        lanes[topic, partition] = first, last if ends is None else min(last, ends[topic, partition])
+        messages += count
+        weight += length or 0
+    number = max(1, -(-messages // size), -(-weight // SLICE_BYTES))
+    for i in range(number):
+        cut = {
+            lane: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
+            for lane, (first, last) in lanes.items()
+        }
+        yield {lane: span for lane, span in cut.items() if span[0] <= span[1]}
+
+
+def _fold(
+    spark: SparkSession,
+    settings: Settings,
+    messages: DataFrame,
+    states: DataFrame | None,
+    decided: Mapping[Place, Decision],
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    capture, shards = settings.capture, settings.silver.shards
+    interval = milliseconds(settings.silver.snapshot_interval)
+    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
+    raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
+    packed = raw.mapInArrow(Packer(rules_of(capture), shards), PACKED_SCHEMA)
+    before = states if states is not None else spark.createDataFrame([], PACKED_SCHEMA)
+    return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided), interval))
+
+
+def _append(
+    spark: SparkSession,
+    settings: Settings,
+    source: DataFrame,
+    folded: Folded,
+    accounts: list[Account],
+    number: int,
+) -> None:
+    beside, txn = Lake(staging(settings)), Txn("rebuild", number)
+    for kind, table in (*APPENDED, (Output.QUARANTINE, QUARANTINE)):
+        count = sum(account.rows.get(kind, 0) for account in accounts)
+        if not count:
+            continue
+        rows = rows_of(folded, kind, txn, row_ddl(settings, table))
+        if kind is Output.QUARANTINE:
+            rows = with_messages(source, as_frame(spark, rows), accounts)
+        append(spark, beside, table, rows, txn)
+        found = beside.last_commit(spark, table).rows
+        if found != count:
+            raise LakeError(f"{table}: a rebuilt slice of {count} rows left {found}; report a fault of sessionlake")
+
+
+def _fill_rows(spark: SparkSession, settings: Settings) -> None:
+    """The tables of all sessions out of all their changes."""
+    from pyspark.sql import functions as F
+
+    beside, columns = Lake(staging(settings)), settings.capture.declared
+    changes = beside.read(spark, CHANGES).drop("_batch", "partition", "kafka_timestamp")
+    tasks = max(spark.sparkContext.defaultParallelism, -(-changes.count() // _TASK_CHANGES))
+    by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
+    rules = RuleBook(settings.capture)
+    topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
+    by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
+    usual = by_session.where(~F.col("topic").isin(by_seq)).mapInArrow(NetChanges(columns), net_ddl(columns))
+    in_seq = by_session.where(F.col("topic").isin(by_seq)).mapInArrow(Refolded(columns), net_ddl(columns))
+    net = usual.unionByName(in_seq) if by_seq else usual
+    rows = net.where(F.col("row_id").isNotNull() & ~F.col("_delete")).drop("_delete", "_written")
+    append(spark, beside, ROWS, rows, Txn("rebuild", 0))
+
+
+def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
+    beside = Lake(staging(settings))
+    append(spark, beside, SESSIONS, newest_progress(beside.read(spark, PROGRESS)), Txn("rebuild", 0))
+
+
+def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
+    """The tables at all cuts out of all changes."""
+    beside = Lake(staging(settings))
+    cuts, changes = (beside.read(spark, table).count() for table in (CUTS, CHANGES))
+    if cuts:
+        whole, tasks = Stretch(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
+        made = SnapshotSource(spark, beside, settings).on_cluster(whole, cuts, tasks)
+        append(spark, beside, SNAPSHOTS, made, Txn("rebuild", 0))

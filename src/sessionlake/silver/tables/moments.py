@@ -1,0 +1,122 @@
+"""Which changes a moment of a session's history has seen, and which snapshot to begin from. Pure.
+
+Three moments can be asked for:
+
+- `ts`: stream time of the topic-partition (ms), which is what its Kafka timestamps have come to. All that was applied
+  until then.
+- `offset`: after the messages of the topic-partition up to this offset had come, with what their arrival released and
+  what the time that they brought let expire.
+- `seq`: after the last message with a seq of at most this had been applied, in the session's latest life. Where newer
+  messages were applied before older ones (class `once`) the table of a moment is in seq order, and so is this: the
+  fold of the messages up to this seq.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.message import INT64_MAX
+from sessionlake.silver.tables.net import in_seq_order, net_changes
+from sessionlake.silver.tables.snapshots import advanced
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class History:
+    """What a session's table is told from.
+
+    Attributes:
+        life: the offset that names its latest life.
+        in_seq_order: whether something was ever applied beneath newer messages (class `once`).
+        has_seqs: False if messages may lack a seq (class `none`): its cuts then say nothing about seqs.
+        reached: whether stream time had come to this (ms) when the offset asked for had.
+    """
+
+    life: int
+    in_seq_order: bool
+    has_seqs: bool
+    reached: Callable[[int], bool]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment: one of the three."""
+
+    ts: int | None = None
+    offset: int | None = None
+    seq: int | None = None
+
+    @property
+    def _seq(self) -> int:
+        return -1 if self.seq is None else self.seq
+
+    def bases(self, cuts: pa.Table, history: History) -> pa.Table:
+        """The cuts that hold nothing but what the moment has seen, the nearest first."""
+        at, reason = milliseconds(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
+        if self.ts is not None:
+            # Expiry is cut at its time, but stream time must be past that for it to be.
+            fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
+        elif self.offset is not None:
+            fits = _known(cuts["offset"]) & (_numbers(cuts["offset"]) <= self.offset)
+        else:
+            following = _numbers(cuts["next_seq"])
+            fits = _known(cuts["next_seq"]) & (following - 1 <= self._seq) & history.has_seqs
+            fits &= (following < INT64_MAX) | (self._seq == INT64_MAX)  # the last possible seq is its own successor
+            fits = np.where(cuts["life"].to_numpy() == history.life, fits, history.has_seqs)
+        return cuts.filter(pa.array(fits)).sort_by([("position", "descending"), ("snapshot_at", "descending")])
+
+    def seen(self, changes: pa.Table, history: History) -> pa.Table:
+        """Those of the changes since a base that the moment has seen."""
+        if self.ts is not None:
+            return changes.filter(pa.array(milliseconds(changes["_applied_at"]) <= self.ts))
+        if self.offset is not None:
+            by, at = changes["_applied_by"], milliseconds(changes["_applied_at"])
+            came = _known(by) & (_numbers(by) <= self.offset)
+            expired = ~_known(by)
+            for time in np.unique(at[expired]).tolist():
+                came |= expired & (at == time) & history.reached(time)
+            return changes.filter(pa.array(came))
+        seqs, position = changes["_seq"], changes["_position"].to_numpy()
+        before = (changes["_life"].to_numpy() != history.life) | (_known(seqs) & (_numbers(seqs) <= self._seq))
+        if history.in_seq_order:
+            return changes.filter(pa.array(before))
+        return changes.filter(pa.array(position <= position[before].max(initial=-1)))
+
+
+def milliseconds(times: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Timestamps as ms since the epoch, none of them null."""
+    micros: npt.NDArray[np.int64] = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
+    return micros // 1000
+
+
+def _known(column: pa.ChunkedArray) -> Bools:
+    found: Bools = pc.is_valid(column).to_numpy().astype(np.bool_)
+    return found
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = pc.fill_null(column, 0).to_numpy()
+    return found
+
+
+def can_follow(base: pa.Table, changes: pa.Table) -> bool:
+    """Whether changes come after a cut (one row) in seq order as well."""
+    life, seq = changes["_life"].to_numpy(), _numbers(changes["_seq"])
+    first, following = base["life"][0].as_py(), base["next_seq"][0].as_py() or 0
+    return not ((life < first) | ((life == first) & (seq < following))).any()
+
+
+def table_after(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: History) -> pa.Table:
+    """A session's table: the one before, and the changes since."""
+    if not changes.num_rows:
+        return rows
+    ordered = in_seq_order(changes) if history.in_seq_order else changes
+    return advanced(rows, net_changes(ordered, columns), columns)

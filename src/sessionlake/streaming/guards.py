@@ -1,0 +1,104 @@
+"""What a layer's job asks before it writes: whether its tables are those that its checkpoint and settings go with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.ledger import REBUILD, OffsetRange, current
+from sessionlake.lake.names import LEDGER
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
+    """Stops a job whose checkpoint is new while its tables are not: it would write everything twice.
+
+    Raises:
+        LakeError: naming the checkpoint and what to do.
+    """
+    from pyspark.sql import functions as F
+
+    checkpoint = settings.checkpoint(layer)
+    if (Path(checkpoint) / "metadata").exists() or not lake.exists(spark, LEDGER):
+        return
+    entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == layer)
+    known = entries.where(~F.col("app_id").startswith(REBUILD)).limit(1).count()
+    if known:
+        raise LakeError(
+            f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
+            "everything twice. Put the checkpoint back, or start over with an empty home (make clean-home)"
+        )
+
+
+def rebuild_journal(settings: Settings) -> Path:
+    """What is left to publish of a rebuild of silver, while it is being published."""
+    return Path(f"{settings.checkpoint('silver')}.publishing.json")
+
+
+def refuse_interrupted_rebuild(settings: Settings) -> None:
+    """Stops a job that writes or follows silver while some of its tables are rebuilt and others are not.
+
+    Raises:
+        LakeError: a publication has stopped half-way.
+    """
+    if rebuild_journal(settings).exists():
+        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
+
+
+class Begun(msgspec.Struct):
+    """A batch that is being committed, or was when its process died.
+
+    Attributes:
+        config_hash: of what decides its results.
+        offsets: topic, partition, first and last offset of what it took in.
+    """
+
+    batch: int
+    config_hash: str
+    offsets: list[tuple[str, int, int, int]]
+
+
+@contextmanager
+def committing(
+    settings: Settings, layer: str, batch: int, config_hash: str, offsets: Sequence[OffsetRange]
+) -> Iterator[None]:
+    """Notes, while a batch is committed table by table, what it is made by.
+
+    A batch that died between two tables is made once more, and skips the tables that have it: they must fit together.
+
+    Raises:
+        LakeError: it was begun under other settings.
+    """
+    before = begun(settings, layer)
+    if before is not None and before.batch == batch and before.config_hash != config_hash:
+        raise LakeError(
+            f"{layer} was interrupted while it committed batch {batch}, and its settings have changed "
+            f"since (config_hash {before.config_hash}, now {config_hash}): finish it with those of before (--once), "
+            "then change them"
+        )
+    note = _begun(settings, layer)
+    spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
+    note.write_bytes(msgspec.json.encode(Begun(batch, config_hash, spans)))
+    yield
+    note.unlink(missing_ok=True)
+
+
+def begun(settings: Settings, layer: str) -> Begun | None:
+    """The batch that a layer is committing, or was when its process died."""
+    try:
+        return msgspec.json.decode(_begun(settings, layer).read_bytes(), type=Begun)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _begun(settings: Settings, layer: str) -> Path:
+    return Path(f"{settings.checkpoint(layer)}.committing.json")

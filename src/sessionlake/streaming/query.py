@@ -1,0 +1,208 @@
+"""Running a streaming query: started the same way by every layer, with its errors told plainly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import milliseconds
+from sessionlake.errors import BrokerError, LakeError, OffsetHoleError, RegistryError, SessionlakeError
+from sessionlake.lake.txn import Txn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+Batch = Callable[["DataFrame", Txn], None]
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_STATE_FILE = re.compile(r"\.?(\d+)(_[\w-]+)?\.(changelog|zip|delta|snapshot)(\.crc)?")
+_UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
+
+
+class LayerQuery:
+    """A running layer: a streaming query whose first error is kept as it was raised."""
+
+    def __init__(self, layer: str, checkpoint: str) -> None:
+        self.layer = layer
+        self.checkpoint = checkpoint
+        self._query: StreamingQuery | None = None
+        self._batch: Batch | None = None
+        self._raised: BaseException | None = None
+
+    def start(self, frame: DataFrame, batch: Batch, *, trigger: timedelta, once: bool) -> LayerQuery:
+        """Starts `batch(frame, txn)` for every micro-batch; again after it has ended, too."""
+        self._raised, self._batch = None, batch
+        if "FileSystemBased" in str(frame.sparkSession.conf.get(_FILE_MANAGER, "")):
+            discard_abandoned_states(Path(self.checkpoint))
+
+        def run(rows: DataFrame, batch_id: int) -> None:
+            try:
+                batch(rows, Txn(self._query_id(rows), batch_id))
+            except BaseException as error:
+                if self._batch is batch:
+                    self._raised = error
+                raise
+
+        writer = frame.writeStream.foreachBatch(run).queryName(self.layer).option("checkpointLocation", self.checkpoint)
+        timed = (
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime=f"{milliseconds(trigger)} milliseconds")
+        )
+        try:
+            self._query = timed.start()
+        except Exception as error:
+            raise self._explain(error) from error
+        return self
+
+    @staticmethod
+    def _query_id(rows: DataFrame) -> str:
+        return str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's own handle."""
+        if self._query is None:
+            raise RuntimeError("the query was not started")
+        return self._query
+
+    @property
+    def active(self) -> bool:
+        """Whether it still runs."""
+        return self.query.isActive
+
+    def stop(self) -> None:
+        """Ends the query after the batch under way has been given up; what it committed stays."""
+        if self._query is not None:
+            self._query.stop()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for its end; True if it has ended.
+
+        Raises:
+            SessionlakeError: what ended it, in one text for the operator.
+        """
+        try:
+            ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001))
+        except Exception as error:
+            raise self._explain(error) from error
+        if self._raised is not None and not self.query.isActive:
+            raise self._explain(self._raised) from self._raised
+        return True if seconds is None else bool(ended)
+
+    def check(self) -> None:
+        """Raises the error of a query that has stopped."""
+        if not self.active and self.wait(0):
+            raise SessionlakeError(f"{self.layer} was ended from outside: run it again")
+
+    def drain(self) -> None:
+        """Waits until everything that its source holds now is committed.
+
+        Raises:
+            SessionlakeError: what stopped it before.
+        """
+        try:
+            self.query.processAllAvailable()
+        except Exception:
+            self.wait()  # says it better
+            raise
+
+    def _explain(self, error: BaseException) -> SessionlakeError:
+        if isinstance(self._raised, SessionlakeError):
+            return self._raised
+        return explain(error, self.layer, self.checkpoint)
+
+
+def discard_abandoned_states(checkpoint: Path) -> None:
+    """Removes what batches that were never committed have left in the state store; the query must not run.
+
+    Spark's manager of local files (see `runtime.spark`) keeps the file that is there when another of its name is
+    written, and says nothing. A batch that is made once more, after a decision or with other settings, would leave the
+    state of the attempt that failed.
+    """
+    commits = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    committed = max(commits, default=-1) + 1  # the state that batch n leaves is version n + 1
+    for file in (checkpoint / "state").rglob("*"):
+        version = _STATE_FILE.fullmatch(file.name)
+        if (version and int(version[1]) > committed) or _UNFINISHED.fullmatch(file.name):
+            file.unlink()
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """Phrases by which an error of Spark's is known, and what the operator is told instead."""
+
+    phrases: tuple[str, ...]
+    error: type[SessionlakeError]
+    remedy: str
+
+
+_REGISTRY = re.compile(r"RegistryError: (schema registry .*)")
+_CAUSES = (
+    _Cause(
+        (
+            "TimeoutException: Timed out waiting for a node",
+            "TimeoutException: Call",
+            "TimeoutException: Timeout of",
+            "Failed to create new KafkaAdminClient",
+            "No resolvable bootstrap urls",
+        ),
+        BrokerError,
+        "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
+    ),
+    _Cause(
+        (
+            "UnknownTopicOrPartitionException",
+            "are gone",
+            "some data may have been missed",
+            "OffsetOutOfRangeException",
+            "KAFKA_DATA_LOSS",
+            "data may be lost",
+            "data may have been lost",
+        ),
+        OffsetHoleError,
+        "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
+        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
+    ),
+    _Cause(
+        (
+            "CANNOT_LOAD_STATE_STORE",
+            "Error reading delta file",
+            "state store",
+            "malformed",
+            "JsonParseException",
+            "NumberFormatException",
+            "Incomplete log file",
+            "StreamMetadata",
+            "offset log",
+            "CheckpointFileManager",
+            "BATCH_METADATA_NOT_FOUND",
+            "batch metadata",
+        ),
+        LakeError,
+        "its checkpoint cannot be read. Restore the checkpoint from a backup, or start over with an empty home",
+    ),
+)
+
+
+def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
+    """One error for the operator out of whatever Spark raised."""
+    text = str(error)
+    registry = _REGISTRY.search(text)  # raised where messages are decoded, and told in full
+    if registry:
+        return RegistryError(f"{layer}: {registry[1].strip()}")
+    for cause in _CAUSES:
+        if any(phrase.lower() in text.lower() for phrase in cause.phrases):
+            detail = f" ({checkpoint})" if cause.error is LakeError else ""
+            return cause.error(f"{layer}: {cause.remedy}{detail}\n  Spark says: {_first_cause(text)}")
+    return SessionlakeError(f"{layer} stopped: {_first_cause(text)}")
+
+
+def _first_cause(text: str) -> str:
+    causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
+    lines = causes[-1:] or [line for line in text.splitlines() if line.strip()][:1]
+    return " ".join(" ".join(lines).split())[:400]
