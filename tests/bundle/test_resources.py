@@ -9,12 +9,15 @@ from databricks.bundles.jobs import Job
 from databricks.bundles.schemas import Schema
 from databricks.bundles.volumes import Volume
 
-from sessionlake.config import load_settings
+from sessionlake.config import Settings, load_settings
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.spark import platform_conf
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"jobs": Job, "schemas": Schema, "volumes": Volume}
 CREDENTIAL = re.compile(r"password|passwd|secret|token|jaas", re.IGNORECASE)
+CLIENT = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p";'}
+PARTITIONS = "spark.sql.shuffle.partitions"
 SECRET = re.compile(r"\{\{secrets/[\w-]+/[\w-]+\}\}")
 
 
@@ -79,17 +82,12 @@ def test_schemas_are_named_only_through_their_resource(sources):
 
 def test_the_package_reads_its_settings_from_a_jobs_environment(bundle, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    client = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p";'}
     for job in bundle.jobs:
-        layer = job.removesuffix("_job")
-        with monkeypatch.context() as patch:
-            for name, value in bundle.environment(job).items():
-                patch.setenv(name, json.dumps(client) if SECRET.fullmatch(value) else value)
-            settings = load_settings()
+        layer, settings = job.removesuffix("_job"), settings_of(bundle, job, monkeypatch)
         lake = Lake(settings)
         assert lake.identifier("silver.sessions") == f"`lake`.`{bundle.schemas['silver']['name']}`.`sessions`"
         assert settings.checkpoint(layer) == f"/Volumes/lake/{bundle.schemas['ops']['name']}/checkpoints/{layer}"
-        assert settings.kafka.options == (client if layer == "bronze" else {})
+        assert settings.kafka.options == (CLIENT if layer == "bronze" else {})
         assert [column.name for column in settings.capture.declared] == ["price", "qty", "status"]
 
 
@@ -132,6 +130,26 @@ def test_stateful_layers_use_rocksdb(bundle):
         assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
 
 
+def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for job in ("silver_job", "gold_job"):
+        settings = settings_of(bundle, job, monkeypatch)
+        shards = getattr(settings, job.removesuffix("_job")).shards
+        assert platform_conf(settings)[PARTITIONS] == str(shards)
+
+
+@pytest.mark.parametrize(("silver", "gold", "partitions"), [(16, 16, "16"), (128, 64, "128"), (16, 256, "256")])
+def test_state_stores_follow_the_settings_and_suffice_for_the_layer_of_most_shards(silver, gold, partitions):
+    settings = Settings(silver={"shards": silver}, gold={"shards": gold})
+    assert platform_conf(settings)[PARTITIONS] == partitions
+
+
+def test_no_cluster_says_again_what_the_session_is_told(bundle):
+    told = platform_conf(Settings())
+    for job in bundle.jobs.values():
+        assert not told.keys() & job["job_clusters"][0]["new_cluster"]["spark_conf"].keys()
+
+
 def test_grants_in_production_are_the_least_that_work(prod):
     principal = prod.config["var"]["service_principal_name"]
     writes = {"USE_SCHEMA", "CREATE_TABLE", "SELECT", "MODIFY"}
@@ -157,6 +175,14 @@ def test_the_artifact_keeps_its_version(sources):
     assert artifact["type"] == "whl"
     assert not artifact.get("dynamic_version")
     assert "artifacts_dynamic_version" not in sources.get("presets", {})
+
+
+def settings_of(bundle, job, monkeypatch):
+    """The settings that the package reads in a job."""
+    with monkeypatch.context() as patch:
+        for name, value in bundle.environment(job).items():
+            patch.setenv(name, json.dumps(CLIENT) if SECRET.fullmatch(value) else value)
+        return load_settings()
 
 
 def paths(node, path=""):
