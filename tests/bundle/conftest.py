@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,17 @@ class Bundle:
 
 
 @pytest.fixture(scope="session")
-def sources() -> dict[str, Any]:
-    """`databricks.yml` with the included files merged in, nothing resolved."""
+def documents() -> dict[str, dict[str, Any]]:
+    """`databricks.yml`, then the files that it includes, by name."""
     config = yaml.safe_load((ROOT / "databricks.yml").read_text())
-    for pattern in config["include"]:
-        for file in sorted(ROOT.glob(pattern)):
-            config = _merge(config, yaml.safe_load(file.read_text()))
-    return config
+    included = [file for pattern in config["include"] for file in sorted(ROOT.glob(pattern))]
+    return {"databricks.yml": config} | {file.name: yaml.safe_load(file.read_text()) for file in included}
+
+
+@pytest.fixture(scope="session")
+def sources(documents) -> dict[str, Any]:
+    """`databricks.yml` with the included files merged in, nothing resolved."""
+    return reduce(_merge, documents.values())
 
 
 @pytest.fixture(scope="session", params=["dev", "prod"])

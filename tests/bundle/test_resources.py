@@ -9,12 +9,15 @@ from databricks.bundles.jobs import Job
 from databricks.bundles.schemas import Schema
 from databricks.bundles.volumes import Volume
 
-from sessionlake.config import load_settings
+from sessionlake.config import Settings, load_settings
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.spark import platform_conf
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"jobs": Job, "schemas": Schema, "volumes": Volume}
 CREDENTIAL = re.compile(r"password|passwd|secret|token|jaas", re.IGNORECASE)
+CLIENT = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p";'}
+PARTITIONS = "spark.sql.shuffle.partitions"
 SECRET = re.compile(r"\{\{secrets/[\w-]+/[\w-]+\}\}")
 
 
@@ -24,7 +27,7 @@ def test_every_resource_of_every_kind_loads_through_its_model(bundle):
         for kind, resources in bundle.config["resources"].items()
         for key, resource in resources.items()
     }
-    assert {key for kind, key in loaded if kind == "jobs"} == {"bronze", "silver", "gold"}
+    assert {key for kind, key in loaded if kind == "jobs"} == {"bronze_job", "silver_job", "gold_job"}
     assert {key for kind, key in loaded if kind == "schemas"} == {"bronze", "silver", "gold", "ops"}
     assert {key for kind, key in loaded if kind == "volumes"} == {"checkpoints"}
 
@@ -36,14 +39,14 @@ def test_every_resource_loads_with_its_references_unresolved(sources):
 
 
 def test_models_refuse_a_misspelt_field(dev):
-    job = dev.jobs["bronze"] | {"max_concurent_runs": 1}
+    job = dev.jobs["bronze_job"] | {"max_concurent_runs": 1}
     with pytest.raises(ValueError, match="max_concurent_runs"):
         Job.from_dict(job)
 
 
 def test_one_resource_file_a_job_and_each_is_included(sources):
     files = {file.name.removesuffix(".job.yml") for file in (ROOT / "resources").glob("*.job.yml")}
-    assert files == set(sources["resources"]["jobs"])
+    assert {f"{layer}_job" for layer in files} == set(sources["resources"]["jobs"])
 
 
 def test_a_variable_is_declared_exactly_when_something_uses_it(sources):
@@ -79,29 +82,25 @@ def test_schemas_are_named_only_through_their_resource(sources):
 
 def test_the_package_reads_its_settings_from_a_jobs_environment(bundle, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    client = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p";'}
     for job in bundle.jobs:
-        with monkeypatch.context() as patch:
-            for name, value in bundle.environment(job).items():
-                patch.setenv(name, json.dumps(client) if SECRET.fullmatch(value) else value)
-            settings = load_settings()
+        layer, settings = job.removesuffix("_job"), settings_of(bundle, job, monkeypatch)
         lake = Lake(settings)
         assert lake.identifier("silver.sessions") == f"`lake`.`{bundle.schemas['silver']['name']}`.`sessions`"
-        assert settings.checkpoint(job) == f"/Volumes/lake/{bundle.schemas['ops']['name']}/checkpoints/{job}"
-        assert settings.kafka.options == (client if job == "bronze" else {})
+        assert settings.checkpoint(layer) == f"/Volumes/lake/{bundle.schemas['ops']['name']}/checkpoints/{layer}"
+        assert settings.kafka.options == (CLIENT if layer == "bronze" else {})
         assert [column.name for column in settings.capture.declared] == ["price", "qty", "status"]
 
 
 def test_the_layers_agree_on_every_setting_they_share(bundle):
-    bronze = bundle.environment("bronze")
-    for job in ("silver", "gold"):
+    bronze = bundle.environment("bronze_job")
+    for job in ("silver_job", "gold_job"):
         environment = bundle.environment(job)
         assert environment == {name: bronze[name] for name in environment}
 
 
 def test_only_bronze_is_told_where_kafka_is(bundle):
     told = {job for job in bundle.jobs if any("KAFKA" in name for name in bundle.environment(job))}
-    assert told == {"bronze"}
+    assert told == {"bronze_job"}
 
 
 def test_credentials_come_whole_from_a_secret_scope_of_the_target(bundle):
@@ -126,9 +125,29 @@ def test_clusters_run_the_long_term_runtime_as_one_well_formed_node(bundle):
 
 
 def test_stateful_layers_use_rocksdb(bundle):
-    for job in ("silver", "gold"):
+    for job in ("silver_job", "gold_job"):
         conf = bundle.jobs[job]["job_clusters"][0]["new_cluster"]["spark_conf"]
         assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
+
+
+def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for job in ("silver_job", "gold_job"):
+        settings = settings_of(bundle, job, monkeypatch)
+        shards = getattr(settings, job.removesuffix("_job")).shards
+        assert platform_conf(settings)[PARTITIONS] == str(shards)
+
+
+@pytest.mark.parametrize(("silver", "gold", "partitions"), [(16, 16, "16"), (128, 64, "128"), (16, 256, "256")])
+def test_state_stores_follow_the_settings_and_suffice_for_the_layer_of_most_shards(silver, gold, partitions):
+    settings = Settings(silver={"shards": silver}, gold={"shards": gold})
+    assert platform_conf(settings)[PARTITIONS] == partitions
+
+
+def test_no_cluster_says_again_what_the_session_is_told(bundle):
+    told = platform_conf(Settings())
+    for job in bundle.jobs.values():
+        assert not told.keys() & job["job_clusters"][0]["new_cluster"]["spark_conf"].keys()
 
 
 def test_grants_in_production_are_the_least_that_work(prod):
@@ -156,6 +175,14 @@ def test_the_artifact_keeps_its_version(sources):
     assert artifact["type"] == "whl"
     assert not artifact.get("dynamic_version")
     assert "artifacts_dynamic_version" not in sources.get("presets", {})
+
+
+def settings_of(bundle, job, monkeypatch):
+    """The settings that the package reads in a job."""
+    with monkeypatch.context() as patch:
+        for name, value in bundle.environment(job).items():
+            patch.setenv(name, json.dumps(CLIENT) if SECRET.fullmatch(value) else value)
+        return load_settings()
 
 
 def paths(node, path=""):

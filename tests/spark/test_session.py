@@ -165,10 +165,13 @@ def test_what_the_machine_lacks_is_one_line(tmp_path, environment, text):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_on_databricks_the_platform_s_session_is_taken_and_only_results_are_set(spark, monkeypatch):
+def test_on_databricks_the_platform_s_session_is_taken_and_only_results_and_state_stores_are_set(spark, monkeypatch):
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
-    taken = spark_session(Settings(home="/proc/home"))
-    assert taken.sparkContext is spark.sparkContext
-    assert taken.conf.get("spark.sql.session.timeZone") == "UTC"
-    assert taken.conf.get("spark.sql.shuffle.partitions") == partitions
+    try:
+        taken = spark_session(Settings(home="/proc/home", silver={"shards": 24}, gold={"shards": 16}))
+        assert taken.sparkContext is spark.sparkContext
+        assert taken.conf.get("spark.sql.session.timeZone") == "UTC"
+        assert taken.conf.get("spark.sql.shuffle.partitions") == "24"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)

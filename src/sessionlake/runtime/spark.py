@@ -36,7 +36,7 @@ def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool
         MachineError: no usable Java, jars not cached and not to be had, or a home that cannot be written.
     """
     if DATABRICKS_VARIABLE in os.environ:
-        return _on_databricks()
+        return _on_databricks(settings)
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -60,12 +60,20 @@ def stop_spark() -> None:
     end_jvm()
 
 
-def _on_databricks() -> SparkSession:
+def platform_conf(settings: Settings) -> dict[str, str]:
+    """What is set in the platform's session, before any query starts from it."""
+    # A shuffle partition is a state store, and a query's first checkpoint settles for good how many it has: of Spark's
+    # 200, most would stay empty, and each would cost a commit in every batch.
+    shards = max(settings.silver.shards, settings.gold.shards)
+    return _ANYWHERE | {"spark.sql.shuffle.partitions": str(shards)}
+
+
+def _on_databricks(settings: Settings) -> SparkSession:
     """The platform's session: it sizes, secures and logs for itself; little is set."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
-    for key, value in _ANYWHERE.items():
+    for key, value in platform_conf(settings).items():
         spark.conf.set(key, value)
     return spark
 
