@@ -18,7 +18,7 @@ demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then veri
 	@$(BIN)/sessionlake demo
 
 test: lint ## lint, type check and all tests but the soak
-	@$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .

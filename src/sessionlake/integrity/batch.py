@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.config import Integrity
+from sessionlake.capture import Integrity
 from sessionlake.integrity.cursor import (
     NEVER,
     NO_SEQ,

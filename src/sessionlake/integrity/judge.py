@@ -26,7 +26,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.config import Integrity, OnViolation
+from sessionlake.capture import Integrity, OnViolation
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status, end_time
 from sessionlake.integrity.cuts import CUT, NO_OFFSET, CutReason, Cuts, cut_after
 from sessionlake.integrity.rules import Decision, Rules

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, milliseconds
+from sessionlake.capture import CaptureSettings, Integrity, OnViolation, milliseconds
 from sessionlake.protocol.decode import DecodeRules
 
 

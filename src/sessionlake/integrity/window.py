@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.config import Integrity
+from sessionlake.capture import Integrity
 from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status, end_time
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import CaptureSettings
+from sessionlake.capture import CaptureSettings
 from sessionlake.integrity.batch import Docket, Stream
 from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
