@@ -15,7 +15,8 @@ from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
-from sessionlake.lake.reading import Condition, Row, Span
+from sessionlake.lake.reading import Condition, Span
+from sessionlake.protocol.types import Row
 from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
 from sessionlake.silver.tables.moments import Moment
 from support.folding import Folder, plain, truth_rules

@@ -15,7 +15,7 @@ from sessionlake.config import OnTopicChange
 from sessionlake.errors import OffsetHoleError
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.topics import Topic, TopicPartition, TopicState, jumps, latest
+from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, jumps, latest
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
 WEEK = timedelta(days=7)
@@ -24,7 +24,7 @@ FAIL, FORGET, RESTART = OnTopicChange
 
 def topic(*spans: tuple[int, int], **changed: Any) -> Topic:
     """A topic `t` with id X, read from first to next in each partition, with a message just now."""
-    parts = tuple(TopicPartition(number, first, end, end) for number, (first, end) in enumerate(spans))
+    parts = tuple(PartitionOffsets(number, first, end, end) for number, (first, end) in enumerate(spans))
     return replace(Topic("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, parts), **changed)
 
 
@@ -49,12 +49,12 @@ def states(decision: Decision) -> list[tuple[int, str, int | None]]:
 def test_a_topic_that_is_new_is_active_from_its_first_offset_on():
     (row,) = after(None, seen((5, 9))).rows
     assert (row.state, row.generation, row.topic_id) == (TopicState.ACTIVE, 0, "X")
-    assert row.partitions == (TopicPartition(0, 5, 5, 9),)
+    assert row.partitions == (PartitionOffsets(0, 5, 5, 9),)
 
 
 def test_a_partition_that_is_new_joins_its_topic_and_nothing_is_decided():
     decision = after(topic((0, 4)), seen((0, 4), (0, 2)))
-    assert decision.rows[0].partitions == (TopicPartition(0, 0, 4, 4), TopicPartition(1, 0, 0, 2))
+    assert decision.rows[0].partitions == (PartitionOffsets(0, 0, 4, 4), PartitionOffsets(1, 0, 0, 2))
     assert decision.refusals == ()
 
 
@@ -95,7 +95,7 @@ def test_where_brokers_know_no_ids_only_an_end_before_what_was_read_tells():
 
 
 def test_what_kafka_was_known_to_hold_beyond_the_last_read_is_counted_as_lost():
-    unread = topic((0, 4), partitions=(TopicPartition(0, 0, 4, 10),))
+    unread = topic((0, 4), partitions=(PartitionOffsets(0, 0, 4, 10),))
     assert states(after(unread, None, FORGET)) == [(0, "forgotten", 6)]
 
 

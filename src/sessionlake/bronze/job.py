@@ -26,6 +26,7 @@ from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
@@ -39,7 +40,7 @@ _FEW_MESSAGES = 20_000
 # Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
 _TOO_BIG = "maxResultSize"
 
-Planned = dict[tuple[str, int], tuple[int, int]]
+Planned = dict[TopicPartition, tuple[int, int]]
 
 
 def start(

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from sessionlake.errors import LakeError
+from sessionlake.protocol.types import TopicPartition
 
-Offsets = dict[tuple[str, int], int]
+Offsets = dict[TopicPartition, int]
 
 
 def planned_ranges(checkpoint: str, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from sessionlake.config import OnTopicChange
-from sessionlake.lake.topics import Topic, TopicPartition, TopicState
+from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState
 
 READ = frozenset({TopicState.ACTIVE})
 """States of topics that are subscribed to."""
@@ -102,7 +102,7 @@ def change_of(topic: Topic, found: Seen | None) -> Change | None:
     return next((change for part in topic.partitions for change in _changes(part, topic.offset_shift, found)), None)
 
 
-def _changes(part: TopicPartition, shift: int, found: Seen) -> Iterator[Change]:
+def _changes(part: PartitionOffsets, shift: int, found: Seen) -> Iterator[Change]:
     number, at = part.partition, part.next_offset
     first, end = found.partitions.get(number, (0, -1))
     if end + shift < at:
@@ -114,7 +114,7 @@ def _changes(part: TopicPartition, shift: int, found: Seen) -> Iterator[Change]:
 
 def _begun(name: str, found: Seen, now: datetime) -> Topic:
     parts = tuple(
-        TopicPartition(number, first, first, end) for number, (first, end) in sorted(found.partitions.items())
+        PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(found.partitions.items())
     )
     return Topic(name, 0, TopicState.ACTIVE, found.topic_id, now, now, partitions=parts)
 
@@ -129,13 +129,13 @@ def _going_on(topic: Topic, found: Seen, now: datetime, inactive_after: timedelt
     return replace(topic, state=state, topic_id=topic.topic_id or found.topic_id, last_seen=now, partitions=parts)
 
 
-def _partitions(topic: Topic, found: Seen) -> Iterator[TopicPartition]:
+def _partitions(topic: Topic, found: Seen) -> Iterator[PartitionOffsets]:
     known, shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
     for number, (first, end) in sorted(found.partitions.items()):
         if number in known:
             yield replace(known[number], end_offset=end + shift)
         else:
-            yield TopicPartition(number, first + shift, first + shift, end + shift)
+            yield PartitionOffsets(number, first + shift, first + shift, end + shift)
 
 
 def _handled(topic: Topic, found: Seen | None, change: Change, rule: OnTopicChange, now: datetime) -> Iterator[Topic]:
@@ -148,7 +148,7 @@ def _handled(topic: Topic, found: Seen | None, change: Change, rule: OnTopicChan
     cut = change.state is TopicState.CUT
     shift = topic.offset_shift if cut else topic.beyond
     parts = tuple(
-        TopicPartition(number, max(first + shift, after), max(first + shift, after), end + shift)
+        PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(found.partitions.items())
         for after in [_next(topic, number) if cut else 0]
     )
@@ -168,7 +168,7 @@ def _ended(topic: Topic, state: TopicState, ends: Mapping[int, int]) -> Topic:
     return replace(topic, state=state, partitions=parts, lost=_unread(parts))
 
 
-def _unread(parts: tuple[TopicPartition, ...]) -> int:
+def _unread(parts: tuple[PartitionOffsets, ...]) -> int:
     return sum(part.end_offset - part.next_offset for part in parts)
 
 

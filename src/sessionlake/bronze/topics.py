@@ -16,7 +16,8 @@ from sessionlake.errors import TopicChangedError
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import Place, Topic, TopicPartition, TopicState, latest, read_topics, write_topics
+from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class TopicBook:
         """What to add to Kafka's offsets, of topics where it is not 0."""
         return {name: row.offset_shift for name, row in self.topics.items() if row.offset_shift}
 
-    def positions(self) -> dict[Place, int]:
+    def positions(self) -> dict[TopicPartition, int]:
         """Kafka offsets from which on the subscribed topics are to be read."""
         return {
             (row.topic, part.partition): part.next_offset - row.offset_shift
@@ -196,11 +197,11 @@ def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -
         if end <= row.offset_shift:
             return row
         begin = max(first, row.offset_shift)
-        part = TopicPartition(partition, begin, begin, begin)
+        part = PartitionOffsets(partition, begin, begin, begin)
     if end <= part.next_offset:
         return row
     begun = part.first_offset if part.next_offset > part.first_offset else max(first, part.first_offset)
-    parts[partition] = TopicPartition(partition, begun, end, max(end, part.end_offset))
+    parts[partition] = PartitionOffsets(partition, begun, end, max(end, part.end_offset))
     state = TopicState.ACTIVE if row.state is TopicState.INACTIVE else row.state
     at = max(now, row.last_message_at or now)
     held = tuple(parts[number] for number in sorted(parts))

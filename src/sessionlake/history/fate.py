@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sessionlake.config import Integrity
 from sessionlake.integrity.judge import EventKind
 from sessionlake.protocol.reasons import Reason
+from sessionlake.protocol.types import Row
 
-Row = dict[str, Any]
 # Events of a message in its turn; all others come up when it arrives, before a held-back message's turn.
 _IN_TURN = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})
 

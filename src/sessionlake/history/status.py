@@ -12,14 +12,14 @@ from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import current_rows
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
-from sessionlake.lake.reading import Reader, Row, Span
+from sessionlake.lake.reading import Reader, Span
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
+from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.runtime.kafka import client_config, require_broker
 
 LAYERS = (BRONZE, SILVER, SILVER_TABLES, GOLD)
-Place = tuple[str, int]
-KafkaEnds = dict[Place, int]
+KafkaEnds = dict[TopicPartition, int]
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -94,7 +94,8 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
     try:
         require_broker(settings)
         config = client_config(settings)
-        from confluent_kafka import Consumer, KafkaException, TopicPartition
+        from confluent_kafka import Consumer, KafkaException
+        from confluent_kafka import TopicPartition as KafkaPartition
     except (ImportError, ConfigError, BrokerError):
         return None
     consumer = Consumer({**config, "group.id": "sessionlake-status", "enable.auto.commit": False, "log_level": 2})
@@ -102,7 +103,7 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
     try:
         topics = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
         places = [(name, number) for name, topic in topics.items() if matches(name) for number in topic.partitions]
-        return {p: consumer.get_watermark_offsets(TopicPartition(*p), timeout=_TIMEOUT_SECONDS)[1] for p in places}
+        return {p: consumer.get_watermark_offsets(KafkaPartition(*p), timeout=_TIMEOUT_SECONDS)[1] for p in places}
     except KafkaException:
         return None
     finally:

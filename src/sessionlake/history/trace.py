@@ -17,10 +17,11 @@ from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.judge import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
-from sessionlake.lake.reading import Condition, Reader, Row
+from sessionlake.lake.reading import Condition, Reader
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
+from sessionlake.protocol.types import Row
 from sessionlake.streaming.payloads import rules_of
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

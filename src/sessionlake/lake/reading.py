@@ -19,13 +19,13 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import ENTRY, REBUILD, current, rebuilt
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake, quote
+from sessionlake.protocol.types import Row
 from sessionlake.runtime.interpreted import interpreted
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-Row = dict[str, Any]
 # A column, a comparison that both engines' expressions understand (one of the `operator` module, `among`), and a value.
 Condition = tuple[str, Callable[[Any, Any], Any], Any]
 _PLACE = ["layer", "topic", "partition"]

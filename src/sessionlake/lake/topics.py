@@ -22,12 +22,12 @@ from sessionlake.lake.names import TOPICS
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Place = tuple[str, int]
-Jumps = dict[Place, list[tuple[int, int]]]
+Jumps = dict[TopicPartition, list[tuple[int, int]]]
 
 
 class TopicState(StrEnum):
@@ -50,7 +50,7 @@ WAITED_FOR = frozenset({TopicState.ACTIVE, TopicState.INACTIVE})
 
 
 @dataclass(frozen=True)
-class TopicPartition:
+class PartitionOffsets:
     """One partition of a generation; offsets as in `bronze.messages`.
 
     Attributes:
@@ -84,7 +84,7 @@ class Topic:
     last_seen: datetime
     last_message_at: datetime | None = None
     offset_shift: int = 0
-    partitions: tuple[TopicPartition, ...] = ()
+    partitions: tuple[PartitionOffsets, ...] = ()
     lost: int | None = None
 
     @property
@@ -102,7 +102,7 @@ def topics_of(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
     """Rows of the table, as a reader gives them, by topic and generation."""
     topics = []
     for row in rows:
-        parts = tuple(TopicPartition(**part) for part in row["partitions"])
+        parts = tuple(PartitionOffsets(**part) for part in row["partitions"])
         topics.append(Topic(**{**row, "state": TopicState(row["state"]), "partitions": parts}))
     return sorted(topics, key=lambda topic: (topic.topic, topic.generation))
 
@@ -120,7 +120,7 @@ def latest(topics: Iterable[Topic]) -> dict[str, Topic]:
 
 def jumps(topics: Iterable[Topic]) -> Jumps:
     """Offsets `[left, arrived)` that no message has, since a generation ended and the next began beyond it."""
-    ends: dict[Place, int] = {}
+    ends: dict[TopicPartition, int] = {}
     found: Jumps = defaultdict(list)
     for row in sorted(topics, key=lambda row: row.generation):
         for part in row.partitions:
@@ -131,7 +131,7 @@ def jumps(topics: Iterable[Topic]) -> Jumps:
     return dict(found)
 
 
-def jumped(known: Mapping[Place, list[tuple[int, int]]], place: Place, first: int, end: int) -> int:
+def jumped(known: Mapping[TopicPartition, list[tuple[int, int]]], place: TopicPartition, first: int, end: int) -> int:
     """How many of the offsets `[first, end)` were jumped over between generations."""
     return sum(arrived - left for left, arrived in known.get(place, ()) if first <= left and arrived <= end)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.integrity.judge import Outcome
@@ -14,8 +12,8 @@ from sessionlake.processors.api import Message, Row
 from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import ChangeKind, set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.types import Int64s
 
-Int64s = npt.NDArray[np.int64]
 _TYPES: tuple[Literal["snapshot", "update", "heartbeat", "end"], ...] = ("snapshot", "update", "heartbeat", "end")
 _SLICE = 4096
 _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "kafka_ts")

@@ -34,7 +34,7 @@ _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """Where a record comes from, see `HEAD`; `time` in milliseconds."""
 
     topic: str
@@ -81,7 +81,7 @@ class OutputColumns:
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
-    def table(self, rows: Sequence[tuple[Place, msgspec.Struct]]) -> pa.Table:
+    def table(self, rows: Sequence[tuple[Origin, msgspec.Struct]]) -> pa.Table:
         """Checked records as columns, less `_batch`."""
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)

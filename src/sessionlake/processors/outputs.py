@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
-from sessionlake.processors.output import Place, timestamps
+from sessionlake.processors.output import Origin, timestamps
 from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.fold.schemas import Account as JudgedAccount
 
@@ -58,7 +58,7 @@ class Failure(msgspec.Struct):
     error: str
 
     @classmethod
-    def at(cls, place: Place, event: str, action: Action, error: str) -> Failure:
+    def at(cls, place: Origin, event: str, action: Action, error: str) -> Failure:
         """A failure at a place."""
         return cls(
             place.topic,

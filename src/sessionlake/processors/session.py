@@ -22,7 +22,7 @@ import msgspec
 from sessionlake.config import OnViolation
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import Kept, StateCodec
-from sessionlake.processors.output import OutputColumns, Place
+from sessionlake.processors.output import Origin, OutputColumns
 from sessionlake.processors.outputs import Action, Failure
 
 _TIMER_BYTES = 9
@@ -60,7 +60,7 @@ class Results:
         failed: indices of the messages that the processor did not take.
     """
 
-    records: list[tuple[Place, msgspec.Struct]] = field(default_factory=list)
+    records: list[tuple[Origin, msgspec.Struct]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
 
@@ -219,9 +219,9 @@ class Life:
         self._results.failures.append(Failure.at(self._place(time), event, action, said))
         self.kept.ordinal += 1
 
-    def _place(self, time: int) -> Place:
+    def _place(self, time: int) -> Origin:
         kept, session = self.kept, self._session
-        return Place(session.topic, session.session_id, kept.partition, kept.offset, kept.position, kept.ordinal, time)
+        return Origin(session.topic, session.session_id, kept.partition, kept.offset, kept.position, kept.ordinal, time)
 
 
 def _checked(timer: Timer, after: int | None) -> int:

@@ -9,7 +9,6 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, OnViolation, ProcessorSettings
@@ -28,8 +27,6 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.silver.fold.emit import Judged, first_violations, partition_accounts
 from sessionlake.silver.fold.process import Payloads
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -100,7 +97,7 @@ def processor_of(own: ProcessorSettings, capture: CaptureSettings, shards: int, 
     return MessageByMessage(ref, capture.declared, capture, limits, own.on_error, shards)
 
 
-class _Stretch(NamedTuple):
+class _LifeSpan(NamedTuple):
     """The messages of one life of a session that came in the batch. Times in ms.
 
     Attributes:
@@ -128,31 +125,31 @@ class _ShardBatch:
 
     def work(self) -> None:
         """Does everything that the batch brings."""
-        stretches = self._stretches()
+        spans = self._life_spans()
         applied = _Applied(self._applied())
         for key in sorted({*self._due(), *self._released_or_come()}):
             with suppress(StoppedError):  # the batch is not committed: what becomes of the rest does not matter
-                self._follow(key, stretches.get(key, []), applied)
+                self._follow(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 
-    def _follow(self, key: str, stretches: list[_Stretch], applied: _Applied) -> None:
+    def _follow(self, key: str, spans: list[_LifeSpan], applied: _Applied) -> None:
         """Follows a session from life to life."""
         topic, session_id = key.split("\0", 1)
         kept = self.memory.sessions.pop(key, None)
-        if kept is not None and (not stretches or stretches[0].life != kept.life):
-            stretches = [_Stretch(kept.life, kept.partition, kept.last, kept.last, kept.last), *stretches]
-        for stretch, following in zip_longest(stretches, stretches[1:]):
-            if kept is None or kept.life != stretch.life:
-                kept = Kept(self._owner.workings.processor.version, b"", stretch.life, stretch.partition, stretch.last)
-            kept.last, kept.partition = stretch.last, stretch.partition
-            life = self._life(Session(topic, session_id, stretch.partition), kept)
-            for index, message in applied.of(key, stretch.life):
+        if kept is not None and (not spans or spans[0].life != kept.life):
+            spans = [_LifeSpan(kept.life, kept.partition, kept.last, kept.last, kept.last), *spans]
+        for span, following in zip_longest(spans, spans[1:]):
+            if kept is None or kept.life != span.life:
+                kept = Kept(self._owner.workings.processor.version, b"", span.life, span.partition, span.last)
+            kept.last, kept.partition = span.last, span.partition
+            life = self._life(Session(topic, session_id, span.partition), kept)
+            for index, message in applied.of(key, span.life):
                 life.take(index, message)
-            now = self._now[topic, stretch.partition]
+            now = self._now[topic, span.partition]
             if following is not None:
-                life.end(following.came, stretch.reached)
+                life.end(following.came, span.reached)
             elif now > life.over_after:
-                life.end(now, stretch.reached)
+                life.end(now, span.reached)
             else:
                 life.pass_time(now)
                 if life.begun or key in self._holding:
@@ -165,7 +162,7 @@ class _ShardBatch:
 
     # -- what the batch brings
 
-    def _stretches(self) -> dict[str, list[_Stretch]]:
+    def _life_spans(self) -> dict[str, list[_LifeSpan]]:
         """Of every session of which messages came, its lives in the batch, in order."""
         judged, released = self._judged, self._judged.released
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
@@ -181,9 +178,9 @@ class _ShardBatch:
             judged.came[last - released].tolist(),
             judged.messages["kafka_ts"].to_numpy()[last].tolist(),
         )
-        found: dict[str, list[_Stretch]] = {}
-        for key, *stretch in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
-            found.setdefault(key, []).append(_Stretch(*stretch))
+        found: dict[str, list[_LifeSpan]] = {}
+        for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
+            found.setdefault(key, []).append(_LifeSpan(*span))
         return found
 
     def _applied(self) -> Iterator[tuple[str, int, int, Message]]:

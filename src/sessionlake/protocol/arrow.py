@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Int64s = npt.NDArray[np.int64]
+from sessionlake.protocol.types import Int64s
 
 
 def one(column: pa.ChunkedArray) -> pa.Array:

@@ -19,10 +19,7 @@ from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ, Message, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
-
-Int64s = npt.NDArray[np.int64]
-Int8s = npt.NDArray[np.int8]
-Bools = npt.NDArray[np.bool_]
+from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 
 @dataclass

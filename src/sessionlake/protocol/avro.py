@@ -16,7 +16,8 @@ from fastavro.schema import SchemaParseException, UnknownType
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
-from sessionlake.protocol.reader import HEADS, SET, Bools, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.reader import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.types import Bools
 
 Schema = dict[str, Any]
 # What fastavro makes of bytes that are no datum of the schema.

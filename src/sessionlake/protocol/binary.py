@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.assemble import Columns, Int64s, assemble, columns_of, joined, lengths, selected
+from sessionlake.protocol.assemble import Columns, assemble, columns_of, joined, lengths, selected
 from sessionlake.protocol.bulk import Allowed, Bulk
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MessageTypes
@@ -24,6 +24,7 @@ from sessionlake.protocol.parse import Parsed, parse_object
 from sessionlake.protocol.payload import Definition, Format, Payload, UnusableSchemaError
 from sessionlake.protocol.reader import Reader, TooDeepError
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.wire import Headers, Path, split
 
 _MALFORMED = {Format.AVRO: Reason.NOT_AVRO, Format.PROTOBUF: Reason.NOT_PROTOBUF}

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
 
-from sessionlake.protocol.assemble import Bools, Columns, Int8s, Int64s, lengths
+from sessionlake.protocol.assemble import Columns, lengths
 from sessionlake.protocol.columns import Column, Kind
 from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
 from sessionlake.protocol.parse import rescued_text
 from sessionlake.protocol.reader import SET, TYPE_CODES, Holds, Reader
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
 

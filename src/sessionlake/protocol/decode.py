@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.assemble import Bools, Columns, Int8s, Int64s, assemble, columns_of
+from sessionlake.protocol.assemble import Columns, assemble, columns_of
 from sessionlake.protocol.binary import decode_binary
 from sessionlake.protocol.bulk import Allowed
 from sessionlake.protocol.columns import Column
@@ -30,6 +30,7 @@ from sessionlake.protocol.message import Message, MessageTypes, message_types
 from sessionlake.protocol.parse import Parsed, key_reason, parse
 from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 
 def _never(topic: str) -> bool:

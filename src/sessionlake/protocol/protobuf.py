@@ -18,7 +18,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
-from sessionlake.protocol.reader import HEADS, SET, Bools, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.reader import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.types import Bools
 from sessionlake.protocol.wire import Path
 
 # What protobuf makes of bytes that are no message of the type; a proto2 string is looked at when it is read.

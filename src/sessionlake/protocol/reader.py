@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from sessionlake.protocol.columns import Column, Kind
 from sessionlake.protocol.message import MAX_DEPTH, MessageType
+from sessionlake.protocol.types import Bools
 
 SET = "_set"
 HEADS = ("type", "seq", "ts")
@@ -24,7 +22,6 @@ TYPE_CODES = {
     "heartbeat": MessageType.HEARTBEAT,
     "end": MessageType.END,
 }
-Bools = npt.NDArray[np.bool_]
 
 
 class Holds(Enum):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, MachineError
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.kafka import spark_kafka_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Place = tuple[str, int]
 # Databricks' runtime has the client under another name.
 _PACKAGES = ("org.apache.kafka", "kafkashaded.org.apache.kafka")
 _SECONDS = 20
@@ -55,20 +55,20 @@ class KafkaAdmin:
                 found = {item.name(): item.topicId().toString() for item in listings}
         return {name: None if topic_id == _NO_ID else topic_id for name, topic_id in found.items()}
 
-    def partitions(self, topics: Iterable[str]) -> list[Place]:
+    def partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
         """Every partition of these topics, which must exist."""
         with self._answered():
             described = self._get(self._client.describeTopics(self._list(topics)).allTopicNames())
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
-    def offsets(self, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
+    def offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """First offset and end of partitions, which must exist."""
         asked = list(places)
         spec = self._kafka.clients.admin.OffsetSpec
         firsts, ends = self._offsets(asked, spec.earliest()), self._offsets(asked, spec.latest())
         return {place: (firsts[place], ends[place]) for place in asked}
 
-    def _offsets(self, places: list[Place], spec: Any) -> Mapping[Place, int]:
+    def _offsets(self, places: list[TopicPartition], spec: Any) -> Mapping[TopicPartition, int]:
         with self._answered():
             request = self._jvm.java.util.HashMap()
             for topic, number in places:

@@ -17,8 +17,8 @@ from sessionlake.lake.ledger import LedgerEntry, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE
 from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.offset_ranges import enclosing, within
 from sessionlake.lake.reading import reader_for
-from sessionlake.lake.spans import hull, within
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
@@ -229,7 +229,7 @@ def with_messages(bronze: DataFrame, rows: DataFrame, accounts: list[Account]) -
     """
     from pyspark.sql import functions as F
 
-    where = within(hull(stretch for account in accounts for stretch in account.quarantined))
+    where = within(enclosing(item for account in accounts for item in account.quarantined))
     raw = bronze.where(where).select("topic", "partition", "offset", "key", "value")
     return (
         F.broadcast(rows)

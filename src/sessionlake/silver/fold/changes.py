@@ -12,9 +12,9 @@ from sessionlake.integrity.judge import Outcome
 from sessionlake.protocol.arrow import one, ranges
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP, changes_schema, timestamps
 
-Int64s = npt.NDArray[np.int64]
 _KINDS = pa.array(["clear", "upsert", "delete"])
 
 

@@ -19,6 +19,7 @@ from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODES
+from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.changes import change_rows
 from sessionlake.silver.fold.schemas import (
     CUTS,
@@ -33,7 +34,6 @@ from sessionlake.silver.fold.schemas import (
     write_account,
 )
 
-Int64s = npt.NDArray[np.int64]
 _STATUS = pa.array(["open", "ended", "expired", "broken"])
 _REASONS = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
 _CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
@@ -93,7 +93,7 @@ def payloads(
         partitions=partition_accounts(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
         violations=first_violations(judged, rules),
-        quarantined=_stretches(quarantine),
+        quarantined=_offset_ranges(quarantine),
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
     )
     sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
@@ -175,7 +175,7 @@ def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=QUARANTINE)
 
 
-def _stretches(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
+def _offset_ranges(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
     grouped = quarantine.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
     return [tuple(row.values()) for row in grouped.to_pylist()]
 

@@ -29,7 +29,7 @@ from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
-from sessionlake.silver.merge.sources import KEY, SMALL_CHANGES, Stretch, sources
+from sessionlake.silver.merge.sources import KEY, SMALL_CHANGES, BatchRange, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.net import MARKS
 
@@ -150,13 +150,13 @@ class TableMerger:
         first, last = taken[0].batch, taken[-1].batch
         started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{SILVER_TABLES}", last)
         changes = sum(item.changes for item in taken)
-        stretch = Stretch(first, last, tuple(item.rows for item in taken))
+        batches = BatchRange(first, last, tuple(item.rows for item in taken))
         with interpreted(self._spark, when=changes <= SMALL_CHANGES and self._lake.local):
-            rows, sessions = sources(self._spark, self._lake, self._settings, stretch, changes)
+            rows, sessions = sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge_rows(rows, txn),
                 self._merge_sessions(sessions, txn),
-                *self._merge_snapshots(stretch, sum(item.cuts for item in taken), txn),
+                *self._merge_snapshots(batches, sum(item.cuts for item in taken), txn),
             )
         entry = LedgerEntry(
             layer=SILVER_TABLES,
@@ -216,11 +216,11 @@ class TableMerger:
         commit = self._lake.last_commit(self._spark, ROWS)
         return Output(ROWS, commit.version, commit.rows)
 
-    def _merge_snapshots(self, stretch: Stretch, cuts: int, txn: Txn) -> tuple[Output, ...]:
-        """Whole tables at the cuts of the stretch; where there are none, no job runs."""
+    def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[Output, ...]:
+        """Whole tables at the cuts of the batches; where there are none, no job runs."""
         if not cuts:
             return ()
-        made = SnapshotSource(self._spark, self._lake, self._settings).of(stretch, cuts)
+        made = SnapshotSource(self._spark, self._lake, self._settings).of(batches, cuts)
         oldest = oldest_of(made)
         if oldest is None:
             return ()

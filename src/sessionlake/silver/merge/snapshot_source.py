@@ -1,7 +1,7 @@
-"""The source of the MERGE into `session_snapshots`: whole tables at the cuts of a stretch of batches.
+"""The source of the MERGE into `session_snapshots`: whole tables at the cuts of a range of batches.
 
-Each from the session's last snapshot before the stretch and the changes since, both of which are there for good: so a
-stretch that is merged again, with more behind it, gives the same rows. On a laptop they are made in the driver, if they
+Each from the session's last snapshot before the range and the changes since, both of which are there for good: so a
+range that is merged again, with more behind it, gives the same rows. On a laptop they are made in the driver, if they
 fit into it, else on the cluster.
 """
 
@@ -23,7 +23,7 @@ from sessionlake.lake.reading import Condition, DirectReader, TooLargeError, amo
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.merge.sources import DRIVER_BYTES, SESSION, Stretch
+from sessionlake.silver.merge.sources import DRIVER_BYTES, SESSION, BatchRange
 from sessionlake.silver.tables.snapshots import (
     CUT,
     SnapshotTables,
@@ -46,41 +46,41 @@ _CUTS_A_TASK = 2_000
 
 
 class SnapshotSource:
-    """Makes the snapshots of a stretch."""
+    """Makes the snapshots of a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
         self._lake = lake
         self._columns = settings.capture.declared
 
-    def of(self, stretch: Stretch, cuts: int) -> DataFrame | pa.Table:
+    def of(self, batches: BatchRange, cuts: int) -> DataFrame | pa.Table:
         """Rows of `session_snapshots`, at hand if the driver has made them.
 
         Args:
-            cuts: how many the stretch has.
+            cuts: how many the batches have.
         """
         if self._lake.local and cuts <= _LOCAL_CUTS:
             with contextlib.suppress(TooLargeError):
-                return self._in_driver(stretch)
-        return self.on_cluster(stretch, cuts)
+                return self._in_driver(batches)
+        return self.on_cluster(batches, cuts)
 
     # -- in the driver, without Spark
 
-    def _in_driver(self, stretch: Stretch) -> pa.Table:
+    def _in_driver(self, batches: BatchRange) -> pa.Table:
         """The rows.
 
         Raises:
             TooLargeError: what they are made of does not fit into memory.
         """
         read = partial(DirectReader(self._lake).table, at_most=DRIVER_BYTES)
-        due = stretch.at_hand(CUTS)
+        due = batches.at_hand(CUTS)
         if due is None:
-            due = read(CUTS, ("_batch", operator.ge, stretch.first), ("_batch", operator.le, stretch.last))
+            due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))
         ids = pc.unique(due["session_id"]).to_pylist()
         named: list[Condition] = [("session_id", among, ids)] if len(ids) <= _NAMED_SESSIONS else []
-        earlier = read(CUTS, *named, ("_batch", operator.lt, stretch.first))
+        earlier = read(CUTS, *named, ("_batch", operator.lt, batches.first))
         last = last_cuts(earlier.filter(are_of(earlier, due)))
-        until = *named, ("_batch", operator.le, stretch.last)
+        until = *named, ("_batch", operator.le, batches.last)
         columns = [*change_columns(self._columns), "_batch"]
         changes = read(CHANGES, _since(pc.min(due["changed_at"]).as_py()), *until, columns=columns)
         changes = changes.filter(are_of(changes, due))
@@ -90,7 +90,7 @@ class SnapshotSource:
         held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), *named)
         rows = held.join(last.select(CUT), list(CUT), join_type="left semi")
         if anew.num_rows:
-            bases, history = history_of(read, anew, earlier, stretch.last, self._columns, named)
+            bases, history = history_of(read, anew, earlier, batches.last, self._columns, named)
             rows = pa.concat_tables([rows.select(bases.column_names).cast(bases.schema), bases])
             changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, anew))), history])
         made = snapshots(due.select(CUT), rows, changes, anew, self._columns)
@@ -115,7 +115,7 @@ class SnapshotSource:
 
     # -- on the cluster
 
-    def on_cluster(self, stretch: Stretch, cuts: int, tasks: int = 1) -> DataFrame:
+    def on_cluster(self, batches: BatchRange, cuts: int, tasks: int = 1) -> DataFrame:
         """The same by Spark, whatever the size.
 
         Args:
@@ -123,12 +123,12 @@ class SnapshotSource:
         """
         from pyspark.sql import functions as F
 
-        due = self._read(CUTS).where(F.col("_batch").between(stretch.first, stretch.last))
+        due = self._read(CUTS).where(F.col("_batch").between(batches.first, batches.last))
         sessions = due.select(*SESSION).distinct()
-        earlier = self._read(CUTS).where(F.col("_batch") < stretch.first).join(sessions, list(SESSION), "left_semi")
+        earlier = self._read(CUTS).where(F.col("_batch") < batches.first).join(sessions, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch")).alias("last")
         last = earlier.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
-        beneath = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= stretch.last))
+        beneath = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= batches.last))
         anew = (
             beneath.join(sessions, list(SESSION), "left_semi")
             .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
@@ -139,7 +139,7 @@ class SnapshotSource:
             .localCheckpoint()
         )
         since = due.agg(F.min("changed_at")).first()
-        history = self._read(CHANGES).where(F.col("_batch") <= stretch.last)
+        history = self._read(CHANGES).where(F.col("_batch") <= batches.last)
         if since and since[0] is not None and anew.isEmpty():
             history = history.where(F.col("_applied_at") >= F.lit(since[0]))
         changes = (

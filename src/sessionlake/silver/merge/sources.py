@@ -1,6 +1,6 @@
 """The sources of the two MERGEs: the latest row of each session, and the net change of each table row.
 
-Small stretches are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the
+Small ranges are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the
 same pure function (`net.net_changes`). On a laptop the cluster is the driver's own machine, where Arrow alone takes
 a fifth of the CPU time that Spark's shuffle and Python workers add: there, what fits into memory is small.
 """
@@ -42,7 +42,7 @@ _NAMED_SESSIONS = 500
 
 
 @dataclass(frozen=True)
-class Stretch:
+class BatchRange:
     """Batches that are merged at once.
 
     Attributes:
@@ -62,26 +62,26 @@ class Stretch:
 
 
 def sources(
-    spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch, changes: int
+    spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
 ) -> tuple[DataFrame, DataFrame]:
-    """What a stretch comes to, for `session_rows` and for `sessions`.
+    """What a range of batches comes to, for `session_rows` and for `sessions`.
 
     Args:
         changes: how many rows of changes and progress it has.
     """
     if changes <= (_LOCAL_CHANGES if lake.local else SMALL_CHANGES):
         with contextlib.suppress(TooLargeError):
-            small = DriverSource(spark, lake, settings, stretch)
+            small = DriverSource(spark, lake, settings, batches)
             return small.rows(), small.sessions()
-    large = ClusterSource(spark, lake, settings, stretch)
+    large = ClusterSource(spark, lake, settings, batches)
     return large.rows(), large.sessions()
 
 
 class _Source:
-    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         self._spark = spark
         self._lake = lake
-        self._stretch = stretch
+        self._batches = batches
         self._columns = settings.capture.declared
 
     @property
@@ -110,21 +110,21 @@ class DriverSource(_Source):
         TooLargeError: what it would read of local tables is too much for that.
     """
 
-    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, stretch: Stretch) -> None:
-        super().__init__(spark, lake, settings, stretch)
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
+        super().__init__(spark, lake, settings, batches)
         own = partial(DirectReader(lake).table, at_most=DRIVER_BYTES) if lake.local else SparkReader(lake, spark).table
         self._table: Read = own
         self._changes = self._rows(CHANGES, self._read)
         self._progress = self._rows(PROGRESS, None)
 
     def _rows(self, table: str, columns: Sequence[str] | None) -> pa.Table:
-        """The stretch's rows: those at hand, or the table's."""
-        known = self._stretch.at_hand(table)
+        """The range's rows: those at hand, or the table's."""
+        known = self._batches.at_hand(table)
         if known is not None:
             return known if columns is None else known.select(columns)
         batches: list[Condition] = [
-            ("_batch", operator.ge, self._stretch.first),
-            ("_batch", operator.le, self._stretch.last),
+            ("_batch", operator.ge, self._batches.first),
+            ("_batch", operator.le, self._batches.last),
         ]
         return self._table(table, *batches, columns=columns)
 
@@ -157,12 +157,12 @@ class DriverSource(_Source):
     def _refolded(self, sessions: pa.Table) -> pa.Table:
         """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
 
-        Who wrote a value last is then a matter of more than the stretch's changes.
+        Who wrote a value last is then a matter of more than the range's changes.
         """
         ids = sessions["session_id"].to_pylist()
         named: list[Condition] = [("session_id", among, ids)] if len(ids) <= _NAMED_SESSIONS else []
-        cuts = self._table(CUTS, *named, ("_batch", operator.lt, self._stretch.first))
-        rows, changes = history_of(self._table, sessions, cuts, self._stretch.last, self._columns, named)
+        cuts = self._table(CUTS, *named, ("_batch", operator.lt, self._batches.first))
+        rows, changes = history_of(self._table, sessions, cuts, self._batches.last, self._columns, named)
         return refolded(changes, self._columns, rows)
 
 
@@ -172,7 +172,7 @@ class ClusterSource(_Source):
     def _between(self, table: str) -> DataFrame:
         from pyspark.sql import functions as F
 
-        batches = F.col("_batch").between(self._stretch.first, self._stretch.last)
+        batches = F.col("_batch").between(self._batches.first, self._batches.last)
         return self._lake.read(self._spark, table).where(batches)
 
     def sessions(self) -> DataFrame:
@@ -203,10 +203,10 @@ class ClusterSource(_Source):
         return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
 
     def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
-        """See `DriverSource._refolded`; here out of all changes of these sessions up to the stretch's end."""
+        """See `DriverSource._refolded`; here out of all changes of these sessions up to the range's end."""
         from pyspark.sql import functions as F
 
-        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._stretch.last)
+        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._batches.last)
         if len(names) <= _NAMED_SESSIONS:
             history = history.where(F.col("session_id").isin(names))
         own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")

@@ -37,9 +37,9 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
-from sessionlake.lake.spans import Lane
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import decisions, note_going_on
 from sessionlake.silver.handover import Handover
@@ -168,7 +168,7 @@ def _replay(
     settings: Settings,
     lake: Lake,
     version: int,
-    ends: Mapping[Lane, int] | None,
+    ends: Mapping[TopicPartition, int] | None,
     slice_messages: int | None,
 ) -> Replayed:
     decided = decisions(reader_for(lake, spark))

@@ -1,6 +1,6 @@
 """Silver computed a second time from bronze, beside the live tables: in batch, slice after slice in offset order.
 
-The fold is a pure function of state and messages, so it needs no stream: a slice is a stretch of offsets of every
+The fold is a pure function of state and messages, so it needs no stream: a slice is a range of offsets of every
 topic-partition, whatever files they are in, and hands its state to the next. Memory is bounded by the slice, and by the
 changes of the session that has the most: its table is told in one piece.
 """
@@ -18,9 +18,10 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import OffsetRange, config_hash
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.spans import Lane, Spans, within
+from sessionlake.lake.offset_ranges import OffsetRanges, within
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.fold.pack import Packer
@@ -37,7 +38,7 @@ from sessionlake.silver.job import (
     with_messages,
 )
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.merge.sources import SESSION, Stretch, newest_progress
+from sessionlake.silver.merge.sources import SESSION, BatchRange, newest_progress
 from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
@@ -118,7 +119,7 @@ def replay(
     decided: Mapping[Place, Decision],
     *,
     version: int,
-    ends: Mapping[Lane, int] | None = None,
+    ends: Mapping[TopicPartition, int] | None = None,
     slice_messages: int = SLICE_MESSAGES,
 ) -> Replayed:
     """Fills the staging tables from bronze.
@@ -175,13 +176,13 @@ def _empty(spark: SparkSession, beside: Lake) -> None:
     beside.ensure(spark, REPLAYED)
 
 
-def _slices(source: DataFrame, ends: Mapping[Lane, int] | None, size: int) -> Iterator[Spans]:
-    """Cuts every topic-partition's offsets into the same number of stretches."""
+def _slices(source: DataFrame, ends: Mapping[TopicPartition, int] | None, size: int) -> Iterator[OffsetRanges]:
+    """Cuts every topic-partition's offsets into the same number of ranges."""
     from pyspark.sql import functions as F
 
     # Counted, and weighed, are messages behind `ends`, too: there are few.
     columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
-    lanes: dict[Lane, tuple[int, int]] = {}
+    lanes: dict[TopicPartition, tuple[int, int]] = {}
     messages = weight = 0
     for topic, partition, first, last, count, length in source.groupBy("topic", "partition").agg(*columns).collect():
         if ends is not None and ends.get((topic, partition), first - 1) < first:
@@ -266,6 +267,6 @@ def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     beside = Lake(staging(settings))
     cuts, changes = (beside.read(spark, table).count() for table in (CUTS, CHANGES))
     if cuts:
-        whole, tasks = Stretch(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
+        whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
         made = SnapshotSource(spark, beside, settings).on_cluster(whole, cuts, tasks)
         append(spark, beside, SNAPSHOTS, made, Txn("rebuild", 0))

@@ -23,10 +23,9 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
+from sessionlake.protocol.types import Bools
 from sessionlake.silver.tables.net import in_seq_order, net_changes
 from sessionlake.silver.tables.snapshots import advanced
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a stretch of changes comes to, row by row: the source of the MERGE into `session_rows`.
+"""What some changes come to, row by row: the source of the MERGE into `session_rows`.
 
 For each column the last writer counts; a delete, and a clear before all that follows it, write absence to
 every column. Pure and columnar.
@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import codes, one, pair_codes
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.types import Bools, Int64s
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 MARKS = ("_epoch", "_seq", "_ts", "_offset")
 _NEVER = np.iinfo(np.int64).min
 

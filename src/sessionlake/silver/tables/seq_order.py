@@ -7,14 +7,12 @@ snapshot is, if all that was applied since has seqs beyond all that it holds.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.clock import running_maximum
 from sessionlake.protocol.arrow import codes, session_keys
-
-Int64s = npt.NDArray[np.int64]
+from sessionlake.protocol.types import Int64s
 
 
 def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:

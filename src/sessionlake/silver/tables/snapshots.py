@@ -9,16 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import are_of, codes, one, ranges, session_keys
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.tables.net import MARKS, net_changes, refolded
 
-Int64s = npt.NDArray[np.int64]
 KEY = ("topic", "session_id", "row_id")
 CUT = ("topic", "session_id", "snapshot_at", "reason", "position")
 

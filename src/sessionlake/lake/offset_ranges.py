@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sessionlake.protocol.types import TopicPartition
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-Lane = tuple[str, int]
-"""Topic and partition."""
-Spans = Mapping[Lane, tuple[int, int]]
+OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 """First and last offset of each topic-partition, both included."""
 
 
-def hull(spans: Iterable[tuple[str, int, int, int]]) -> Spans:
-    """The stretch of each topic-partition that holds all of its `(topic, partition, first, last)`."""
-    found: dict[Lane, tuple[int, int]] = {}
+def enclosing(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
+    """The range of each topic-partition that holds all of its `(topic, partition, first, last)`."""
+    found: dict[TopicPartition, tuple[int, int]] = {}
     for topic, partition, first, last in spans:
         known = found.get((topic, partition), (first, last))
         found[topic, partition] = min(first, known[0]), max(last, known[1])
     return found
 
 
-def within(spans: Spans) -> Column:
+def within(spans: OffsetRanges) -> Column:
     """Rows of these offsets, by `topic`, `partition` and `offset`: Delta leaves out the files that hold none."""
     from pyspark.sql import functions as F
 

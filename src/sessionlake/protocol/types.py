@@ -1,0 +1,20 @@
+"""Types that every room spells alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Int8s = npt.NDArray[np.int8]
+Bools = npt.NDArray[np.bool_]
+Objects = npt.NDArray[np.object_]
+
+TopicPartition = tuple[str, int]
+"""A Kafka topic and the number of one of its partitions."""
+
+Row = dict[str, Any]
+"""A table's row by column name."""
