@@ -28,8 +28,9 @@ from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver.merge.batch_range import KEY, BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
-from sessionlake.silver.merge.sources import KEY, SMALL_CHANGES, BatchRange, sources
+from sessionlake.silver.merge.sources import SMALL_CHANGES, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.net import MARKS
 

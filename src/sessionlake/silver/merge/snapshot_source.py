@@ -22,8 +22,9 @@ from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.reading import Condition, DirectReader, TooLargeError, among
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.protocol.arrow import are_of, session_keys
+from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.silver.merge.driver import DRIVER_BYTES
 from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.merge.sources import DRIVER_BYTES, SESSION, BatchRange
 from sessionlake.silver.tables.snapshots import (
     CUT,
     SnapshotTables,

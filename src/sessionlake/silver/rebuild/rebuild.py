@@ -44,8 +44,8 @@ from sessionlake.silver import handover
 from sessionlake.silver.decisions import decisions, note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
+from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.merge.sources import SESSION
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare
 from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, replay, staging
 from sessionlake.silver.states import shard_states

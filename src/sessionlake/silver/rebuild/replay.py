@@ -37,8 +37,9 @@ from sessionlake.silver.job import (
     violation_of,
     with_messages,
 )
+from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.silver.merge.cluster import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.merge.sources import SESSION, BatchRange, newest_progress
 from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of

@@ -1,0 +1,69 @@
+"""What both sources of the MERGEs share: the range of batches that is merged, and how it is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.lake.names import ROWS
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.columns import RESCUED
+from sessionlake.silver.tables.net import MARKS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KEY = ("topic", "session_id", "row_id")
+SESSION = ("topic", "session_id")
+# Cleared sessions up to this number are looked up by name, which lets Delta skip files.
+NAMED_SESSIONS = 500
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """Batches that are merged at once.
+
+    Attributes:
+        rows: for each of them, its rows by table where they are at hand.
+    """
+
+    first: int
+    last: int
+    rows: tuple[Mapping[str, pa.Table], ...] = ()
+
+    def at_hand(self, table: str) -> pa.Table | None:
+        """All rows of a table, or None if some must be read. A batch that wrote none has none to hand over."""
+        if not self.rows or not all(self.rows):
+            return None
+        found = [rows[table] for rows in self.rows if table in rows]
+        return pa.concat_tables(found) if found else None
+
+
+class Source:
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._batches = batches
+        self._columns = settings.capture.declared
+
+    @property
+    def _read(self) -> tuple[str, ...]:
+        declared = (column.name for column in self._columns)
+        return (*KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal", "_life")
+
+    def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
+        """Keys that the table holds now of these sessions.
+
+        Args:
+            names: their ids, if they are few; with one more than `NAMED_SESSIONS` they are not looked up by name.
+        """
+        from pyspark.sql import functions as F
+
+        held = self._lake.read(self._spark, ROWS).select(*KEY)
+        if len(names) <= NAMED_SESSIONS:
+            held = held.where(F.col("session_id").isin(names))
+        return held.join(F.broadcast(cleared), list(SESSION), "left_semi")

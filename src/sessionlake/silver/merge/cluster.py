@@ -1,0 +1,73 @@
+"""The sources of the MERGEs into `session_rows` and `sessions`, worked out by Spark: for any size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.lake.names import CHANGES, PROGRESS
+from sessionlake.lake.tables import quote
+from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, Source
+
+
+class ClusterSource(Source):
+    """Works in Spark: for any size."""
+
+    def _between(self, table: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        batches = F.col("_batch").between(self._batches.first, self._batches.last)
+        return self._lake.read(self._spark, table).where(batches)
+
+    def sessions(self) -> DataFrame:
+        """See `DriverSource.sessions`."""
+        # MERGE reads its source twice: it is computed once, here, and leaves its plan behind.
+        return newest_progress(self._between(PROGRESS)).localCheckpoint()
+
+    def rows(self) -> DataFrame:
+        """See `DriverSource.rows`."""
+        from pyspark.sql import functions as F
+
+        changes = self._between(CHANGES).select(*(quote(name) for name in self._read))
+        beneath = self._between(PROGRESS).where("beneath").select(*SESSION).distinct()
+        anew = [row["session_id"] for row in beneath.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
+        if anew:
+            changes = changes.join(F.broadcast(beneath), list(SESSION), "left_anti").select(*changes.columns)
+        tasks = self._spark.sparkContext.defaultParallelism
+        by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
+        net = by_session.mapInArrow(NetChanges(self._columns), net_ddl(self._columns))
+        if anew:
+            net = net.unionByName(self._refolded(beneath, anew))
+        net = net.localCheckpoint()
+        rows, clears = net.where(F.col("row_id").isNotNull()), net.where(F.col("row_id").isNull()).select(*SESSION)
+        named = [row["session_id"] for row in clears.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
+        if not named:
+            return rows
+        gone = self._held(clears, named).join(rows.select(*KEY), list(KEY), "left_anti")
+        return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
+
+    def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
+        """See `DriverSource._refolded`; here out of all changes of these sessions up to the range's end."""
+        from pyspark.sql import functions as F
+
+        history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._batches.last)
+        if len(names) <= NAMED_SESSIONS:
+            history = history.where(F.col("session_id").isin(names))
+        own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
+        by_session = own.select(*(quote(name) for name in self._read)).repartition(
+            self._spark.sparkContext.defaultParallelism, *SESSION
+        )
+        return by_session.mapInArrow(Refolded(self._columns), net_ddl(self._columns))
+
+
+def newest_progress(progress: DataFrame) -> DataFrame:
+    """Rows of `silver.sessions` out of those of `session_progress`: each session's last."""
+    from pyspark.sql import functions as F
+
+    fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
+    newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
+    return newest.select(*SESSION, "newest.*")

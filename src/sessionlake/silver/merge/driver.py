@@ -1,0 +1,97 @@
+"""The sources of the MERGEs into `session_rows` and `sessions`, worked out in the driver: without Spark jobs, if small."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import Settings
+from sessionlake.lake.names import CHANGES, CUTS, PROGRESS
+from sessionlake.lake.reading import Condition, DirectReader, SparkReader, among
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import are_of
+from sessionlake.runtime.frames import as_frame
+from sessionlake.silver.merge.seq_history import Read, history_of
+from sessionlake.silver.tables.net import net_changes, refolded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, BatchRange, Source
+
+# What the driver may read for one merge; in all it takes about four times the bytes.
+DRIVER_BYTES = 384 << 20
+
+
+class DriverSource(Source):
+    """Works in the driver.
+
+    Raises:
+        TooLargeError: what it would read of local tables is too much for that.
+    """
+
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
+        super().__init__(spark, lake, settings, batches)
+        own = partial(DirectReader(lake).table, at_most=DRIVER_BYTES) if lake.local else SparkReader(lake, spark).table
+        self._table: Read = own
+        self._changes = self._rows(CHANGES, self._read)
+        self._progress = self._rows(PROGRESS, None)
+
+    def _rows(self, table: str, columns: Sequence[str] | None) -> pa.Table:
+        """The range's rows: those at hand, or the table's."""
+        known = self._batches.at_hand(table)
+        if known is not None:
+            return known if columns is None else known.select(columns)
+        batches: list[Condition] = [
+            ("_batch", operator.ge, self._batches.first),
+            ("_batch", operator.le, self._batches.last),
+        ]
+        return self._table(table, *batches, columns=columns)
+
+    def sessions(self) -> DataFrame:
+        """The last row of each session out of the batches' progress."""
+        progress = self._progress.sort_by([("_batch", "descending")])
+        index = pa.array(range(progress.num_rows), pa.int64())
+        newest = progress.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
+        latest = progress.take(newest["_index_min"]).drop_columns(["beneath", "_batch"])
+        return as_frame(self._spark, latest)
+
+    def rows(self) -> DataFrame:
+        """Net changes (see `net.net_schema`), with a delete for each row that a clear leaves behind."""
+        changes = self._changes
+        beneath = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
+        if beneath.num_rows:
+            usual = net_changes(changes.filter(pc.invert(are_of(changes, beneath))), self._columns)
+            net = pa.concat_tables([usual, self._refolded(beneath)])
+        else:
+            net = net_changes(changes, self._columns)
+        marks = pc.is_null(net["row_id"])
+        rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
+        if clears.num_rows:
+            named = clears["session_id"].slice(0, NAMED_SESSIONS + 1).to_pylist()
+            held = self._held(as_frame(self._spark, clears), named).toArrow()
+            gone = held.join(rows.select(KEY), list(KEY), join_type="left anti")
+            rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
+        return as_frame(self._spark, rows)
+
+    def _refolded(self, sessions: pa.Table) -> pa.Table:
+        """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
+
+        Who wrote a value last is then a matter of more than the range's changes.
+        """
+        ids = sessions["session_id"].to_pylist()
+        named: list[Condition] = [("session_id", among, ids)] if len(ids) <= NAMED_SESSIONS else []
+        cuts = self._table(CUTS, *named, ("_batch", operator.lt, self._batches.first))
+        rows, changes = history_of(self._table, sessions, cuts, self._batches.last, self._columns, named)
+        return refolded(changes, self._columns, rows)
+
+
+def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    count = keys.num_rows
+    given = {**{name: keys[name] for name in KEY}, "_delete": pa.array([True] * count, pa.bool_())}
+    return pa.Table.from_arrays([given.get(f.name, pa.nulls(count, f.type)) for f in schema], schema=schema)
