@@ -44,6 +44,8 @@ class BatchRange:
 
 
 class Source:
+    """What a source needs to look up what its batches changed."""
+
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         self._spark = spark
         self._lake = lake

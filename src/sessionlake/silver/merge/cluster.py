@@ -1,4 +1,4 @@
-"""The sources of the MERGEs into `session_rows` and `sessions`, worked out by Spark: for any size."""
+"""The sources of the MERGEs into `session_rows` and `sessions`, made by Spark: for any size."""
 
 from __future__ import annotations
 

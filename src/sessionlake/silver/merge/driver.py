@@ -1,4 +1,4 @@
-"""The sources of the MERGEs into `session_rows` and `sessions`, worked out in the driver: without Spark jobs, if small."""
+"""The sources of the MERGEs into `session_rows` and `sessions`, made in the driver: few Spark jobs."""
 
 from __future__ import annotations
 
