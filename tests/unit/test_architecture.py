@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -132,3 +133,10 @@ def test_spark_is_imported_where_it_is_used_so_that_the_command_line_answers_at_
 @pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
 def test_nothing_that_lasts_is_pickled(file: Path) -> None:
     assert {name.split(".")[0] for name in imported(ast.parse(file.read_text()))} & {"pickle", "cloudpickle"} == set()
+
+
+def test_the_page_on_architecture_names_the_rooms_from_the_top_down() -> None:
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)", page.split("## Packages")[1], re.MULTILINE)
+    top = dict.fromkeys(room.split(".")[0] for room in reversed(ROOMS) if room != "__main__")
+    assert rows == list(top)

@@ -1,0 +1,230 @@
+"""README and docs: what they tell a reader to type, configure or open is there, and their examples work."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from sessionlake import cli
+from sessionlake.config import ENV_PREFIX, Settings, load_settings
+from sessionlake.lake.schemas import DECLARED, TABLES
+from sessionlake.processors.testing import Sent, run
+from support.docs import PAGES, PROGRAM, README, ROOT, Block, Command, blocks, commands
+
+LANGUAGES = {"sh", "text", "yaml", "python", "json", "proto"}
+LINK = re.compile(r"\[[^\]]*\]\((?P<file>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
+DOTTED = re.compile(r"`(sessionlake(?:\.\w+)+)`")
+NO_MODULES = {"sessionlake.yml", "sessionlake.version"}
+"""The configuration file, and a header of published messages."""
+INLINE = re.compile(r"`sessionlake ([^`]+)`")
+ROOT_COMMAND = typer.main.get_command(cli.app)
+named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def parse(words: list[str], command: Any = ROOT_COMMAND, parent: Any = None) -> None:
+    """Reads the words as the command line would, down to the command that would run, and runs nothing."""
+    with command.make_context(command.name or PROGRAM, list(words), parent=parent) as context:
+        if hasattr(command, "resolve_command"):
+            _, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            parse(rest, inner, context)
+
+
+def columns_of(table: str) -> set[str]:
+    declared = [column.name for column in Settings().capture.declared]
+    names = [name for name, _ in TABLES[table].columns]
+    return {*names, *(declared if DECLARED in names else ())}
+
+
+# Of SQL's words, those that the documented queries use.
+SQL_WORDS = {
+    "as",
+    "by",
+    "count",
+    "desc",
+    "from",
+    "group",
+    "limit",
+    "order",
+    "select",
+    "session_as_of",
+    "timestamp",
+    "where",
+}
+
+
+def unknown_names(sql: str) -> set[str]:
+    """Names in a statement that are neither SQL's, nor made by it, nor columns of the tables that it asks."""
+    bare = re.sub(r"'[^']*'", "", sql)
+    tables = re.findall(r"\b(?:bronze|silver|gold|ops)\.\w+", bare)
+    made = re.findall(r"\bAS (\w+)", bare)
+    left = set(re.findall(r"[a-z_]\w*", re.sub(r"\b(?:bronze|silver|gold|ops)\.\w+", "", bare).lower()))
+    missing = {table for table in tables if table not in TABLES}
+    columns = {name for table in tables if table in TABLES for name in columns_of(table)}
+    return missing | (left - SQL_WORDS - set(made) - columns)
+
+
+@pytest.fixture
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.setenv(f"{ENV_PREFIX}HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", commands(), ids=str)
+def test_every_command_line_parses(command: Command):
+    if command.program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(command.arguments) <= set(targets)
+    elif command.program == "databricks":
+        jobs = [yaml.safe_load(file.read_text())["resources"]["jobs"] for file in ROOT.glob("resources/*.job.yml")]
+        assert command.arguments[0] == "bundle"
+        assert command.arguments[1] != "run" or command.arguments[-1] in {key for job in jobs for key in job}
+    else:
+        assert command.program == PROGRAM
+        parse(list(command.arguments))
+
+
+@pytest.mark.parametrize(
+    "words", [["runn", "all"], ["run", "platinum"], ["session", "as-of"], ["query", "--as-of", "x"]]
+)
+def test_a_command_line_that_means_nothing_does_not_parse(words: list[str]):
+    with pytest.raises(Exception, match=r"No such|Missing|not one of"):
+        parse(words)
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize("command", [c for c in commands(PROGRAM) if c.environment], ids=str)
+def test_every_variable_before_a_command_is_a_setting(command: Command, monkeypatch):
+    for name, value in command.environment.items():
+        monkeypatch.setenv(name, value)
+    load_settings()
+
+
+@pytest.mark.parametrize("command", [c for c in commands(PROGRAM) if c.arguments[0] == "query"], ids=str)
+def test_every_query_asks_for_tables_and_columns_that_there_are(command: Command):
+    assert unknown_names(command.arguments[-1]) == set()
+
+
+def test_a_query_of_a_missing_table_or_column_is_noticed():
+    sql = "SELECT topic, price, nothing FROM silver.session_rows, gold.none WHERE row_id = 'r0'"
+    assert unknown_names(sql) == {"nothing", "gold.none"}
+
+
+@named
+def test_every_command_named_in_the_text_exists_with_its_options(page: Path):
+    for text in INLINE.findall(prose(page)):
+        words, command = text.split(), ROOT_COMMAND
+        while words and hasattr(command, "commands"):
+            assert words[0] in command.commands, text
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, text
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_every_configuration_is_valid(block: Block, plain_environment: Path):
+    file = plain_environment / "sessionlake.yml"
+    file.write_text(block.text, encoding="utf-8")
+    assert load_settings(file).model_fields_set - {"home"}
+
+
+def imported(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    """The example as a module of its own, as its reader has it."""
+    (folder / f"{name}.py").write_text(block.text, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_every_python_example_can_be_imported(block: Block, tmp_path: Path, monkeypatch):
+    imported(block, tmp_path, monkeypatch, "example")
+
+
+def test_the_processor_of_the_docs_says_when_a_session_was_busy(tmp_path: Path, monkeypatch):
+    source = next(block for block in blocks("python") if "class BusyTimes" in block.text)
+    busy = imported(source, tmp_path, monkeypatch, "busy")
+    row = [{"id": "r0", "price": 1.0}]
+    bodies = [
+        {"type": "snapshot", "seq": 0, "ts": 0, "rows": row},
+        {"type": "heartbeat", "seq": 1, "ts": 1, "rows": []},
+        {"type": "heartbeat", "seq": 2, "ts": 2, "rows": []},
+    ]
+    sent = [Sent("s", body, time) for body, time in zip(bodies, (1_000, 2_000, 70_000), strict=True)]
+    found = run(busy.BusyTimes(), sent)
+    assert [tuple(record.values()) for record in found.records] == [(1_000, 61_000)]
+
+
+def test_every_name_of_the_package_in_the_text_can_be_imported():
+    for page in PAGES:
+        for name in {*DOTTED.findall(prose(page))} - NO_MODULES:
+            module, _, last = name.rpartition(".")
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError:
+                assert hasattr(importlib.import_module(module), last), name
+
+
+@named
+def test_every_block_says_what_it_is(page: Path):
+    assert {block.language for block in blocks() if block.page == page} <= LANGUAGES
+
+
+@named
+def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page: Path):
+    for link in LINK.finditer(prose(page)):
+        if link["file"].startswith(("http://", "https://")):
+            continue
+        target = (page.parent / link["file"]).resolve() if link["file"] else page
+        assert target.exists(), link[0]
+        assert target.is_relative_to(ROOT), link[0]
+        assert link["heading"] is None or link["heading"] in anchors(target), link[0]
+
+
+def test_every_page_is_reached_from_the_readme():
+    linked = {(ROOT / link["file"]).resolve() for link in LINK.finditer(prose(README))}
+    assert set(PAGES) - {README} <= linked
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_every_page_opens_with_a_question(page: Path):
+    title, empty, question = page.read_text(encoding="utf-8").splitlines()[:3]
+    assert (title[:2], empty, question[:2]) == ("# ", "", "**")
+    assert "?**" in question
+
+
+@pytest.mark.parametrize(("file", "lines"), [("README.md", 120), ("docs/glossary.md", 60)])
+def test_what_is_to_be_short_is_short(file: str, lines: int):
+    assert len((ROOT / file).read_text(encoding="utf-8").splitlines()) <= lines
+
+
+def test_every_table_named_exists():
+    for page in PAGES:
+        found = re.findall(r"`((?:bronze|silver|gold|ops)\.[a-z]\w+)`", prose(page))
+        assert {name for name in found if name not in TABLES} <= SETTINGS | MADE, page.name
+
+
+SETTINGS = {f"{section}.{key}" for section in ("bronze", "silver", "gold") for key in
+            type(getattr(Settings(), section)).model_fields}  # fmt: skip
+MADE = {"silver.busy_times"}
+"""The table of the processor that is shown."""
