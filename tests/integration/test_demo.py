@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,25 +10,70 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from support.docs import commands
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def begun(tmp_path: Path):
+# Of the commands that README and docs show, those that only read, and take a home that nothing runs over.
+READING = ("query", "status", "trace", "session", "state stats", "doctor")
+
+
+@contextmanager
+def short_demo(home: Path) -> Iterator[subprocess.Popen[str]]:
     """Starts a short demo in a home of its own, which nothing may be left running in."""
     process = subprocess.Popen(
         [sys.executable, "-m", "sessionlake", "demo", "--seconds", "10", "--rate", "300"],
-        env=os.environ | {"SESSIONLAKE_HOME": str(tmp_path)}, cwd=tmp_path, text=True,
+        env=os.environ | {"SESSIONLAKE_HOME": str(home)}, cwd=home, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    yield process
-    process.kill()
-    process.wait()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with short_demo(tmp_path) as process:
+        yield process
+
+
+@dataclass(frozen=True)
+class Played:
+    """A demo that has come to its end."""
+
+    home: Path
+    code: int
+    out: str
+    said: str
+    left: list[str]
+
+    def run(self, *words: str) -> str:
+        """What a command answers over the tables that the demo has left."""
+        done = subprocess.run(
+            [sys.executable, "-m", "sessionlake", *words], capture_output=True, text=True, check=False, timeout=300,
+            env=os.environ | {"SESSIONLAKE_HOME": str(self.home / "demo")}, cwd=self.home,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    home = tmp_path_factory.mktemp("played")
+    with short_demo(home) as process:
+        out, said = process.communicate(timeout=600)
+        return Played(home, process.returncode, out, said, left_running(home))
 
 
 def left_running(home: Path) -> list[str]:
@@ -43,23 +89,50 @@ def left_running(home: Path) -> list[str]:
     return found
 
 
-def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(begun, tmp_path):
-    out, said = begun.communicate(timeout=600)
-    assert begun.returncode == 0, out + said
+def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(played):
+    assert played.code == 0, played.out + played.said
     assert re.search(
-        r"40 of 40 session tables exact; \d+ duplicates dropped; \d+ sessions isolated", " ".join(out.split())
+        r"40 of 40 session tables exact; \d+ duplicates dropped; \d+ sessions isolated", " ".join(played.out.split())
     )
-    assert "Traceback" not in said
-    assert left_running(tmp_path) == []
-    named = [line.strip() for line in out.splitlines() if line.strip().startswith("SESSIONLAKE_HOME=")]
+    assert "Traceback" not in played.said
+    assert played.left == []
+    named = [line.strip() for line in played.out.splitlines() if line.strip().startswith("SESSIONLAKE_HOME=")]
     assert len(named) == 3
     variable, *words = shlex.split(named[1])
     done = subprocess.run(
-        words, env=os.environ | dict([variable.split("=")]), cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=300,
+        words, env=os.environ | dict([variable.split("=")]), cwd=played.home, capture_output=True, text=True,
+        check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(played):
+    assert played.code == 0, played.out + played.said
+    there = json.loads(played.run("query", " ".join(LONGEST.split()), "--format", "json"))
+    # The docs show one run's names and times; sessions, times and batches are another's here.
+    shown = {
+        "depth-03-d5ea8174-0003": there["session_id"],
+        "2026-11-21T18:18:30Z": f"{there['last']}Z".replace(" ", "T"),
+        "2026-11-21 18:18:30": there["last"],
+        "capture.depth-03 0 2503": f"{there['topic']} {there['partition']} {there['last_offset']}",
+        "--as-of-batch 7": f"--as-of-batch {there['batch']}",
+    }
+    lines = dict.fromkeys(c.arguments for c in commands("sessionlake") if " ".join(c.arguments).startswith(READING))
+    assert {words[0] for words in lines} == {phrase.split()[0] for phrase in READING}
+    for words in lines:
+        text = shlex.join(words) if words[0] == "query" else " ".join(words)
+        for old, new in shown.items():
+            text = text.replace(old, new)
+        assert played.run(*shlex.split(text)).strip(), text
+
+
+LONGEST = """
+    SELECT topic, session_id, partition, last_offset,
+        date_format(last_kafka_timestamp, 'yyyy-MM-dd HH:mm:ss.SSS') AS last,
+        (SELECT max(batch_id) FROM ops.ledger WHERE layer = 'silver') AS batch
+    FROM silver.sessions ORDER BY messages DESC LIMIT 1
+"""
 
 
 @pytest.mark.parametrize("seconds", [2, 20])
