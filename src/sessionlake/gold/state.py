@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.minutes import Older, Summary
 from sessionlake.gold.points import Flags, Ints, Points
 from sessionlake.protocol.chunk import write_ipc
@@ -123,7 +123,7 @@ class ShardState:
         if missing:
             raise LakeError(
                 f"gold holds points of {', '.join(missing)}, which capture.columns no longer declares as numbers; "
-                "declare them again, or start over with an empty home (make clean-home)"
+                f"declare them again. {LAST_RESORT}"
             )
         place = np.array([metrics.index(name) for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
@@ -188,7 +188,7 @@ class ShardState:
         if found.get("format") != FORMAT:
             raise LakeError(
                 f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
-                "run the version that wrote it, or start over with an empty home (make clean-home)"
+                f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
             )
         older = _read(found["older"])
         summary = Summary(*(older[f.name] for f in fields(Summary)))

@@ -11,6 +11,7 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.checkpoint import way_on
 from sessionlake.lake.ledger import LEDGER, REBUILD, OffsetRange, current
 from sessionlake.lake.tables import Lake
 
@@ -34,7 +35,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     if known:
         raise LakeError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
-            "everything twice. Put the checkpoint back, or start over with an empty home (make clean-home)"
+            f"everything twice. {way_on(layer)}"
         )
 
 
