@@ -21,9 +21,10 @@ from sessionlake.processors import job as processors
 from sessionlake.runtime.home import claim, require_home
 from sessionlake.runtime.kafka import require_broker
 from sessionlake.runtime.payloads import payload_of
-from sessionlake.runtime.streams import LayerQuery, explain
+from sessionlake.runtime.streams import LayerQuery
 from sessionlake.silver import job as silver
 from sessionlake.silver.tables import TableMerger
+from sessionlake.streaming.errors import explain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
