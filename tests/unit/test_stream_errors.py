@@ -141,6 +141,22 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     assert "clean-home" not in str(told)
 
 
+@pytest.mark.parametrize(
+    ("condition", "cause"),
+    [
+        ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),
+        ("UNCATEGORIZED", "java.io.IOException: No space left on device"),
+        ("UNCATEGORIZED", "java.lang.InterruptedException"),
+    ],
+)
+def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(condition: str, cause: str) -> None:
+    text = f"[CANNOT_LOAD_STATE_STORE.{condition}] An error occurred during loading state. SQLSTATE: 58030"
+    text = f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: {text}\n\tat a.B.c(B.scala:1)"
+    told = explain(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
+    assert type(told) is SessionlakeError
+    assert "checkpoint" not in str(told)
+
+
 def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SessionlakeError)]
     assert len(kinds) > 5

@@ -152,11 +152,7 @@ _CAUSES = (
             f"{_KAFKA}.{name}"
             for name in ("TimeoutException", "DisconnectException", "NetworkException", "BrokerNotAvailableException")
         ),
-        beginnings=(
-            "Failed to create new KafkaAdminClient",
-            "Failed to construct kafka consumer",
-            "No resolvable bootstrap urls",
-        ),
+        beginnings=("Failed to create new KafkaAdminClient", "No resolvable bootstrap urls"),
     ),
     Cause(
         LakeError,
@@ -192,8 +188,41 @@ _CAUSES = (
 _CHECKPOINT = Cause(
     LakeError,
     "its checkpoint cannot be read",
-    conditions=("CANNOT_LOAD_STATE_STORE", "BATCH_METADATA_NOT_FOUND"),
-    beginnings=("Failed to read log file ",),
+    # Of CANNOT_LOAD_STATE_STORE, others speak of memory and threads: the checkpoint is whole.
+    conditions=(
+        *(
+            f"CANNOT_LOAD_STATE_STORE.{name}"
+            for name in (
+                "CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT",
+                "CANNOT_READ_CHECKPOINT",
+                "CANNOT_READ_DELTA_FILE_KEY_SIZE",
+                "CANNOT_READ_DELTA_FILE_NOT_EXISTS",
+                "CANNOT_READ_MISSING_SNAPSHOT_FILE",
+                "CANNOT_READ_SNAPSHOT_FILE_KEY_SIZE",
+                "CANNOT_READ_SNAPSHOT_FILE_VALUE_SIZE",
+                "CANNOT_READ_STREAMING_STATE_FILE",
+                "SNAPSHOT_PARTITION_ID_NOT_FOUND",
+                "UNEXPECTED_FILE_SIZE",
+            )
+        ),
+        "BATCH_METADATA_NOT_FOUND",
+        "MALFORMED_LOG_FILE",
+        "STATE_STORE_KEY_ROW_FORMAT_VALIDATION_FAILURE",
+        "STATE_STORE_VALUE_ROW_FORMAT_VALIDATION_FAILURE",
+    ),
+    beginnings=("Failed to read log file ", "Log file was malformed: "),
+)
+# This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
+_ANY_LOADING = Cause(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
+_NO_FILE = Cause(
+    LakeError,
+    "",
+    types=(
+        "java.io.EOFException",
+        "java.io.FileNotFoundException",
+        "java.nio.file.NoSuchFileException",
+        "org.apache.hadoop.fs.ChecksumException",
+    ),
 )
 
 
@@ -210,7 +239,7 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     for cause in _CAUSES:
         if cause.fits(failure):
             return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
-    if _CHECKPOINT.fits(failure):
+    if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
         told = f"{layer}: {_CHECKPOINT.remedy} ({checkpoint}). No table was changed. {way_on(layer)}"
         return LakeError(f"{told}\n  Spark says: {failure}")
     try:
