@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+LAST_RESORT = (
+    "As a last resort, an empty home (make clean-home) starts over from what Kafka still holds: whatever it no longer "
+    "holds is lost then"
+)
+"""What deletes data is never the first thing to do; where nothing else is left, it is told with its price."""
+
+PLACE = "where: "
+"""How the note of an exception begins that says where it was raised."""
+
 
 class SessionlakeError(Exception):
     """Root of every error an operator is meant to read; the command line prints its text alone and exits 1."""
 
     exit_code = 1
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Notes where an exception was raised, so that it is told where Spark passes on its text alone."""
+    error.add_note(f"{PLACE}{place}")
 
 
 class ConfigError(SessionlakeError):

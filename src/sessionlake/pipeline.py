@@ -22,8 +22,9 @@ from sessionlake.runtime.kafka import require_broker
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.errors import explain
 from sessionlake.streaming.payloads import payload_of
-from sessionlake.streaming.query import LayerQuery, explain
+from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

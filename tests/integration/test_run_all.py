@@ -201,7 +201,7 @@ def test_a_lost_checkpoint_is_refused_with_the_remedy(mine, spark):
     send(mine, 0, 1)
     run_once(spark, mine, Layer.ALL, threading.Event())
     shutil.rmtree(mine.checkpoint("silver"))
-    with pytest.raises(LakeError, match="make clean-home"):
+    with pytest.raises(LakeError, match="sessionlake rebuild silver"):
         run_once(spark, mine, Layer.SILVER, threading.Event())
     assert count(spark, mine, "silver.session_changes") == 3
 

@@ -17,7 +17,7 @@ from sessionlake.bronze.query import BronzeQuery
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topics import TopicBook
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError, SessionlakeError
+from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, config_hash, write
 from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
@@ -187,7 +187,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, batch: int | No
     if recorded is not None and (batch is None or recorded > batch):
         raise LakeError(
             f"the checkpoint {checkpoint} is at batch {batch}, the tables hold batches up to {recorded}: it is older "
-            "than they are. Put the newer one back, or start over with an empty home (make clean-home)"
+            f"than they are. Put the newer one back. {LAST_RESORT}"
         )
     if batch is None or recorded == batch:
         return batch is not None

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, load_settings
-from sessionlake.errors import BrokerError, ConfigError, LakeError, SessionlakeError
+from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
 from sessionlake.lake.ledger import REBUILD, current
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics
-from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.checkpoint import require_readable, way_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ def _checkpoints(settings: Settings) -> str:
             continue
         require_readable(str(folder), layer)
         if not (folder / "metadata").is_file():
-            raise LakeError(f"{folder} has no metadata file: restore the checkpoint, or start over with an empty home")
+            raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
         found.append(layer)
     return ", ".join(found) or "none yet"
 
@@ -166,7 +166,8 @@ def _contiguous(spark: SparkSession, lake: Lake, *, allow_gaps: bool) -> str:
             what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
             raise LakeError(
                 f"{row['layer']}: topic {row['topic']}, partition {row['partition']}, offsets {row['first']} to "
-                f"{row['last']}: {what}; restore the tables to an earlier version, or start over with an empty home"
+                f"{row['last']}: {what}; restore its tables and its checkpoint from the "
+                f"same backup{_or_rebuild(row['layer'])}. {LAST_RESORT}"
             )
     return f"contiguous in {len({(row['topic'], row['partition']) for row in found})} topic-partitions"
 
@@ -187,9 +188,15 @@ def _as_booked(spark: SparkSession, lake: Lake) -> str:
         if held < booked.get(table, 0):
             raise LakeError(
                 f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand; "
-                "restore the table (Delta's time travel: RESTORE TABLE), or start over with an empty home"
+                f"restore the table (Delta's time travel: RESTORE TABLE){_or_rebuild(table)}. {LAST_RESORT}"
             )
     return "hold what the ledger says was written"
+
+
+def _or_rebuild(what: str) -> str:
+    """More for silver and its tables."""
+    silver = what.partition(".")[0] == "silver"
+    return ", or build silver once more from bronze (sessionlake rebuild silver)" if silver else ""
 
 
 def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
@@ -198,15 +205,14 @@ def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
     entries = current(Lake(settings).read(spark, LEDGER)).where(~F.col("app_id").startswith(REBUILD))
     ran = {row["layer"] for row in entries.select("layer").distinct().collect()}
     lost = [
-        settings.checkpoint(layer)
+        layer
         for layer in _checkpointed(settings)
         if layer in ran and settings.catalog is None and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
     ]
     if lost:
-        raise LakeError(
-            f"{', '.join(lost)}: the tables hold data and the checkpoint is gone; put it back, or start over with an "
-            "empty home (make clean-home)"
-        )
+        ways = " ".join(f"{layer}: {way_on(layer)}." for layer in lost)
+        places = ", ".join(map(settings.checkpoint, lost))
+        raise LakeError(f"{places}: the tables hold data and the checkpoint is gone. {ways}")
     return "every layer that has run has its checkpoint"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.tables import Lake
 
@@ -26,6 +26,5 @@ def hold_window(spark: SparkSession, lake: Lake, window: int) -> None:
         spark.sql(f"ALTER TABLE {lake.identifier(AVERAGES)} SET TBLPROPERTIES ('{_PROPERTY}' = '{window}')")
     elif built != str(window):
         raise LakeError(
-            f"gold.rolling_points is {window}, but gold's tables were built with {built}: "
-            "set it back, or start over with an empty home (make clean-home)"
+            f"gold.rolling_points is {window}, but gold's tables were built with {built}: set it back. {LAST_RESORT}"
         )

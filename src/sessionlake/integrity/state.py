@@ -171,7 +171,9 @@ def _read(stored: bytes) -> _Stored:
     return found
 
 
-_REMEDY = "run the version that wrote it, or start from a fresh home"
+_REMEDY = (
+    "run the version that wrote it, or, with this one, build silver once more from bronze (sessionlake rebuild silver)"
+)
 
 
 def _migrated(table: pa.Table) -> ShardState:

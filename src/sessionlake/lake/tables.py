@@ -205,12 +205,14 @@ class Lake:
             if name not in wanted:
                 raise LakeError(
                     f"{table}: column {name} ({sql}) is in the table but not in capture.columns; a declared column "
-                    "cannot be taken away, since its values would be lost: declare it again, or start a new home"
+                    "cannot be taken away, since its values would be lost: declare it again, or capture with these "
+                    "columns into a home beside this one (`home` in the configuration), from what Kafka still holds"
                 )
             if wanted[name].replace(" ", "") != sql:
                 raise LakeError(
                     f"{table}: column {name} is {sql} in the table and {wanted[name]} in capture.columns: "
-                    f"{_why_not(sql, wanted[name])}; declare it as it was, or start a new home"
+                    f"{_why_not(sql, wanted[name])}; declare it as it was, or capture with these columns into a home "
+                    "beside this one (`home` in the configuration), from what Kafka still holds"
                 )
         added = [f"{quote(name)} {sql}" for name, sql in wanted.items() if name not in present]
         if added:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sessionlake.errors import BrokerError, LakeError, SessionlakeError
+from sessionlake.streaming.errors import SCHEMA_CHANGED, Cause, failure_of
 from sessionlake.streaming.query import LayerQuery
 
 
@@ -24,58 +23,61 @@ class PublishQuery(LayerQuery):
         )
 
     def _explain(self, error: BaseException) -> SessionlakeError:
-        text, told = str(error), super()._explain(error)
+        if isinstance(self._raised or error, SessionlakeError):
+            return super()._explain(error)
+        failure = failure_of(error)
         for cause in _CAUSES:
-            if any(phrase in text for phrase in cause.phrases):
-                meaning = cause.meaning.format(topic=self._topic, anew=self.anew)
-                said = str(told).removeprefix(f"{self.layer} stopped: ")
-                return cause.error(f"{self.layer}: {meaning}\n  Spark says: {said}")
-        return told
+            if cause.fits(failure):
+                meaning = cause.remedy.format(topic=self._topic, anew=self.anew)
+                return cause.error(f"{self.layer}: {meaning}\n  Spark says: {failure}")
+        return super()._explain(error)
 
 
-@dataclass(frozen=True)
-class _Cause:
-    """Phrases of Spark's, Delta's or Kafka's, and what they mean for a publication."""
-
-    phrases: tuple[str, ...]
-    error: type[SessionlakeError]
-    meaning: str
-
-
+_KAFKA = "org.apache.kafka.common.errors"
+# What Spark, Delta or Kafka say, and what it means for a publication.
 _CAUSES = (
-    _Cause(
-        (
-            "FAILED_READ_FILE.FILE_NOT_EXIST",
-            "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
-            "DELTA_LOG_FILE_NOT_FOUND",
-            "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
-            "DELTA_VERSIONS_NOT_CONTIGUOUS",
-            "DELTA_MISSING_CHANGE_DATA",
-        ),
+    Cause(
         LakeError,
         "changes that were not sent yet are gone from the table: VACUUM and the expiry of its log remove them after "
         "delta.deletedFileRetentionDuration and delta.logRetentionDuration, or its change feed was off for a while. "
         "To have a topic with the table as it is, {anew}",
+        conditions=(
+            "FAILED_READ_FILE.FILE_NOT_EXIST",
+            "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+            "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
+            "DELTA_VERSIONS_NOT_CONTIGUOUS",
+            "DELTA_MISSING_CHANGE_DATA",
+        ),
     ),
-    _Cause(
-        ("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
+    Cause(
         LakeError,
         "the table was made anew since the last run. To have a topic with the table as it is, {anew}",
+        conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
-    _Cause(
-        ("DELTA_SCHEMA_CHANGED", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE"),
+    Cause(
         LakeError,
         "columns were added to the table while it was published. Run it again: it goes on with them",
+        conditions=(
+            *SCHEMA_CHANGED,
+            "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
+            "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG",
+        ),
     ),
-    _Cause(
-        ("RecordTooLargeException",),
+    Cause(
         BrokerError,
         "a row is larger than topic {topic} takes. Raise the topic's max.message.bytes and run it again: it sends "
         "the whole batch once more, which changes nothing for whoever has a part of it",
+        types=(f"{_KAFKA}.RecordTooLargeException",),
     ),
-    _Cause(
-        ("not present in metadata", "Expiring ", "NotEnoughReplicas", "TimeoutException"),
+    Cause(
         BrokerError,
         "Kafka does not take the messages. When it does, run it again: it goes on where it ended",
+        types=(
+            f"{_KAFKA}.TimeoutException",
+            f"{_KAFKA}.NotEnoughReplicasException",
+            f"{_KAFKA}.NotEnoughReplicasAfterAppendException",
+        ),
     ),
 )

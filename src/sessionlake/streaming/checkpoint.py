@@ -6,20 +6,28 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LAST_RESORT, LakeError
 
 # Spark goes back no further than the batch before the last one.
 _LATEST = 2
 _NO_OFFSET = "-"
 
 
-def require_readable(
-    checkpoint: str, layer: str, *, instead: str = "start over with an empty home (make clean-home)"
-) -> None:
+def way_on(layer: str) -> str:
+    """What to do about a checkpoint that cannot be read or is not there: first whatever keeps all data."""
+    back = "Put the checkpoint back from a backup"
+    if layer == "silver":
+        return f"{back}, or build silver once more from bronze (sessionlake rebuild silver)"
+    if layer.startswith("processor-"):
+        return f"{back}, or start the processor over under another name"
+    return f"{back}; `sessionlake doctor` says whether the tables are whole. {LAST_RESORT}"
+
+
+def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
     """Returns if the checkpoint is new, or its metadata and latest log entries are whole.
 
     Args:
-        instead: what can be done where there is no backup.
+        instead: what can be done where there is no backup; by default, what its layer allows.
 
     Raises:
         LakeError: naming the file that is not, and what to do.
@@ -28,9 +36,10 @@ def require_readable(
     for file in _entries(folder):
         why = _fault(file)
         if why is not None:
+            remedy = f"Put the checkpoint back from a backup, or {instead}" if instead else way_on(layer)
+            place = file.relative_to(folder)
             raise LakeError(
-                f"{layer}: the checkpoint {folder} is damaged: {file.relative_to(folder)} {why}. No table was changed. "
-                f"Restore the checkpoint from a backup, or {instead}"
+                f"{layer}: the checkpoint {folder} is damaged: {place} {why}. No table was changed. {remedy}"
             )
 
 

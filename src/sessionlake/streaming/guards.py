@@ -14,6 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import REBUILD, OffsetRange, current
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
+from sessionlake.streaming.checkpoint import way_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     if known:
         raise LakeError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
-            "everything twice. Put the checkpoint back, or start over with an empty home (make clean-home)"
+            f"everything twice. {way_on(layer)}"
         )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import milliseconds
-from sessionlake.errors import BrokerError, LakeError, OffsetHoleError, RegistryError, SessionlakeError
+from sessionlake.errors import SessionlakeError
 from sessionlake.lake.txn import Txn
+from sessionlake.streaming.errors import explain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -130,79 +130,3 @@ def discard_abandoned_states(checkpoint: Path) -> None:
         version = _STATE_FILE.fullmatch(file.name)
         if (version and int(version[1]) > committed) or _UNFINISHED.fullmatch(file.name):
             file.unlink()
-
-
-@dataclass(frozen=True)
-class _Cause:
-    """Phrases by which an error of Spark's is known, and what the operator is told instead."""
-
-    phrases: tuple[str, ...]
-    error: type[SessionlakeError]
-    remedy: str
-
-
-_REGISTRY = re.compile(r"RegistryError: (schema registry .*)")
-_CAUSES = (
-    _Cause(
-        (
-            "TimeoutException: Timed out waiting for a node",
-            "TimeoutException: Call",
-            "TimeoutException: Timeout of",
-            "Failed to create new KafkaAdminClient",
-            "No resolvable bootstrap urls",
-        ),
-        BrokerError,
-        "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
-    ),
-    _Cause(
-        (
-            "UnknownTopicOrPartitionException",
-            "are gone",
-            "some data may have been missed",
-            "OffsetOutOfRangeException",
-            "KAFKA_DATA_LOSS",
-            "data may be lost",
-            "data may have been lost",
-        ),
-        OffsetHoleError,
-        "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
-        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
-    ),
-    _Cause(
-        (
-            "CANNOT_LOAD_STATE_STORE",
-            "Error reading delta file",
-            "state store",
-            "malformed",
-            "JsonParseException",
-            "NumberFormatException",
-            "Incomplete log file",
-            "StreamMetadata",
-            "offset log",
-            "CheckpointFileManager",
-            "BATCH_METADATA_NOT_FOUND",
-            "batch metadata",
-        ),
-        LakeError,
-        "its checkpoint cannot be read. Restore the checkpoint from a backup, or start over with an empty home",
-    ),
-)
-
-
-def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
-    """One error for the operator out of whatever Spark raised."""
-    text = str(error)
-    registry = _REGISTRY.search(text)  # raised where messages are decoded, and told in full
-    if registry:
-        return RegistryError(f"{layer}: {registry[1].strip()}")
-    for cause in _CAUSES:
-        if any(phrase.lower() in text.lower() for phrase in cause.phrases):
-            detail = f" ({checkpoint})" if cause.error is LakeError else ""
-            return cause.error(f"{layer}: {cause.remedy}{detail}\n  Spark says: {_first_cause(text)}")
-    return SessionlakeError(f"{layer} stopped: {_first_cause(text)}")
-
-
-def _first_cause(text: str) -> str:
-    causes = [line.removeprefix("Caused by: ") for line in text.splitlines() if line.startswith("Caused by: ")]
-    lines = causes[-1:] or [line for line in text.splitlines() if line.strip()][:1]
-    return " ".join(" ".join(lines).split())[:400]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
+from sessionlake.errors import note_place
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -50,7 +52,7 @@ def fold_shards(packed: DataFrame, fold: ShardFold) -> DataFrame:
     def call(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
         chunks = [bytes(chunk) for frame in frames for chunk in frame["chunk"]]
         before = bytes(state.get[0]) if state.exists else None
-        after, out = fold(int(key[0]), before, chunks)
+        after, out = _folded(fold, int(key[0]), before, chunks)
         if after is not None:
             state.update((after,))
         if out:
@@ -74,7 +76,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
     def call(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         before = [bytes(chunk) for chunk in rows.loc[rows["is_state"], "chunk"]]
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
-        after, out = fold(int(key[0]), before[0] if before else None, chunks)
+        after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
         sent = [*out, *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in sent], columns=_SLICE_COLUMNS)
@@ -84,3 +86,14 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
 
 
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
+
+
+def _folded(
+    fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]
+) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    """What the fold returns; what it raises says of which shard, as nothing else does once Spark passes it on."""
+    try:
+        return fold(shard, state, chunks)
+    except Exception as error:
+        note_place(error, f"shard {shard}")
+        raise

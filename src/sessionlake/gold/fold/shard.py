@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.minutes import Older
 from sessionlake.gold.fold.outputs import KEY, Names, payloads
 from sessionlake.gold.fold.pack import SEPARATOR, Read, read_chunks, value_field
@@ -55,7 +55,7 @@ class GoldFold:
         if before.window != self.window:
             raise LakeError(
                 f"gold.rolling_points is {self.window}, but gold's tables were built with {before.window}: "
-                "set it back, or start over with an empty home (make clean-home)"
+                f"set it back. {LAST_RESORT}"
             )
         known, row = admit(before.for_metrics(self.metrics), changes)
         new = self._points(changes, row)

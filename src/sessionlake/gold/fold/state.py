@@ -1,6 +1,6 @@
 """What the gold fold keeps of a shard between batches, and the bytes it is kept as.
 
-Format `sessionlake.gold.fold.state/1`: a msgpack map with the settings that shaped it and one Arrow IPC stream a table.
+Format `sessionlake.gold.state/1`: a msgpack map with the settings that shaped it and one Arrow IPC stream a table.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.minutes import Older, Summary
 from sessionlake.gold.fold.points import Flags, Ints, Points
 from sessionlake.protocol.chunk import write_ipc
 
-FORMAT = "sessionlake.gold.fold.state/1"
+FORMAT = "sessionlake.gold.state/1"
 _NEVER = np.iinfo(np.int64).min
 
 
@@ -123,7 +123,7 @@ class ShardState:
         if missing:
             raise LakeError(
                 f"gold holds points of {', '.join(missing)}, which capture.columns no longer declares as numbers; "
-                "declare them again, or start over with an empty home (make clean-home)"
+                f"declare them again. {LAST_RESORT}"
             )
         place = np.array([metrics.index(name) for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
@@ -188,7 +188,7 @@ class ShardState:
         if found.get("format") != FORMAT:
             raise LakeError(
                 f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
-                "run the version that wrote it, or start over with an empty home (make clean-home)"
+                f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
             )
         older = _read(found["older"])
         summary = Summary(*(older[f.name] for f in fields(Summary)))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.errors import note_place
 from sessionlake.integrity.clock import Segments, encode_segments, segments_of
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.chunk import write_ipc
@@ -23,6 +24,8 @@ from sessionlake.protocol.decode import DecodeRules, decode
 # A block is decoded as one: big enough that a shard's share is worth an IPC stream, small enough for memory.
 BLOCK_MESSAGES = 262_144
 BLOCK_BYTES = 64 * 1024 * 1024
+# Of the topic-partitions of a block that cannot be packed, as many are named.
+_NAMED = 3
 PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
@@ -64,7 +67,14 @@ class Packer:
                 yield kept
 
     def pack(self, raw: pa.Table) -> pa.RecordBatch:
-        """Packs one block."""
+        """Packs one block; what it raises says whose messages they were."""
+        try:
+            return self._packed(raw)
+        except Exception as error:
+            note_place(error, _place(raw))
+            raise
+
+    def _packed(self, raw: pa.Table) -> pa.RecordBatch:
         raw = raw.take(pa.array(np.argsort(raw["shard"].to_numpy(), kind="stable"))).combine_chunks()
         shards = raw["shard"].to_numpy()
         chunk = decode(
@@ -79,6 +89,21 @@ class Packer:
         numbers = np.concatenate([shards[starts], np.arange(self.shards)])
         payloads = [*packed, *[encode_segments(segments)] * self.shards]
         return pa.record_batch([pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED)
+
+
+def _place(raw: pa.Table) -> str:
+    """The offsets in a block, by topic-partition; of many, the first few."""
+    ranges = raw.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
+    rows = sorted(ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_lane)
+    named = [
+        f"topic {row['topic']}, partition {row['partition']}, offsets {row['offset_min']} to {row['offset_max']}"
+        for row in rows[:_NAMED]
+    ]
+    return "; ".join(named) + (f"; {len(rows) - _NAMED} more" if len(rows) > _NAMED else "")
+
+
+def _lane(row: dict[str, Any]) -> tuple[str, int]:
+    return row["topic"], row["partition"]
 
 
 def _clock(chunk: pa.Table) -> tuple[Segments, npt.NDArray[np.int64]]:

@@ -1,0 +1,370 @@
+"""What stops a stream, told to the operator: read from the parts of an error that have a form, never from words in it.
+
+Those parts are an exception's class, its error condition, how its own message begins, and the chain of its causes.
+What a Python worker raised stands in the middle of a JVM's text as a traceback: it may quote anything, so that no line
+of it counts but the last, which says what was raised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sessionlake import errors
+from sessionlake.errors import PLACE, BrokerError, LakeError, OffsetHoleError, SessionlakeError
+from sessionlake.streaming.checkpoint import require_readable, way_on
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CAUSED_BY = "Caused by: "
+_CALLING = "An error occurred while calling "  # py4j's own first line
+_JVM_TRACE = "JVM stacktrace:"
+_DRIVER_TRACE = "Driver stacktrace:"
+_QUERY = "=== Streaming Query ==="
+_FRAME = re.compile(r"\s+(at [\w.$/]+\(|at [\w.$/<>]+\(|\.\.\. \d+ more)")
+_TYPE = re.compile(r"((?:[a-z_][\w$]*\.)+[A-Z][\w$]*)(?::\s+|\s*$)")
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]\s*")
+# How exceptions that only pass on another begin; the other's own text follows.
+_WRAPPERS = re.compile(
+    r"Query \[id = [\w-]+, runId = [\w-]+\] terminated with exception:\s+"
+    r"|Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure: "
+    r"Lost task [\d.]+ in stage [\d.]+ \(TID \d+\) \([^)\n]*\):\s+"
+    r"|Exception thrown in awaitResult:\s+"
+)
+_PYTHON = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)(?::\s(.*)|:?)$", re.DOTALL)
+_SQLSTATE = re.compile(r"(\s*SQLSTATE: \w{5})+\s*$")
+# What Spark and Delta advise, such as to delete a checkpoint, loses data here.
+_ADVICE = ("Please ", "If ", "You can ", "This may happen ")
+_SENTENCE = re.compile(r"(?<=[.;])\s+|\n\s*\n\s*")
+_LONGEST = 400
+
+
+@dataclass(frozen=True)
+class Said:
+    """One exception of a chain of causes.
+
+    Attributes:
+        type: the exception's class; empty if it is not said.
+        condition: Spark's or Delta's name of the failure; empty if it has none.
+        text: its message, without those two.
+    """
+
+    type: str
+    condition: str
+    text: str
+
+    def __str__(self) -> str:
+        said = " ".join(part for part in _SENTENCE.split(self.text) if not part.startswith(_ADVICE))
+        named = f"[{self.condition}] " if self.condition else ""
+        return _in_one_line(f"{self.type}: {named}{said}" if self.type else f"{named}{said}")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What Python code raised, in a worker or beyond a callback.
+
+    Attributes:
+        type: its class, with its module if that is not the built-in one.
+        text: its message.
+        places: where it was, as noted by `note_place`.
+    """
+
+    type: str
+    text: str
+    places: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return _in_one_line(f"{self.type}: {self.text}" if self.text else self.type)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error, taken apart.
+
+    Attributes:
+        chain: the JVM's exceptions, from the outermost to the first cause.
+        raised: what began it, if that was Python code.
+    """
+
+    chain: tuple[Said, ...] = ()
+    raised: Raised | None = None
+
+    def __str__(self) -> str:
+        if self.raised is not None:
+            return str(self.raised)
+        told = [said for said in self.chain if said.text or said.condition] or list(self.chain)
+        return str(told[-1]) if told else "for a reason that Spark does not tell"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """By what a failure is known, and what the operator is told instead.
+
+    Attributes:
+        error: what it becomes.
+        remedy: what it means and what to do.
+        conditions: Spark's and Delta's error conditions; one without a sub-condition stands for all of its.
+        types: classes of exceptions in the chain.
+        beginnings: how the message of an exception begins, where Spark passes it on without its class.
+    """
+
+    error: type[SessionlakeError]
+    remedy: str
+    conditions: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    beginnings: tuple[str, ...] = ()
+
+    def fits(self, failure: Failure) -> bool:
+        """Whether it is the cause of a failure."""
+        return failure.raised is None and any(self._is(said) for said in failure.chain)
+
+    def _is(self, said: Said) -> bool:
+        parts = said.condition.split(".")
+        names = {".".join(parts[: n + 1]) for n in range(len(parts))}
+        known = said.type in self.types or not names.isdisjoint(self.conditions)
+        return known or (bool(self.beginnings) and said.text.startswith(self.beginnings))
+
+
+SCHEMA_CHANGED = (
+    "DELTA_SCHEMA_CHANGED",
+    "DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS",
+    "DELTA_SCHEMA_CHANGED_WITH_VERSION",
+)
+_KAFKA = "org.apache.kafka.common.errors"
+_CAUSES = (
+    Cause(
+        OffsetHoleError,
+        "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
+        "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
+        conditions=("KAFKA_DATA_LOSS",),
+        types=(
+            f"{_KAFKA}.UnknownTopicOrPartitionException",
+            f"{_KAFKA}.OffsetOutOfRangeException",
+            "org.apache.kafka.clients.consumer.OffsetOutOfRangeException",
+            "org.apache.spark.sql.kafka010.KafkaIllegalStateException",
+        ),
+        beginnings=("Some data may have been lost because they are not available in Kafka any more",),
+    ),
+    Cause(
+        BrokerError,
+        "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
+        types=tuple(
+            f"{_KAFKA}.{name}"
+            for name in ("TimeoutException", "DisconnectException", "NetworkException", "BrokerNotAvailableException")
+        ),
+        beginnings=("Failed to create new KafkaAdminClient", "No resolvable bootstrap urls"),
+    ),
+    Cause(
+        LakeError,
+        "the table that it reads was made anew since the last run, and its checkpoint belongs to the former one. Put "
+        "the former table back, or the checkpoint that goes with this one; `sessionlake doctor` compares them",
+        conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
+    ),
+    Cause(
+        LakeError,
+        "columns of the table that it reads have changed while it ran. Run it again: it goes on with them",
+        conditions=SCHEMA_CHANGED,
+    ),
+    Cause(
+        LakeError,
+        "a table is gone, or files of it are: removed by hand, or by VACUUM before they were read. Put them back from "
+        "a backup; `sessionlake doctor` says what is missing, and silver's tables can be built once more from bronze "
+        "(sessionlake rebuild silver)",
+        conditions=(
+            "DELTA_SCHEMA_NOT_SET",
+            "DELTA_TABLE_NOT_FOUND",
+            "DELTA_MISSING_DELTA_TABLE",
+            "DELTA_PATH_DOES_NOT_EXIST",
+            "DELTA_FILE_NOT_FOUND",
+            "DELTA_FILE_NOT_FOUND_DETAILED",
+            "DELTA_LOG_FILE_NOT_FOUND",
+            "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+            "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
+            "DELTA_VERSIONS_NOT_CONTIGUOUS",
+            "FAILED_READ_FILE.FILE_NOT_EXIST",
+        ),
+    ),
+)
+_CHECKPOINT = Cause(
+    LakeError,
+    "its checkpoint cannot be read",
+    # Of CANNOT_LOAD_STATE_STORE, others speak of memory and threads: the checkpoint is whole.
+    conditions=(
+        *(
+            f"CANNOT_LOAD_STATE_STORE.{name}"
+            for name in (
+                "CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT",
+                "CANNOT_READ_CHECKPOINT",
+                "CANNOT_READ_DELTA_FILE_KEY_SIZE",
+                "CANNOT_READ_DELTA_FILE_NOT_EXISTS",
+                "CANNOT_READ_MISSING_SNAPSHOT_FILE",
+                "CANNOT_READ_SNAPSHOT_FILE_KEY_SIZE",
+                "CANNOT_READ_SNAPSHOT_FILE_VALUE_SIZE",
+                "CANNOT_READ_STREAMING_STATE_FILE",
+                "SNAPSHOT_PARTITION_ID_NOT_FOUND",
+                "UNEXPECTED_FILE_SIZE",
+            )
+        ),
+        "BATCH_METADATA_NOT_FOUND",
+        "MALFORMED_LOG_FILE",
+        "STATE_STORE_KEY_ROW_FORMAT_VALIDATION_FAILURE",
+        "STATE_STORE_VALUE_ROW_FORMAT_VALIDATION_FAILURE",
+    ),
+    beginnings=("Failed to read log file ", "Log file was malformed: "),
+)
+# This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
+_ANY_LOADING = Cause(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
+_NO_FILE = Cause(
+    LakeError,
+    "",
+    types=(
+        "java.io.EOFException",
+        "java.io.FileNotFoundException",
+        "java.nio.file.NoSuchFileException",
+        "org.apache.hadoop.fs.ChecksumException",
+    ),
+)
+
+
+def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
+    """One error for the operator out of whatever stopped a layer.
+
+    What this package raised in a worker comes back as it was raised there.
+    """
+    if isinstance(error, SessionlakeError):
+        return error
+    failure = failure_of(error)
+    if failure.raised is not None:
+        return _of_python(failure.raised, layer)
+    for cause in _CAUSES:
+        if cause.fits(failure):
+            return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
+    if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
+        told = f"{layer}: {_CHECKPOINT.remedy} ({checkpoint}). No table was changed. {way_on(layer)}"
+        return LakeError(f"{told}\n  Spark says: {failure}")
+    try:
+        require_readable(checkpoint, layer)  # of damaged JSON, Spark says neither whose it is nor a class
+    except LakeError as damaged:
+        return LakeError(f"{damaged}\n  Spark says: {failure}")
+    return SessionlakeError(f"{layer} stopped: {failure}")
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An error, taken apart."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, PySparkException):
+        found = parse(str(error))
+        condition = error.getCondition() or ""
+        known = found.raised is not None or not condition or any(said.condition == condition for said in found.chain)
+        return found if known else Failure((Said("", condition, ""), *found.chain))
+    if isinstance(error, Py4JError):
+        return parse(str(error))
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    notes = [note for note in getattr(error, "__notes__", []) if isinstance(note, str)]
+    return Failure(raised=Raised(name, str(error), _places(notes)))
+
+
+def parse(text: str) -> Failure:
+    """The text of an error of Spark's or py4j's, taken apart."""
+    chain: list[Said] = []
+    raised = None
+    for part in _parts(text):
+        if not part.python:
+            chain.extend(said for said in _heads(part.text) if said != Said("", "", ""))
+            continue
+        found = _last_line(part.lines)
+        if found is not None and found.type.startswith(("py4j.", "pyspark.errors.")):  # passed on by a callback
+            inner = parse(found.text)
+            chain.extend(inner.chain)
+            found = inner.raised
+        raised = found or raised
+    return Failure(tuple(chain), raised)
+
+
+def _of_python(raised: Raised, layer: str) -> SessionlakeError:
+    module, _, name = raised.type.rpartition(".")
+    own = getattr(errors, name, None) if module == errors.__name__ else None
+    if isinstance(own, type) and issubclass(own, SessionlakeError):
+        return own(raised.text if raised.text.startswith(f"{layer}:") else f"{layer}: {raised.text}")
+    if raised.places:
+        return SessionlakeError(f"{', '.join([layer, *raised.places])}: {raised}")
+    return SessionlakeError(f"{layer} stopped: {raised}")
+
+
+@dataclass
+class _Part:
+    """Lines of the text that belong together: one JVM exception's, or a traceback's of Python."""
+
+    python: bool = False
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).strip()
+
+
+def _parts(text: str) -> Iterator[_Part]:
+    part, hidden = _Part(), False
+    for line in text.splitlines():
+        frame = _FRAME.match(line) is not None and (not part.python or line.startswith("\t"))
+        ended = frame or line in {_QUERY, _JVM_TRACE, _DRIVER_TRACE}
+        if ended:
+            hidden = line == _QUERY or (hidden and line != _JVM_TRACE)
+            yield part
+            part = _Part()
+        elif hidden:  # what Spark says of the query: plans and offsets
+            continue
+        elif part.python:
+            part.lines.append(line)
+        else:
+            own = line
+            if line.startswith(_CAUSED_BY):
+                yield part
+                part, own = _Part(), line.removeprefix(_CAUSED_BY)
+            elif line.startswith(": ") and part.text.startswith(_CALLING):
+                part, own = _Part(), line.removeprefix(": ")
+            part.lines.append(own.removesuffix(_TRACEBACK))
+            if own.endswith(_TRACEBACK):
+                yield part
+                part = _Part(python=True)
+    yield part
+
+
+def _heads(text: str) -> Iterator[Said]:
+    """The exceptions that a message begins with: an exception's own text may be that of its cause."""
+    while text:
+        kind = _TYPE.match(text)
+        text = text[kind.end() :] if kind else text
+        condition = _CONDITION.match(text)
+        text = text[condition.end() :] if condition else text
+        wrapper = _WRAPPERS.match(text)
+        text = text[wrapper.end() :] if wrapper else text
+        more = wrapper or _TYPE.match(text)
+        own = "" if more else _SQLSTATE.sub("", text).strip()
+        yield Said(kind[1] if kind else "", condition[1] if condition else "", own)
+        if not more:
+            return
+
+
+def _last_line(lines: Sequence[str]) -> Raised | None:
+    """What a traceback says was raised: its last line without an indent, and the lines of the message after it."""
+    starts = [n + 1 for n, line in enumerate(lines) if line == _TRACEBACK]
+    block = lines[starts[-1] if starts else 0 :]
+    first = next((n for n, line in enumerate(block) if line and not line.startswith(" ")), None)
+    if first is None:
+        return None
+    said = block[first:]
+    text = "\n".join(line for line in said if not line.startswith(PLACE)).strip()
+    named = _PYTHON.match(_SQLSTATE.sub("", text))
+    return Raised(named[1], (named[2] or "").strip(), _places(said)) if named else Raised("Python", text, _places(said))
+
+
+def _places(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line.removeprefix(PLACE) for line in lines if line.startswith(PLACE))
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST]

@@ -1,0 +1,247 @@
+"""What Spark really says when something fails (see `support/record_spark_errors.py`), and what the operator is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from sessionlake import errors
+from sessionlake.errors import (
+    LAST_RESORT,
+    BrokerError,
+    LakeError,
+    OffsetHoleError,
+    RegistryError,
+    SessionlakeError,
+    note_place,
+)
+from sessionlake.publish.failures import PublishQuery
+from sessionlake.silver.pack import Packer
+from sessionlake.streaming import sharded
+from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.errors import Raised, Said, explain, failure_of, parse
+
+RECORDS = Path(__file__).parent / "spark_errors"
+NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
+NOWHERE = "/lake/checkpoint"
+MALFORMED = "ValueError: a malformed header in the state store of 1 chunks: data may be lost"
+# What would lose data where an operator follows it.
+HARM = ("new checkpoint", "clear the", "from scratch", "failOnDataLoss", "delete your")
+
+
+class CapturedError(PySparkException):
+    """An error as pyspark captures it, without a JVM to ask."""
+
+    def __init__(self, text: str, condition: str | None) -> None:
+        super().__init__(message=text)
+        self.text, self.condition = text, condition
+
+    def __str__(self) -> str:
+        return self.text
+
+    def getCondition(self) -> str | None:  # noqa: N802 (pyspark's name)
+        return self.condition
+
+
+class PassedError(Py4JError):
+    """An error as py4j passes it on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def recorded(name: str) -> BaseException:
+    found = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    text = "\n".join(found["text"])
+    if found["class"] == "builtins.ValueError":
+        return ValueError(text)
+    if found["class"] == "py4j.protocol.Py4JJavaError":
+        return PassedError(text)
+    assert "pyspark.errors.exceptions.base.PySparkException" in found["also"], found["class"]
+    return CapturedError(text, found["condition"])
+
+
+EXPECTED: dict[str, tuple[type[SessionlakeError], str]] = {
+    "batch_fails": (SessionlakeError, "silver stopped: ValueError: a malformed row"),
+    "fold_fails": (SessionlakeError, f"silver, shard 0: {MALFORMED}"),
+    "fold_fails_unheard": (SessionlakeError, f"silver, shard 0: {MALFORMED}"),
+    "fold_refuses": (LakeError, "silver: the silver state is of format 'silver/9', this version reads 'silver/2'"),
+    "registry_in_worker": (
+        RegistryError,
+        "silver: schema registry http://127.0.0.1:8081 does not answer: start it",
+    ),
+    "pack_fails": (
+        SessionlakeError,
+        "silver, topic a, partition 1, offsets 10 to 12: AttributeError: 'NoneType' object has no attribute 'columns'",
+    ),
+    "missing_state": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
+    "missing_state_unheard": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
+    "truncated_state": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
+    "empty_offsets": (LakeError, f"silver: its checkpoint cannot be read ({NOWHERE}). No table was changed. "),
+    "table_deleted": (LakeError, "silver: a table is gone, or files of it are"),
+    "table_file_gone": (LakeError, "silver: a table is gone, or files of it are"),
+    "table_anew": (LakeError, "silver: the table that it reads was made anew since the last run"),
+    "schema_changed": (LakeError, "silver: columns of the table that it reads have changed while it ran. Run it again"),
+    "no_broker": (BrokerError, "silver: Kafka does not answer at kafka.bootstrap_servers"),
+    "no_such_host": (BrokerError, "silver: Kafka does not answer at kafka.bootstrap_servers"),
+    "topic_deleted": (OffsetHoleError, "silver: messages that were not read yet are gone from Kafka"),
+    "topic_anew": (OffsetHoleError, "silver: messages that were not read yet are gone from Kafka"),
+    "topic_cut": (OffsetHoleError, "silver: messages that were not read yet are gone from Kafka"),
+    # Of what is wrong with the JSON, these texts do not say where it is: without the files, nothing is guessed.
+    "corrupt_offsets": (SessionlakeError, "silver stopped: Unexpected character"),
+    "corrupt_commits": (SessionlakeError, "silver stopped: Unexpected character"),
+    "corrupt_metadata": (SessionlakeError, "silver stopped: com.fasterxml.jackson.core.io.JsonEOFException"),
+}
+
+
+def test_every_record_is_expected_to_be_told_somehow() -> None:
+    assert set(EXPECTED) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failure_is_told_by_what_it_is(name: str) -> None:
+    kind, text = EXPECTED[name]
+    told = explain(recorded(name), "silver", NOWHERE)
+    assert (type(told), str(told)[: len(text)]) == (kind, text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_advises_what_loses_data(name: str) -> None:
+    remedy, _, quoted = str(explain(recorded(name), "bronze", NOWHERE)).partition("Spark says:")
+    assert not [word for word in HARM if word in quoted], quoted
+    if "clean-home" in remedy:
+        assert remedy.index("backup") < remedy.index("clean-home")
+        assert LAST_RESORT in remedy
+
+
+@pytest.mark.parametrize("name", ["fold_fails", "fold_fails_unheard", "batch_fails"])
+def test_words_that_a_failure_quotes_make_it_no_matter_of_the_checkpoint(name: str) -> None:
+    told = str(explain(recorded(name), "silver", NOWHERE))
+    assert not [word for word in ("checkpoint", "backup", "clean-home", "Kafka") if word in told]
+
+
+@pytest.mark.parametrize("name", ["corrupt_offsets", "corrupt_commits", "corrupt_metadata"])
+def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, tmp_path: Path) -> None:
+    place = {"corrupt_metadata": "metadata"}.get(name, f"{name.removeprefix('corrupt_')}/0")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("{" if place == "metadata" else "v1\n{not json", encoding="utf-8")
+    told = explain(recorded(name), "silver", str(tmp_path))
+    assert type(told) is LakeError
+    assert f"the checkpoint {tmp_path} is damaged: {place} is not whole JSON" in str(told)
+    assert "sessionlake rebuild silver" in str(told)
+    assert "clean-home" not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("condition", "cause"),
+    [
+        ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),
+        ("UNCATEGORIZED", "java.io.IOException: No space left on device"),
+        ("UNCATEGORIZED", "java.lang.InterruptedException"),
+    ],
+)
+def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(condition: str, cause: str) -> None:
+    text = f"[CANNOT_LOAD_STATE_STORE.{condition}] An error occurred during loading state. SQLSTATE: 58030"
+    text = f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: {text}\n\tat a.B.c(B.scala:1)"
+    told = explain(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
+    assert type(told) is SessionlakeError
+    assert "checkpoint" not in str(told)
+
+
+def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SessionlakeError)]
+    assert len(kinds) > 5
+    for kind in kinds:
+        raised = _traceback(f"sessionlake.errors.{kind.__name__}: look\nat it\nwhere: shard 1")
+        told = explain(CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE)
+        assert (type(told), str(told)) == (kind, "gold: look\nat it")
+
+
+def test_only_the_last_line_of_a_traceback_says_what_was_raised() -> None:
+    quoted = "Caused by: org.apache.kafka.common.errors.TimeoutException: no\nsessionlake.errors.LakeError: neither"
+    text = _traceback(f"KeyError: 'x'\n{quoted}\nwhere: shard 3")
+    assert parse(text).raised == Raised("KeyError", f"'x'\n{quoted}", ("shard 3",))
+    assert type(explain(CapturedError(text, None), "silver", NOWHERE)) is SessionlakeError
+
+
+def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
+    text = (
+        "An error occurred while calling o1.save.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, "
+        "most recent failure: Lost task 0.0 in stage 3.0 (TID 7) (here executor "
+        f"driver): org.apache.spark.api.python.PythonException: {_traceback('KeyError: 1')}\n\n"
+        "\tat org.apache.spark.X.y(X.scala:1)\n\nDriver stacktrace:\n\tat org.apache.spark.X.z(X.scala:2)\n"
+        f"Caused by: org.apache.spark.api.python.PythonException: {_traceback('KeyError: 1')}\n\tat a.B.c(B.scala:3)"
+    )
+    failure = parse(text)
+    assert failure.raised == Raised("KeyError", "1")
+    assert failure.chain[0] == Said("org.apache.spark.SparkException", "", "")
+
+
+def test_a_job_s_failure_tells_its_cause() -> None:
+    kafka = "org.apache.kafka.common.errors.RecordTooLargeException"
+    text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
+    assert str(failure_of(PassedError(text))) == f"{kafka}: 5 bytes"
+    query = PublishQuery("publish", NOWHERE, "rows")
+    told = query._explain(PassedError(text))
+    assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows takes")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("table_file_gone", LakeError, "publish: changes that were not sent yet are gone from the table"),
+        ("table_anew", LakeError, "publish: the table was made anew since the last run"),
+        ("schema_changed", LakeError, "publish: columns were added to the table while it was published. Run it again"),
+        ("no_broker", BrokerError, "publish: Kafka does not take the messages"),
+        ("fold_fails", SessionlakeError, f"publish, shard 0: {MALFORMED}"),
+    ],
+)
+def test_a_publication_tells_what_a_failure_means_for_it(name: str, kind: type[SessionlakeError], text: str) -> None:
+    told = PublishQuery("publish", NOWHERE, "rows")._explain(recorded(name))
+    assert (type(told), str(told)[: len(text)]) == (kind, text)
+
+
+def test_what_a_fold_raises_says_of_which_shard() -> None:
+    def fails(*_: object) -> tuple[None, list[tuple[str, bytes]]]:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError) as raised:
+        sharded._folded(fails, 12, None, [])
+    assert str(explain(raised.value, "silver", NOWHERE)) == "silver, shard 12: KeyError: 'x'"
+
+
+def test_what_packing_raises_says_whose_messages_they_were() -> None:
+    lanes = [("b", 1, 9), ("a", 0, 3), ("a", 0, 5), ("c", 0, 0), ("c", 1, 2)]
+    raw = pa.table(dict(zip(("topic", "partition", "offset"), map(list, zip(*lanes, strict=True)), strict=True)))
+    with pytest.raises(KeyError) as raised:
+        Packer(None, 1).pack(raw)
+    places = "topic a, partition 0, offsets 3 to 5; topic b, partition 1, offsets 9 to 9"
+    assert failure_of(raised.value).raised.places == (f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",)
+
+
+def test_an_error_of_this_package_stays_as_it_is() -> None:
+    error = LakeError("as it is")
+    note_place(error, "shard 1")
+    assert explain(error, "silver", NOWHERE) is error
+
+
+def test_no_remedy_begins_with_an_empty_home() -> None:
+    for layer in ("bronze", "silver", "gold", "processor-own"):
+        assert way_on(layer).startswith("Put the checkpoint back from a backup")
+    assert "rebuild silver" in way_on("silver")
+    assert "clean-home" not in way_on("silver") + way_on("processor-own")
+    assert "Kafka no longer holds is lost" in way_on("bronze").replace("whatever it no longer", "Kafka no longer")
+
+
+def _traceback(last: str) -> str:
+    return f'Traceback (most recent call last):\n  File "/src/x.py", line 1, in call\n    malformed()\n{last}'
