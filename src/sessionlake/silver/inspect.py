@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -13,6 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
+from sessionlake.lake.checkpoint import last_committed
 from sessionlake.silver import handover
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
     from pyspark.sql import functions as F
 
     checkpoint = settings.checkpoint(_LAYER)
-    if not any((Path(checkpoint) / "commits").glob("[0-9]*")):
+    if last_committed(checkpoint) is None:
         handed = handover.states(settings)
         if handed:
             yield from ((number, state) for number, state in handed.items() if shard in (None, number))

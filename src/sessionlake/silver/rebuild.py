@@ -23,6 +23,7 @@ from sessionlake.bronze.job import MESSAGES
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
+from sessionlake.lake.checkpoint import last_committed
 from sessionlake.lake.commit import Txn
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import (
@@ -203,9 +204,9 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     from pyspark.sql import functions as F
 
     begun = handover.in_force(lake.settings)
-    commits = _commits(lake.settings)
+    last = last_committed(lake.settings.checkpoint(LAYER))
     entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
-    state_of = (begun.first_batch if begun else 0) + max(commits, default=-1)
+    state_of = (begun.first_batch if begun else 0) + (-1 if last is None else last)
     if entries is None or entries[0] != state_of:
         raise LakeError(
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
@@ -216,10 +217,6 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
             "one: run `sessionlake run silver --once` first, or rebuild everything"
         )
-
-
-def _commits(settings: Settings) -> list[int]:
-    return [int(file.name) for file in Path(f"{settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
 
 
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
