@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.checkpoint import last_committed
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.silver import handover
 
 if TYPE_CHECKING:
@@ -125,6 +127,26 @@ def session_state(stored: bytes, settings: Settings, topic: str, session: str) -
     }
 
 
+def readable(found: Any) -> Any:
+    """What `session_state` tells, with its times as ISO 8601 texts in UTC; those beyond the year 9999 stay numbers."""
+    if isinstance(found, list):
+        return [readable(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    return {name: _iso(value) if name in _TIMES else readable(value) for name, value in found.items()}
+
+
+def _iso(ms: int | None) -> str | int | None:
+    if ms is None or not FIRST_MS <= ms <= LAST_MS:
+        return ms
+    return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_TIMES = {
+    *("first_ts", "last_ts", "last_kafka_ts", "ended_at", "highest_ts", "changed_at", "stream_time"),
+    *("due", "ts"),  # of unfilled seqs, of messages held back
+}
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
 
 
