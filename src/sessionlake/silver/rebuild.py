@@ -190,8 +190,11 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     where = "" if selection.topic is None else f" of topic {selection.topic}"
     if of_topic.isEmpty():
         raise UsageError(f"{MESSAGES}@v{version} has no message{where}")
-    for session in selection.sessions:
-        if of_topic.where(F.col("key") == F.lit(session.encode())).isEmpty():
+    keys = [session.encode() for session in selection.sessions]
+    found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
+    known = {bytes(row["key"]) for row in found}
+    for session, key in zip(selection.sessions, keys, strict=True):
+        if key not in known:
             raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
 
 
