@@ -306,6 +306,7 @@ def resolve(
     skip_message: Annotated[
         int | None, typer.Option("--skip-message", metavar="OFFSET", min=0, help="As if it had not arrived.")
     ] = None,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take a decision back that none has followed.")] = False,
     topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")] = None,
     why: Annotated[str | None, typer.Option("--why", help="Kept with the decision.")] = None,
@@ -315,7 +316,7 @@ def resolve(
     settings = _settings(config)
     from sessionlake.commands import resolve as deciding
 
-    decision = deciding.chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message)
+    decision = deciding.chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message, withdrawn=withdraw)
     place = offset if skip_message is None else skip_message
 
     def work(spark: SparkSession | None) -> str:

@@ -313,14 +313,19 @@ def test_a_second_demo_of_a_home_is_refused(tmp_path):
             run_demo(Settings(home=tmp_path))
 
 
-@pytest.mark.parametrize("words", [[], ["--accept-gap", "--isolate"], ["--isolate", "--skip-message", "3"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--accept-gap", "--isolate"], ["--isolate", "--skip-message", "3"], ["--withdraw", "--isolate"]],
+)
 def test_resolve_takes_exactly_one_decision(call, words):
     result = call("resolve", "--session", "s", *words)
     assert result.exit_code == 2
-    assert "choose one of --accept-gap, --isolate and --skip-message OFFSET" in said(result)
+    assert "choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw" in said(result)
 
 
 def test_resolve_says_where_silver_stopped(call):
     result = call("resolve", "--session", "s", "--accept-gap")
     assert result.exit_code == 2
-    assert "silver did not stop at session 's': it is not known to have stopped" in said(result)
+    assert "nothing stopped at session 's', so nothing is to be decided: silver is not known to have stopped" in said(
+        result
+    )

@@ -29,7 +29,7 @@ from sessionlake.runtime.folded import Folded, collect
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.sharded import fold_shards
 from sessionlake.runtime.streams import LayerQuery
-from sessionlake.silver.decisions import decisions
+from sessionlake.silver.decisions import DECISIONS, decisions, note_going_on, note_stop
 from sessionlake.silver.fold import SilverFold
 from sessionlake.silver.job import FEW_MESSAGES, counts_of, packed, ranges_of, rows_of, total, violation_of
 
@@ -80,7 +80,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     """
     own, processor = configured(settings, name), load(settings, name)
     lake = Lake(settings, {own.into: table_of(own, processor.workings.output)})
-    lake.ensure(spark, [MESSAGES, own.into, ERRORS, LEDGER])
+    lake.ensure(spark, [MESSAGES, own.into, ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
     checkpoint = settings.checkpoint(own.layer)
     require_readable_states(spark, checkpoint, processor)
@@ -120,6 +120,7 @@ class _ProcessorBatch:
             accounts = [read_account(account) for account in written]
             partitions = total([*accounts])
             if violation := violation_of([*accounts]):
+                note_stop(self._settings, violation.violation, own.layer)
                 raise violation
             refuse_failures(own.name, accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
@@ -140,6 +141,7 @@ class _ProcessorBatch:
         finally:
             frame.unpersist()
         self._log.advance(ranges)
+        note_going_on(self._settings, own.layer)
         self._few = entry.messages <= FEW_MESSAGES
 
     @property
