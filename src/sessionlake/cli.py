@@ -157,7 +157,8 @@ def run(
     pipeline.preflight(settings, layer)
     with StopFlag() as stop:
         try:
-            spark = spark_session(settings, lasting=True)
+            with stop.raising():
+                spark = spark_session(settings, lasting=True)
             stop.take()
             if once:
                 say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")
@@ -255,7 +256,8 @@ def publish(
     command.preflight(settings, publication)
     with StopFlag() as stop:
         try:
-            spark = spark_session(settings, app="publish", lasting=not once)
+            with stop.raising():
+                spark = spark_session(settings, app="publish", lasting=not once)
             stop.take()
             command.publish(spark, settings, publication, stop, once=once, say=say)
         finally:
