@@ -157,7 +157,8 @@ def run(
     pipeline.preflight(settings, layer)
     with StopFlag() as stop:
         try:
-            spark = spark_session(settings, lasting=True)
+            with stop.raising():
+                spark = spark_session(settings, lasting=True)
             stop.take()
             if once:
                 say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")
@@ -255,7 +256,8 @@ def publish(
     command.preflight(settings, publication)
     with StopFlag() as stop:
         try:
-            spark = spark_session(settings, app="publish", lasting=not once)
+            with stop.raising():
+                spark = spark_session(settings, app="publish", lasting=not once)
             stop.take()
             command.publish(spark, settings, publication, stop, once=once, say=say)
         finally:
@@ -306,6 +308,7 @@ def resolve(
     skip_message: Annotated[
         int | None, typer.Option("--skip-message", metavar="OFFSET", min=0, help="As if it had not arrived.")
     ] = None,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take a decision back that none has followed.")] = False,
     topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")] = None,
     why: Annotated[str | None, typer.Option("--why", help="Kept with the decision.")] = None,
@@ -315,7 +318,7 @@ def resolve(
     settings = _settings(config)
     from sessionlake.commands import resolve as deciding
 
-    decision = deciding.chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message)
+    decision = deciding.chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message, withdrawn=withdraw)
     place = offset if skip_message is None else skip_message
 
     def work(spark: SparkSession | None) -> str:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.errors import LakeError, ProcessorError
+from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.history.status import layer_statuses
+from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
+from sessionlake.silver.decisions import decide, stopped_at
 from support.lakes import write_bronze
 
 HOUR = 3_600_000
@@ -166,3 +168,19 @@ def test_one_that_raises_stops_alone_names_the_place_and_follows_the_policy(coun
     ledger = counted.lake.read(counted.spark, "ops.ledger").where("layer = 'processor-counted'").collect()
     counts = [sum(row[name] for row in ledger) for name in ("messages", "applied", "quarantined")]
     assert counts == [5, 3, 2]
+
+
+def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) -> None:
+    counted.arrive(("s", said("snapshot", 0), 0), ("s", said("update", 2), 1200))
+    with pytest.raises(IntegrityViolationError, match=r"gap: session 's'.*offset 1: expected seq 1"):
+        counted.run()
+    stopped = stopped_at(counted.settings, "processor-counted")
+    assert stopped is not None
+    assert (stopped.session_id, stopped.offset, stopped_at(counted.settings)) == ("s", 1, None)
+    decide(counted.settings, None, "s", Decision.ACCEPT_GAP, who="me")
+    for layer in (Layer.PROCESSOR, Layer.SILVER):
+        counted.run(layer)
+    assert stopped_at(counted.settings, "processor-counted") is None
+    assert [row[1] for row in counted.rows()] == [0, 0, 1]
+    changed = counted.lake.read(counted.spark, "silver.integrity_events").select("action", "offset")
+    assert [tuple(row) for row in changed.collect()] == [("accepted", 1)]

@@ -175,3 +175,35 @@ def test_on_databricks_the_platform_s_session_is_taken_and_only_results_and_stat
         assert taken.conf.get("spark.sql.shuffle.partitions") == "24"
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
+
+
+def _has_a_jvm(process: psutil.Process) -> bool:
+    return any("java" in child.name() for child in process.children())
+
+
+def _talks_to_it(process: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections("tcp"))
+
+
+@pytest.mark.parametrize("begun", [_has_a_jvm, _talks_to_it])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, begun, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from sessionlake.cli import main; main()", "run", "silver"],
+        env={k: v for k, v in os.environ.items() if k != "JDK_JAVA_OPTIONS"} | {"SESSIONLAKE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        own, end = psutil.Process(process.pid), time.monotonic() + 60
+        while not begun(own) and time.monotonic() < end:
+            time.sleep(0.01)
+        pids = [child.pid for child in own.children(recursive=True)]
+        process.send_signal(number)
+        sent = time.monotonic()
+        out, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, said) == (130, "", "interrupted\n")
+    assert time.monotonic() - sent < 5
+    assert pids
+    assert _gone(pids, 0.1)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
-from sessionlake.errors import IntegrityViolationError, LakeError, OffsetHoleError, UsageError
+from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
 from sessionlake.history.state import session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
-from sessionlake.silver.decisions import decide, stopped_at
+from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, shard_states
 from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
@@ -145,10 +145,11 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
         assert pipeline.lake.read(spark, "ops.ledger").count() == 0
     assert stopped_at(pipeline.settings) is not None
 
-    with pytest.raises(UsageError, match="silver did not stop at session 't'"):
-        decide(pipeline.settings, None, "t", Decision.ACCEPT_GAP, who="me")
-    with pytest.raises(LakeError, match="has no message of session 't' at offset 1"):
-        decide(pipeline.settings, None, "t", Decision.ACCEPT_GAP, offset=1, who="me")
+    for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
+        with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, offset 1"):
+            decide(pipeline.settings, None, session, Decision.ACCEPT_GAP, offset=offset, who="me")
+    decide(pipeline.settings, None, "s", Decision.ISOLATE, who="me", why="a mistake")
+    withdraw(pipeline.settings, None, "s", who="me")
     decide(pipeline.settings, None, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
     with pytest.raises(UsageError, match="decided already: accept-gap"):
         decide(pipeline.settings, None, "s", Decision.ISOLATE, who="me")
@@ -161,8 +162,10 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     event = pipeline.lake.read(spark, "silver.integrity_events").first()
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
     assert stopped_at(pipeline.settings) is None
-    with pytest.raises(UsageError, match="silver has passed offset 0"):
-        decide(pipeline.settings, None, "s", Decision.ISOLATE, offset=0, who="me")
+    with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 1.*silver is not known to have stop"):
+        decide(pipeline.settings, None, "s", Decision.ISOLATE, offset=1, who="me")
+    with pytest.raises(UsageError, match="silver has followed it: it cannot be withdrawn"):
+        withdraw(pipeline.settings, None, "s", who="me")
 
     # The state is that of the attempt that was committed, not of the ones that were given up.
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.checkpoint import last_committed, require_readable
 
 WHOLE = {
     "metadata": '{"id":"a"}',
@@ -60,3 +60,9 @@ def test_bytes_that_are_no_text_are_damage(tmp_path):
     (tmp_path / "commits/9").write_bytes(b"v1\n\xff\xfe")
     with pytest.raises(LakeError, match="commits/9 cannot be read"):
         require_readable(path, "gold")
+
+
+def test_the_last_committed_batch_is_the_highest_number_in_the_log_of_commits(tmp_path):
+    assert last_committed(tmp_path / "new") is None
+    commits = {"commits/9": "v1\n{}", "commits/10": "v1\n{}", "commits/.11.crc": "", "commits/.12.abc.tmp": ""}
+    assert last_committed(checkpoint(tmp_path, **commits)) == 10

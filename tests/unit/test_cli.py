@@ -248,6 +248,18 @@ def test_a_table_in_a_pipe_is_neither_cut_nor_folded():
     assert "x" * 300 in out.getvalue()
 
 
+def test_a_table_in_a_pipe_has_no_line_longer_than_what_it_says():
+    out = io.StringIO()
+    show(("name", "n"), [("a", 1), ("b", None)], Format.TABLE, out)
+    assert out.getvalue() == "\n name      n\n ───────────\n a         1\n b      null\n\n"
+    out = io.StringIO()
+    show(("name", "n"), [("x" * 20_000, "long"), ("y", "s")], Format.TABLE, out)
+    assert [len(line) for line in out.getvalue().split("\n")] == [0, 20_005, 20_008, 20_008, 20_005, 0, 0]
+    out = io.StringIO()
+    show(("name",), [], Format.TABLE, out)
+    assert out.getvalue() == "\n name\n ────\n\nno rows\n"
+
+
 def test_nested_values_become_plain():
     assert plain({"at": [datetime(2026, 1, 2, tzinfo=UTC)]}) == {"at": ["2026-01-02T00:00:00+00:00"]}
 
@@ -301,14 +313,19 @@ def test_a_second_demo_of_a_home_is_refused(tmp_path):
             run_demo(Settings(home=tmp_path))
 
 
-@pytest.mark.parametrize("words", [[], ["--accept-gap", "--isolate"], ["--isolate", "--skip-message", "3"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--accept-gap", "--isolate"], ["--isolate", "--skip-message", "3"], ["--withdraw", "--isolate"]],
+)
 def test_resolve_takes_exactly_one_decision(call, words):
     result = call("resolve", "--session", "s", *words)
     assert result.exit_code == 2
-    assert "choose one of --accept-gap, --isolate and --skip-message OFFSET" in said(result)
+    assert "choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw" in said(result)
 
 
 def test_resolve_says_where_silver_stopped(call):
     result = call("resolve", "--session", "s", "--accept-gap")
     assert result.exit_code == 2
-    assert "silver did not stop at session 's': it is not known to have stopped" in said(result)
+    assert "nothing stopped at session 's', so nothing is to be decided: silver is not known to have stopped" in said(
+        result
+    )

@@ -1,8 +1,9 @@
-"""Deciding about a place: only while nobody has passed it, and nobody can pass it meanwhile."""
+"""Deciding about a place: only where something stopped, while nobody has passed it, and nobody can meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from deltalake import write_deltalake
 from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import MachineError, UsageError
-from sessionlake.integrity.rules import Decision
+from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import DECISIONS, LEDGER
 from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.home import claim
-from sessionlake.silver.decisions import decisions
+from sessionlake.silver.decisions import decisions, note_going_on, note_stop, stopped_at
+from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming.guards import committing
 
 TEXTS = ("topic", "session_id", "decision", "who", "why")
@@ -44,44 +46,180 @@ def settings(tmp_path: Path) -> Settings:
     )
     write_deltalake(lake.path("bronze.messages"), messages)
     write_deltalake(lake.path(DECISIONS), EMPTY)
-    write_deltalake(lake.path(LEDGER), pa.Table.from_pylist([entry("silver", 3), entry(busy.layer, 5)]))
+    write_deltalake(lake.path(LEDGER), pa.Table.from_pylist([entry("silver", 3, [0]), entry(busy.layer, 5)]))
     return found
 
 
-def entry(layer: str, last: int) -> dict[str, object]:
+def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:
     span = {"topic": "t", "partition": 0, "first": 0, "last": last}
+    taken = [{"topic": "t", "session_id": "s", "offset": offset, "decision": "isolate"} for offset in decided]
     return {
         "layer": layer,
         "app_id": "q",
-        "batch_id": 0,
+        "batch_id": batch,
         "committed_at": datetime(2026, 1, 1, tzinfo=UTC),
         "offsets": [span],
+        "decisions": taken,
     }
 
 
-def decide(settings: Settings, offset: int) -> None:
-    resolve(None, settings, "s", Decision.SKIP, offset=offset, topic=None, why=None)
+def stop(settings: Settings, offset: int, layer: str = "silver") -> None:
+    note_stop(settings, Violation("t", 0, offset, "s", "strict", "gap", 5, 6), layer)
 
 
-def test_a_place_that_nobody_has_come_to_can_be_decided(settings):
-    decide(settings, 6)
-    assert decisions(DirectReader(Lake(settings))) == {("t", "s", 6): Decision.SKIP}
+def decide(settings: Settings, offset: int | None = None, decision: Decision = Decision.SKIP) -> None:
+    resolve(None, settings, "s", decision, offset=offset, topic=None, why=None)
 
 
-@pytest.mark.parametrize(("offset", "who"), [(3, "silver and processor-p"), (5, "processor-p")])
-def test_what_silver_or_a_processor_has_passed_is_not_decided_any_more(settings, offset, who):
-    with pytest.raises(UsageError, match=f"{who} has passed offset {offset}"):
-        decide(settings, offset)
+def withdraw(settings: Settings, offset: int | None = None) -> None:
+    resolve(None, settings, "s", None, offset=offset, topic=None, why="a mistake")
+
+
+def known(settings: Settings) -> dict[Place, Decision]:
+    return decisions(DirectReader(Lake(settings)))
+
+
+def test_the_place_at_which_silver_stopped_can_be_decided(settings):
+    stop(settings, 6)
+    decide(settings)
+    assert known(settings) == {("t", "s", 6): Decision.SKIP}
+
+
+def test_so_can_the_one_at_which_a_processor_that_is_ahead_of_silver_stopped(settings):
+    stop(settings, 7, "processor-p")
+    decide(settings, 7, Decision.ACCEPT_GAP)
+    assert known(settings) == {("t", "s", 7): Decision.ACCEPT_GAP}
+
+
+@pytest.mark.parametrize("decision", list(Decision))
+def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
+    with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 6.*silver is not known to have stop"):
+        decide(settings, 6, decision)
+    stop(settings, 5)
+    with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, offset 5"):
+        decide(settings, 6, decision)
+    note_going_on(settings)
+    stop(settings, 7, "processor-p")
+    with pytest.raises(UsageError, match=r"not known to have stopped; processor-p stopped at session 's'.*offset 7"):
+        decide(settings, 6, decision)
+    assert not known(settings)
+
+
+def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
+    stop(settings, 6)
+    stop(settings, 6, "processor-p")
+    note_going_on(settings)
+    assert stopped_at(settings) is None
+    assert stopped_at(settings, "processor-p") is not None
+
+
+def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
+    stop(settings, 3, "processor-p")
+    with pytest.raises(UsageError, match="silver has passed offset 3"):
+        decide(settings, 3)
+
+
+def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settings):
+    stop(settings, 2)
+    with pytest.raises(UsageError, match="offset 2 was taken in before it came to a violation"):
+        decide(settings, 2)
+    decide(settings, 2, Decision.ISOLATE)
+    assert known(settings) == {("t", "s", 2): Decision.ISOLATE}
 
 
 def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_tables(settings):
     with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
         raise KeyError
+    stop(settings, 6)
     with pytest.raises(UsageError, match="committed offset 6: run `sessionlake run silver --once`"):
         decide(settings, 6)
+    stop(settings, 7)
     decide(settings, 7)
 
 
-def test_nothing_is_decided_while_silver_runs(settings):
-    with claim(settings, "silver", "runs silver"), pytest.raises(MachineError, match="another process runs silver"):
-        decide(settings, 6)
+def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
+    stop(settings, 6)
+    for act in (decide, withdraw):
+        with claim(settings, "silver", "runs silver"), pytest.raises(MachineError, match="another process runs silver"):
+            act(settings, 6)
+
+
+def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
+    stop(settings, 6)
+    for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
+        decide(settings, 6, decision)
+        assert known(settings) == {("t", "s", 6): decision}
+        with pytest.raises(UsageError, match=f"decided already: {decision}; --withdraw takes it back"):
+            decide(settings, 6, Decision.ACCEPT_GAP)
+        withdraw(settings)
+        assert known(settings) == {}
+    words = ["skip-message", "withdrawn", "isolate", "withdrawn", "skip-message", "withdrawn"]
+    rows = DirectReader(Lake(settings)).table(DECISIONS).sort_by("decided_at")
+    assert rows["decision"].to_pylist() == words
+    assert rows["why"].to_pylist()[1] == "a mistake"
+
+
+def test_what_counts_is_the_last_word_though_the_clock_was_set_back(settings, monkeypatch):
+    stop(settings, 6)
+    decide(settings, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.silver.decisions.datetime", SlowClock)
+        withdraw(settings)
+    assert known(settings) == {}
+
+
+class SlowClock(datetime):
+    @classmethod
+    def now(cls, tz=None) -> datetime:
+        return datetime(2020, 1, 1, tzinfo=tz)
+
+
+def test_only_a_decision_that_is_there_can_be_withdrawn(settings):
+    with pytest.raises(UsageError, match="session 's', offset 6: nothing is decided"):
+        withdraw(settings, 6)
+
+
+def test_of_several_the_one_to_withdraw_is_named(settings):
+    for offset in (6, 7):
+        stop(settings, offset)
+        decide(settings)
+    with pytest.raises(UsageError, match=r"several decisions .topic t, offset 6; topic t, offset 7.: choose one"):
+        withdraw(settings)
+    withdraw(settings, 6)
+    assert set(known(settings)) == {("t", "s", 7)}
+
+
+def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
+    stop(settings, 6)
+    decide(settings, 6)
+    row = pa.Table.from_pylist([entry("silver", 5, [6], batch=1)])  # of what was held back: its offset came earlier
+    write_deltalake(Lake(settings).path(LEDGER), row, mode="append")
+    with pytest.raises(UsageError, match="offset 6: silver has followed it: it cannot be withdrawn"):
+        withdraw(settings, 6)
+
+
+@pytest.mark.parametrize("layer", ["silver", "processor-p"])
+def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
+    stop(settings, 6)
+    decide(settings, 6)
+    note_going_on(settings)
+    write_deltalake(Lake(settings).path(LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
+    with pytest.raises(UsageError, match=f"{layer} has passed it: the decision cannot be withdrawn"):
+        withdraw(settings)
+
+
+def test_one_about_what_was_taken_in_before_it_broke_can(settings):
+    stop(settings, 2)
+    stop(settings, 2, "processor-p")
+    decide(settings, 2, Decision.ISOLATE)
+    withdraw(settings)
+    assert known(settings) == {}
+
+
+def test_nothing_is_withdrawn_while_a_batch_is_half_committed(settings):
+    stop(settings, 6)
+    decide(settings, 6)
+    with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
+        raise KeyError
+    with pytest.raises(UsageError, match="interrupted while it committed a batch: run `sessionlake run silver --once`"):
+        withdraw(settings)

@@ -21,7 +21,7 @@ from sessionlake.errors import (
     note_place,
 )
 from sessionlake.publish.failures import PublishQuery
-from sessionlake.silver.pack import Packer
+from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import Raised, Said, explain, failure_of, parse

@@ -9,14 +9,14 @@ from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
 from sessionlake.laptop.home import claim
-from sessionlake.silver.decisions import Decided, decide
+from sessionlake.silver.decisions import Decided, decide, withdraw
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def chosen(*, accept_gap: bool, isolate: bool, skip: int | None) -> Decision:
-    """The one decision that was asked for.
+def chosen(*, accept_gap: bool, isolate: bool, skip: int | None, withdrawn: bool = False) -> Decision | None:
+    """The one decision that was asked for; None withdraws one.
 
     Raises:
         UsageError: none was, or several.
@@ -27,11 +27,12 @@ def chosen(*, accept_gap: bool, isolate: bool, skip: int | None) -> Decision:
             (Decision.ACCEPT_GAP, accept_gap),
             (Decision.ISOLATE, isolate),
             (Decision.SKIP, skip is not None),
+            (None, withdrawn),
         )
         if wanted
     ]
     if len(given) != 1:
-        raise UsageError("resolve: choose one of --accept-gap, --isolate and --skip-message OFFSET")
+        raise UsageError("resolve: choose one of --accept-gap, --isolate, --skip-message OFFSET and --withdraw")
     return given[0]
 
 
@@ -39,18 +40,20 @@ def resolve(
     spark: SparkSession | None,
     settings: Settings,
     session: str,
-    decision: Decision,
+    decision: Decision | None,
     *,
     offset: int | None,
     topic: str | None,
     why: str | None,
 ) -> Decided:
-    """Records the decision as the present user's.
+    """Records the decision, or without one that the one before is withdrawn, as the present user's.
 
     Raises:
         MachineError: silver is running: it would pass the place without it, and a rebuild would not.
     """
     with claim(settings, "silver", "runs silver"):
+        if decision is None:
+            return withdraw(settings, spark, session, offset=offset, topic=topic, who=_user(spark), why=why)
         return decide(settings, spark, session, decision, offset=offset, topic=topic, who=_user(spark), why=why)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Rows = Sequence[Sequence[Any]]
-_UNBOUNDED = 10_000
+_UNBOUNDED = 1 << 30
 
 
 class Format(StrEnum):
@@ -94,10 +94,25 @@ def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
 
 
 def console_on(out: TextIO) -> Console:
-    """A console that cuts and folds nothing where there is no width to fit into: in a file or a pipe."""
+    """A console that cuts, folds and pads nothing where there is no width to fit into: in a file or a pipe."""
     from rich.console import Console
 
-    return Console(file=out, width=None if out.isatty() else _UNBOUNDED)
+    if out.isatty():
+        return Console(file=out)
+    return Console(file=cast("TextIO", _Unpadded(out)), width=_UNBOUNDED)
+
+
+class _Unpadded:
+    """Text without the spaces at the ends of its lines; it is written by whole lines."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
 
 
 def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:

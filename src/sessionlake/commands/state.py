@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import Format, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.history.state import STATS, session_state, stats_of
+from sessionlake.history.state import STATS, readable, session_state, stats_of
 from sessionlake.lake.names import PROGRESS
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_session_state(spark: SparkSession, settings: Settings, session: str, topic: str | None, form: Format) -> None:
-    """Writes what is remembered of one session: a row a field, or one object.
+    """Writes what is remembered of one session: a row a field, or one object, whose times are numbers of ms.
 
     Raises:
         UsageError: nothing is remembered of it, or several topics have one and `topic` is None.
@@ -32,7 +32,8 @@ def show_session_state(spark: SparkSession, settings: Settings, session: str, to
         raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
     found = {"shard": shard, **session_state(stored, settings, topic, session)}
     if form is Format.TABLE:
-        show(("field", "value"), [(name, value) for name, value in found.items() if value not in (None, [])], form)
+        told = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
+        show(("field", "value"), told, form)
     else:
         show(list(found), [list(found.values())], form)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow.compute as pc
@@ -11,6 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
 _LAYER = "silver"
 _HELD = ("offset", "seq", "ts", "size")
@@ -83,6 +85,26 @@ def session_state(stored: bytes, settings: Settings, topic: str, session: str) -
     }
 
 
+def readable(found: Any) -> Any:
+    """What `session_state` tells, with its times as ISO 8601 texts in UTC; those beyond the year 9999 stay numbers."""
+    if isinstance(found, list):
+        return [readable(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    return {name: _iso(value) if name in _TIMES else readable(value) for name, value in found.items()}
+
+
+def _iso(ms: int | None) -> str | int | None:
+    if ms is None or not FIRST_MS <= ms <= LAST_MS:
+        return ms
+    return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_TIMES = {
+    *("first_ts", "last_ts", "last_kafka_ts", "ended_at", "highest_ts", "changed_at", "stream_time"),
+    *("due", "ts"),  # of unfilled seqs, of messages held back
+}
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
 
 

@@ -19,6 +19,7 @@ from sessionlake.errors import MachineError
 
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
+GIVE_UP_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 _LENGTH = struct.Struct("!i")
 
@@ -57,14 +58,31 @@ def spark_jvm(java: Path, flags: Sequence[str], folders: Sequence[Path], output:
         jars = os.pathsep.join(f"{folder}/*" for folder in folders)
         command = [str(java), *flags, *_FLAGS, "-cp", jars, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
         jvm = _start(command, output, answer)
-        port, secret = _connection(jvm, output, answer)
+        with _given_up_with(jvm):
+            port, secret = _connection(jvm, output, answer)
     told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(told)
     try:
-        yield
+        with _given_up_with(jvm):
+            yield
     finally:
         for name in told:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _given_up_with(jvm: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends a JVM whose start is interrupted: in the middle of it, it would not notice for seconds."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        jvm.terminate()
+        try:
+            jvm.wait(GIVE_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            jvm.kill()
+            jvm.wait()
+        raise
 
 
 def end_jvm() -> None:

@@ -15,7 +15,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
-from sessionlake.lake.names import LEDGER, MESSAGES, PROCESSOR_ERRORS
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES, TableSchema, Writes
@@ -27,7 +27,7 @@ from sessionlake.processors.outputs import Account, Kind, read_account, refuse_f
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver.decisions import decisions
+from sessionlake.silver.decisions import decisions, note_going_on, note_stop
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import FEW_MESSAGES, counts_of, packed, ranges_of, rows_of, total, violation_of
 from sessionlake.streaming.folded import Folded, collect
@@ -80,7 +80,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     """
     own, processor = configured(settings, name), load(settings, name)
     lake = Lake(settings, {own.into: table_of(own, processor.workings.output)})
-    lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, LEDGER])
+    lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
     checkpoint = settings.checkpoint(own.layer)
     require_readable_states(spark, checkpoint, processor)
@@ -120,6 +120,7 @@ class _ProcessorBatch:
             accounts = [read_account(account) for account in written]
             partitions = total([*accounts])
             if violation := violation_of([*accounts]):
+                note_stop(self._settings, violation.violation, own.layer)
                 raise violation
             refuse_failures(own.name, accounts)
             self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
@@ -140,6 +141,7 @@ class _ProcessorBatch:
         finally:
             frame.unpersist()
         self._log.advance(ranges)
+        note_going_on(self._settings, own.layer)
         self._few = entry.messages <= FEW_MESSAGES
 
     @property

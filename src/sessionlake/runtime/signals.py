@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -20,6 +22,7 @@ class StopFlag(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self.signal = 0
+        self._raising = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -39,6 +42,23 @@ class StopFlag(threading.Event):
                 before = signal.signal(number, self._note)
                 self._before.setdefault(number, before)
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Inside, a signal interrupts as well: for what is long to wait for, and can be given up in the middle.
+
+        Raises:
+            KeyboardInterrupt: a signal came, inside or before.
+        """
+        self._raising = True
+        try:
+            if self.is_set():
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._raising = False
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal = self.signal or number
         self.set()
+        if self._raising:
+            raise KeyboardInterrupt

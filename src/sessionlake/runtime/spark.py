@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -103,11 +104,17 @@ def _jvm(settings: Settings, app: str, compiler: Sequence[str]) -> AbstractConte
 
 
 def _silence_python() -> None:
-    """Stops pyspark from printing failed queries as JSON; the exception that it raises as well says it all."""
+    """Stops pyspark and py4j from printing what failed, or was interrupted; the exception they raise says it all."""
     from pyspark.logger import PySparkLogger
+
+    logging.getLogger().addFilter(_is_no_interrupt)
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return record.msg != "KeyboardInterrupt while sending command."
 
 
 _JVM = (

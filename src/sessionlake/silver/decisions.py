@@ -1,8 +1,8 @@
 """What operators decide about places at which a session broke its class under `fail`: `ops.decisions`.
 
 A decision is an input to silver as the messages are: it is read when the job starts, taken at its place once, and
-noted in the ledger by the batch that took it. Where the job stopped is noted beside its checkpoint, so that a decision
-needs only the session's name.
+noted in the ledger by the batch that took it. Where a job stopped is noted beside its checkpoint: only that place can
+be decided about, so a decision needs only the session's name. Until somebody has followed it, it can be withdrawn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import operator
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import append
-from sessionlake.lake.names import DECISIONS, MESSAGES
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.reading import Condition, Reader, reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -32,12 +32,15 @@ from sessionlake.streaming.guards import Begun, begun
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+WITHDRAWN = "withdrawn"
+
 
 @dataclass(frozen=True)
 class Decided:
     """One decision.
 
     Attributes:
+        decision: None withdraws the one before.
         who: the user's name.
         why: in the user's words.
     """
@@ -45,26 +48,35 @@ class Decided:
     topic: str
     session_id: str
     offset: int
-    decision: Decision
+    decision: Decision | None
     who: str
     why: str | None
     decided_at: datetime
 
     def __str__(self) -> str:
+        place = f"session {self.session_id!r}, topic {self.topic}, offset {self.offset}"
+        if self.decision is None:
+            return f"{place}: the decision is withdrawn"
         meaning = {
             Decision.ACCEPT_GAP: "the message is applied all the same",
             Decision.ISOLATE: "the session is broken until its next snapshot",
             Decision.SKIP: "the message goes to quarantine and counts as not having arrived",
         }[self.decision]
-        place = f"session {self.session_id!r}, topic {self.topic}, offset {self.offset}"
         return f"{place}: {meaning}. It takes effect when silver runs again"
 
 
 def decisions(reader: Reader) -> dict[Place, Decision]:
-    """All decisions by place."""
-    columns = ["topic", "session_id", "offset", "decision"]
-    rows = reader.rows(DECISIONS, columns=columns)
-    return {(row["topic"], row["session_id"], row["offset"]): Decision(row["decision"]) for row in rows}
+    """All decisions by place, less those withdrawn."""
+    return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
+
+
+def _recorded(reader: Reader) -> dict[Place, list[tuple[datetime, str]]]:
+    """What was recorded about each place, in order of time: the last word counts."""
+    found: dict[Place, list[tuple[datetime, str]]] = {}
+    for row in reader.rows(DECISIONS, columns=["topic", "session_id", "offset", "decision", "decided_at"]):
+        place = row["topic"], row["session_id"], row["offset"]
+        found.setdefault(place, []).append((row["decided_at"], row["decision"]))
+    return {place: sorted(rows) for place, rows in found.items()}
 
 
 def decide(
@@ -78,61 +90,169 @@ def decide(
     who: str,
     why: str | None = None,
 ) -> Decided:
-    """Records a decision.
+    """Records a decision about a place at which silver, or a processor, stopped.
 
     Args:
         spark: needed where tables are in a catalog.
-        offset: of the message that broke the session; by default where silver stopped.
-        topic: the session's; by default that of the place where silver stopped, or the only one that has the session.
+        offset: of the message that broke the session; by default where silver stopped, or else a processor.
+        topic: the session's; by default that of the place.
 
     Raises:
-        UsageError: silver did not stop at this session and no place is given, or its place is decided already.
+        UsageError: nothing has stopped there, or the place is decided already.
         LakeError: bronze has no such message.
     """
     lake = Lake(settings)
     reader = reader_for(lake, spark)
-    stopped = stopped_at(settings)
-    if stopped is not None and stopped.session_id == session and topic in (None, stopped.topic):
-        offset, topic = stopped.offset if offset is None else offset, stopped.topic
-    if offset is None:
-        where = f"it stopped at session {stopped.session_id!r}" if stopped else "it is not known to have stopped"
-        raise UsageError(f"silver did not stop at session {session!r}: {where}. Name the place with --offset")
-    topic, partition = _topic(reader, session, offset, topic)
-    known = decisions(reader).get((topic, session, offset))
+    place, stopped = _stop_at(settings, session, offset, topic)
+    topic, _, offset = place
+    partition = _partition(reader, place)
+    known = decisions(reader).get(place)
     if known is not None:
-        raise UsageError(f"session {session!r}, topic {topic}, offset {offset}: decided already: {known}")
-    stopped_here = stopped is not None and (stopped.topic, stopped.session_id, stopped.offset) == (
-        topic,
-        session,
-        offset,
-    )
-    layers = ["silver"] if stopped_here else ["silver", *(processor.layer for processor in settings.processors)]
+        raise UsageError(
+            f"session {session!r}, topic {topic}, offset {offset}: decided already: {known}; --withdraw takes it back"
+        )
+    # Where silver stopped, a processor that is past the place has judged it by other rules: it would not stop there.
+    layers = [SILVER] if SILVER in stopped else _layers(settings)
     passed = [layer for layer in layers if reader.covering(layer, topic, partition, offset)]
-    _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped_here=stopped_here)
+    _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_whole(begun(settings, layer), layer, topic, partition, offset)
     decided = Decided(topic, session, offset, decision, who, why, datetime.now(UTC))
-    _write(lake, spark, decided)
+    _write(lake, spark, reader, decided)
     return decided
 
 
-def _topic(reader: Reader, session: str, offset: int, topic: str | None) -> tuple[str, int]:
-    """The topic and partition in which the session has a message with this offset."""
-    conditions: list[Condition] = [("key", operator.eq, session.encode()), ("offset", operator.eq, offset)]
-    if topic is not None:
-        conditions.append(("topic", operator.eq, topic))
-    rows = reader.rows(MESSAGES, *conditions, columns=["topic", "partition"])
-    found = sorted({(row["topic"], row["partition"]) for row in rows})
-    if not found:
-        where = f" of topic {topic}" if topic else ""
-        raise LakeError(f"{MESSAGES} has no message of session {session!r} at offset {offset}{where}")
-    if len(found) > 1:
-        topics = ", ".join(name for name, _ in found)
-        raise UsageError(f"session {session!r} has an offset {offset} in {topics}: choose one with --topic")
-    return found[0]
+def withdraw(
+    settings: Settings,
+    spark: SparkSession | None,
+    session: str,
+    *,
+    offset: int | None = None,
+    topic: str | None = None,
+    who: str,
+    why: str | None = None,
+) -> Decided:
+    """Takes back a decision that nobody has followed yet.
+
+    Args:
+        spark: needed where tables are in a catalog.
+        offset: of the place; by default that of the session's only decision still to be followed.
+        topic: the session's; by default the only one with such a decision.
+
+    Raises:
+        UsageError: there is no such decision, or it was followed.
+    """
+    lake = Lake(settings)
+    reader = reader_for(lake, spark)
+    followed = _followed(reader)
+    mine = [
+        place
+        for place in sorted(decisions(reader))
+        if place[1] == session and topic in (None, place[0]) and offset in (None, place[2])
+    ]
+    pending = [place for place in mine if place not in followed]
+    if not pending:
+        why_not = "silver has followed it: it cannot be withdrawn" if mine else "nothing is decided"
+        raise UsageError(f"{_meant(session, offset, topic)}: {why_not}")
+    if len(pending) > 1:
+        places = "; ".join(f"topic {topic}, offset {offset}" for topic, _, offset in pending)
+        raise UsageError(f"session {session!r} has several decisions ({places}): choose one with --topic and --offset")
+    place = pending[0]
+    _require_untaken(settings, reader, place)
+    decided = Decided(*place, None, who, why, datetime.now(UTC))
+    _write(lake, spark, reader, decided)
+    return decided
 
 
-def _require_ahead(passed: list[str], place: str, offset: int, decision: Decision, *, stopped_here: bool) -> None:
+def _followed(reader: Reader) -> set[Place]:
+    """The places whose decisions a batch of silver has taken."""
+    rows = reader.rows(LEDGER, ("layer", operator.eq, SILVER), columns=["decisions"])
+    told = (item for row in rows for item in row["decisions"] or ())
+    return {(item["topic"], item["session_id"], item["offset"]) for item in told}
+
+
+def _require_untaken(settings: Settings, reader: Reader, place: Place) -> None:
+    """Refuses to withdraw what a layer has followed, or may have: it would be made otherwise when it is made again."""
+    topic, session, offset = place
+    partition, stopped = _partition(reader, place), _stops(settings)
+    for layer in _layers(settings):
+        if begun(settings, layer) is not None:
+            raise UsageError(
+                f"{layer} was interrupted while it committed a batch: run `sessionlake run {layer.replace('-', ' ')} "
+                "--once` first"
+            )
+        waits = layer in stopped and _place_of(stopped[layer]) == place
+        if not waits and reader.covering(layer, topic, partition, offset):
+            raise UsageError(
+                f"session {session!r}, topic {topic}, offset {offset}: {layer} has passed it: "
+                "the decision cannot be withdrawn"
+            )
+
+
+def _layers(settings: Settings) -> list[str]:
+    """Those that judge."""
+    return [SILVER, *(processor.layer for processor in settings.processors)]
+
+
+def _stops(settings: Settings) -> dict[str, Violation]:
+    """Where the layers stopped, of those that have."""
+    found = {layer: stopped_at(settings, layer) for layer in _layers(settings)}
+    return {layer: stop for layer, stop in found.items() if stop is not None}
+
+
+def _meant(session: str, offset: int | None, topic: str | None) -> str:
+    """The place, as far as it was given."""
+    parts = [f"session {session!r}"]
+    parts += [] if topic is None else [f"topic {topic}"]
+    parts += [] if offset is None else [f"offset {offset}"]
+    return ", ".join(parts)
+
+
+def _place_of(stop: Violation) -> Place:
+    return stop.topic, stop.session_id, stop.offset
+
+
+def _stop_at(settings: Settings, session: str, offset: int | None, topic: str | None) -> tuple[Place, set[str]]:
+    """The place that is meant, and the layers that stopped there.
+
+    Raises:
+        UsageError: none has, or the processors stopped at several.
+    """
+    stops = _stops(settings)
+    mine = {
+        layer: _place_of(stop)
+        for layer, stop in stops.items()
+        if stop.session_id == session and topic in (None, stop.topic) and offset in (None, stop.offset)
+    }
+    if not mine:
+        places = "; ".join(
+            f"{layer} stopped at session {stop.session_id!r}, topic {stop.topic}, offset {stop.offset}"
+            for layer, stop in stops.items()
+        )
+        if SILVER not in stops:
+            places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
+        raise UsageError(f"nothing stopped at {_meant(session, offset, topic)}, so nothing is to be decided: {places}")
+    if SILVER not in mine and len(set(mine.values())) > 1:
+        places = "; ".join(f"topic {topic}, offset {offset}" for topic, _, offset in sorted(set(mine.values())))
+        raise UsageError(f"processors stopped at several places of session {session!r} ({places}): choose --offset")
+    place = mine[SILVER] if SILVER in mine else next(iter(mine.values()))
+    return place, {layer for layer, other in mine.items() if other == place}
+
+
+def _partition(reader: Reader, place: Place) -> int:
+    """The partition in which the message is."""
+    topic, session, offset = place
+    conditions: list[Condition] = [
+        ("topic", operator.eq, topic),
+        ("key", operator.eq, session.encode()),
+        ("offset", operator.eq, offset),
+    ]
+    for row in reader.rows(MESSAGES, *conditions, columns=["partition"]):
+        return int(row["partition"])
+    raise LakeError(f"{MESSAGES} has no message of session {session!r} at offset {offset} of topic {topic}")
+
+
+def _require_ahead(passed: list[str], place: str, offset: int, decision: Decision, stopped: set[str]) -> None:
     """Refuses a decision about what is done already: who did it could not follow it, and a rebuild would.
 
     A gap that was not filled in time (class `once`), and what was held back (`window`), stop silver at messages that it
@@ -140,9 +260,11 @@ def _require_ahead(passed: list[str], place: str, offset: int, decision: Decisio
 
     Args:
         passed: the layers that have taken in the message.
+        stopped: those that stopped at it.
     """
-    if passed and not stopped_here:
-        raise UsageError(f"{place}: {' and '.join(passed)} has passed offset {offset}: nothing to decide")
+    gone = [layer for layer in passed if layer not in stopped]
+    if gone:
+        raise UsageError(f"{place}: {' and '.join(gone)} has passed offset {offset}: nothing to decide")
     if passed and decision is Decision.SKIP:
         raise UsageError(
             f"{place}: offset {offset} was taken in before it came to a violation: "
@@ -160,10 +282,13 @@ def _require_whole(batch: Begun | None, layer: str, topic: str, partition: int, 
         )
 
 
-def _write(lake: Lake, spark: SparkSession | None, decided: Decided) -> None:
+def _write(lake: Lake, spark: SparkSession | None, reader: Reader, decided: Decided) -> None:
     if lake.local and not (lake.path(DECISIONS) / "_delta_log").is_dir():
         raise LakeError(f"{DECISIONS} is not there yet: there is nothing to decide before silver has run")
-    row = asdict(decided) | {"decision": str(decided.decision)}
+    before = _recorded(reader).get((decided.topic, decided.session_id, decided.offset), [])
+    # The last word counts, whatever a clock set back says.
+    at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
+    row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
     schema = pa.schema(
         [
             ("topic", pa.string()),
@@ -176,34 +301,34 @@ def _write(lake: Lake, spark: SparkSession | None, decided: Decided) -> None:
         ]
     )
     place = f"{decided.topic}\0{decided.session_id}\0{decided.offset}"
-    append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, 0))
+    append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, len(before)))
 
 
-# -- where silver stopped
+# -- where a layer stopped
 
 
-def _note(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint('silver')}.stopped.json")
+def _note(settings: Settings, layer: str) -> Path:
+    return Path(f"{settings.checkpoint(layer)}.stopped.json")
 
 
-def stopped_at(settings: Settings) -> Violation | None:
-    """The violation at which silver stopped, if it has not gone on since."""
+def stopped_at(settings: Settings, layer: str = SILVER) -> Violation | None:
+    """The violation at which silver, or a processor, stopped, if it has not gone on since."""
     try:
-        return msgspec.json.decode(_note(settings).read_bytes(), type=Violation)
+        return msgspec.json.decode(_note(settings, layer).read_bytes(), type=Violation)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def note_stop(settings: Settings, violation: Violation) -> None:
-    """Notes where silver stops. A convenience: the error names the place as well."""
+def note_stop(settings: Settings, violation: Violation, layer: str = SILVER) -> None:
+    """Notes where a layer stops; if that fails, it stops there again."""
     with contextlib.suppress(OSError):
-        _note(settings).write_bytes(msgspec.json.encode(violation))
+        _note(settings, layer).write_bytes(msgspec.json.encode(violation))
 
 
-def note_going_on(settings: Settings) -> None:
-    """Notes that silver has passed the place at which it stopped."""
+def note_going_on(settings: Settings, layer: str = SILVER) -> None:
+    """Notes that a layer has passed the place at which it stopped."""
     with contextlib.suppress(OSError):
-        _note(settings).unlink(missing_ok=True)
+        _note(settings, layer).unlink(missing_ok=True)
 
 
 def taken(decided: Iterable[Place], known: dict[Place, Decision]) -> tuple[dict[str, object], ...]:

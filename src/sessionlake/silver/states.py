@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import SILVER
 from sessionlake.silver import handover
+from sessionlake.streaming.checkpoint import last_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
     from pyspark.sql import functions as F
 
     checkpoint = settings.checkpoint(SILVER)
-    if not any((Path(checkpoint) / "commits").glob("[0-9]*")):
+    if last_committed(checkpoint) is None:
         handed = handover.states(settings)
         if handed:
             yield from ((number, state) for number, state in handed.items() if shard in (None, number))

@@ -43,6 +43,12 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
             )
 
 
+def last_committed(checkpoint: str | Path) -> int | None:
+    """The number of the last batch that its query has committed; None before the first."""
+    commits = (file.name for file in (Path(checkpoint) / "commits").glob("*"))
+    return max((int(name) for name in commits if name.isdecimal()), default=None)
+
+
 def _entries(folder: Path) -> Iterator[Path]:
     if (folder / "metadata").is_file():
         yield folder / "metadata"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import milliseconds
 from sessionlake.errors import SessionlakeError
 from sessionlake.lake.txn import Txn
+from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def discard_abandoned_states(checkpoint: Path) -> None:
     written, and says nothing. A batch that is made once more, after a decision or with other settings, would leave the
     state of the attempt that failed.
     """
-    commits = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
-    committed = max(commits, default=-1) + 1  # the state that batch n leaves is version n + 1
+    last = last_committed(checkpoint)
+    committed = 0 if last is None else last + 1  # the state that batch n leaves is version n + 1
     for file in (checkpoint / "state").rglob("*"):
         version = _STATE_FILE.fullmatch(file.name)
         if (version and int(version[1]) > committed) or _UNFINISHED.fullmatch(file.name):

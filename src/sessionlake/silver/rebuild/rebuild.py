@@ -49,6 +49,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare
 from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, replay, staging
 from sessionlake.silver.states import shard_states
+from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.guards import rebuild_journal, refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
@@ -189,8 +190,11 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     where = "" if selection.topic is None else f" of topic {selection.topic}"
     if of_topic.isEmpty():
         raise UsageError(f"{MESSAGES}@v{version} has no message{where}")
-    for session in selection.sessions:
-        if of_topic.where(F.col("key") == F.lit(session.encode())).isEmpty():
+    keys = [session.encode() for session in selection.sessions]
+    found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
+    known = {bytes(row["key"]) for row in found}
+    for session, key in zip(selection.sessions, keys, strict=True):
+        if key not in known:
             raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
 
 
@@ -203,9 +207,9 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     from pyspark.sql import functions as F
 
     begun = handover.in_force(lake.settings)
-    commits = _commits(lake.settings)
+    last = last_committed(lake.settings.checkpoint(LAYER))
     entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
-    state_of = (begun.first_batch if begun else 0) + max(commits, default=-1)
+    state_of = (begun.first_batch if begun else 0) + (-1 if last is None else last)
     if entries is None or entries[0] != state_of:
         raise LakeError(
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
@@ -216,10 +220,6 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
             "one: run `sessionlake run silver --once` first, or rebuild everything"
         )
-
-
-def _commits(settings: Settings) -> list[int]:
-    return [int(file.name) for file in Path(f"{settings.checkpoint(LAYER)}/commits").glob("[0-9]*")]
 
 
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:

@@ -1,0 +1,68 @@
+"""What the state store remembers of a session, told to people and to programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sessionlake.commands import state as command
+from sessionlake.commands.show import Format, show
+from sessionlake.config import Settings
+from sessionlake.integrity.clock import Clock, LaneTime
+from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
+from sessionlake.integrity.spans import Spans
+from sessionlake.integrity.state import ShardState
+from sessionlake.silver.inspect import readable, session_state
+
+NOON = 1_767_355_200_000  # 2026-01-02
+CURSOR_OF_S = Cursor(
+    last_seq=7,
+    messages=6,
+    first_ts=NOON,
+    last_ts=NOON + 1,
+    last_kafka_ts=NOON + 1001,
+    ended_at=-(10**17),
+    taken=Spans([0, 4, 6, 7]),
+    holes=[Hole(5, 6, NOON + 2500, 3, NOON, 0)],
+)
+
+
+@pytest.fixture
+def stored() -> bytes:
+    cursor = replace(CURSOR_OF_S, taken=Spans([0, 4, 6, 7]))
+    cursors = np.array([cursor.as_tuple()], CURSOR)
+    memories = np.array([encode_memory(cursor.memory()), None], object)[:-1]
+    return ShardState(pa.array(["t\0s"]), cursors, memories, Clock([LaneTime("t", 0, NOON + 60_000, 9)])).encode(())
+
+
+def test_programs_get_times_as_ms(stored, tmp_path):
+    told = session_state(stored, Settings(home=tmp_path), "t", "s")
+    assert (told["first_ts"], told["stream_time"], told["highest_ts"]) == (NOON, NOON + 60_000, None)
+    assert told["unfilled"] == [{"from": 5, "to": 5, "due": NOON + 2500}]
+
+
+def test_people_get_times_to_read(stored, tmp_path):
+    told = readable(session_state(stored, Settings(home=tmp_path), "t", "s"))
+    assert told["first_ts"] == "2026-01-02T12:00:00.000Z"
+    assert told["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
+    assert told["stream_time"] == "2026-01-02T12:01:00.000Z"
+    assert told["unfilled"] == [{"from": 5, "to": 5, "due": "2026-01-02T12:00:02.500Z"}]
+    assert (told["highest_ts"], told["last_seq"]) == (None, 7)
+    assert told["ended_at"] == -(10**17)  # no calendar has it
+
+
+@pytest.mark.parametrize(("form", "at"), [(Format.TABLE, "2026-01-02T12:00:00.000Z"), (Format.JSON, NOON)])
+def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at):
+    out = io.StringIO()
+    monkeypatch.setattr(command, "shard_of", lambda *_: 3)
+    monkeypatch.setattr(command, "shard_states", lambda *_: iter([(3, stored)]))
+    monkeypatch.setattr(command, "show", lambda names, rows, form: show(names, rows, form, out))
+    command.show_session_state(None, Settings(home=tmp_path), "s", "t", form)
+    told = out.getvalue()
+    rows = dict(line.split(maxsplit=1) for line in told.splitlines() if line.strip(" ─"))
+    assert (json.loads(told) if form is Format.JSON else rows)["first_ts"] == at
