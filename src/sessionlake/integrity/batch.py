@@ -211,6 +211,7 @@ def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
     ended = stream.type[last] == MessageType.END
     moved["status"] = np.where(ended, Status.ENDED, moved["status"])
     moved["ended_at"] = np.where(ended, np.maximum(stream.ts[last], end_time(NO_TIME)), moved["ended_at"])
+    moved["end_seq"] = np.where(ended, stream.seq[last], moved["end_seq"])
     once = np.array([rules.integrity is Integrity.ONCE for rules in docket.rules[: len(fine)]], np.bool_)[fine]
     moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
     moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
@@ -313,6 +314,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     if part.type[-1] == MessageType.END:
         cursor.status = Status.ENDED
         cursor.ended_at = end_time(int(part.ts[-1]))
+        cursor.end_seq = int(part.seq[-1])
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]

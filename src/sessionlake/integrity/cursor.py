@@ -55,6 +55,7 @@ CURSOR = np.dtype(
         ("held", np.int32),  # messages held back
         ("changed_at", np.int64),  # stream time of the first change of the table since its last cut
         ("cut_position", np.int64),  # last order of application that a cut at expiry holds
+        ("end_seq", np.int64),  # of the end, if it bears one
     ]
 )
 FIELDS = CURSOR.names or ()
@@ -75,6 +76,7 @@ INITIAL: dict[str, int] = {
     "due": NEVER,
     "changed_at": NEVER,
     "cut_position": NO_POSITION,
+    "end_seq": NO_SEQ,
 }
 
 
@@ -162,6 +164,7 @@ class Cursor:
     held: int = 0
     changed_at: int = NEVER
     cut_position: int = NO_POSITION
+    end_seq: int = NO_SEQ
     taken: Spans = field(default_factory=Spans)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)

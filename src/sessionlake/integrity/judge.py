@@ -8,7 +8,10 @@ leaves a choice, these hold:
   then proves the expiry early. It takes positions from the session's last message on.
 - `once`: a gap is an event when it shows, and a violation when stream time passes the revealing message's timestamp
   plus `gap_timeout`; that violation bears the revealing message's offset and is not counted again. A session that has
-  ended, or has a newer snapshot, is not broken by it.
+  ended, or has a newer snapshot, is not broken by it: under `isolate`, too, an ended session stays ended.
+- `once`: a session ends by the first `end` that is applied, and its seq is where it ends. A lower seq that was not
+  applied yet fills in beneath, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
+  that itself fills in beneath ends the session as well: what was applied with higher seqs stays applied.
 - More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
   applied all the same, the oldest held message, or gap, makes room for it.
 - A message whose own timestamp is more than the session timeout behind stream time expires its session as it comes.
@@ -328,7 +331,7 @@ class Judge:
     def _judge(self, message: Header, releasing: int) -> None:
         """Judges a message that is no duplicate; `releasing` is the offset of the one whose arrival led to it."""
         cursor, integrity = self._cursor, self.rules.integrity
-        if cursor.status == Status.ENDED:
+        if cursor.status == Status.ENDED and not self._fills_in(message):
             if self._may_pass(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply(message, releasing)
         elif cursor.status == Status.BROKEN:
@@ -348,6 +351,10 @@ class Judge:
             self._gap(message, releasing)
         else:
             self._apply(message, releasing)
+
+    def _fills_in(self, message: Header) -> bool:
+        """Whether a message that is no duplicate has its place beneath the session's end."""
+        return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
     def _while_broken(self, message: Header, releasing: int) -> None:
         if message.type == MessageType.SNAPSHOT and message.seq > self._cursor.last_seq:
@@ -386,7 +393,7 @@ class Judge:
             cursor.status = Status.OPEN
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
         if ends:
-            cursor.status, cursor.ended_at = Status.ENDED, end_time(message.ts)
+            cursor.status, cursor.ended_at, cursor.end_seq = Status.ENDED, end_time(message.ts), message.seq
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.beneath.add(out.session)
         cursor.last_seq = max(cursor.last_seq, message.seq)

@@ -270,6 +270,7 @@ def _apply_released(docket: Docket, releases: _Releases, out: Outcome) -> None:
     ended = releases.type[ends - 1] == MessageType.END
     before["status"] = np.where(ended, Status.ENDED, before["status"])
     before["ended_at"] = np.where(ended, np.maximum(last_ts, end_time(NO_TIME)), before["ended_at"])
+    before["end_seq"] = np.where(ended, releases.seq[ends - 1], before["end_seq"])
     cursors[groups.sessions] = before
 
 
