@@ -20,12 +20,14 @@ import pytest
 
 from sessionlake.config import Integrity, OnViolation
 from sessionlake.errors import LakeError
-from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
 from sessionlake.integrity.cuts import CutReason
-from sessionlake.integrity.judge import Header, Judge, Outcome, StoppedError, Verdict
+from sessionlake.integrity.judge import Judge, StoppedError
+from sessionlake.integrity.outcome import Header, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import FORMAT, ShardState
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.columns import parse_columns
@@ -199,7 +201,7 @@ def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, sta
     assert told(out) == events
 
 
-def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
+def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, Outcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
     messages = [item for item in found if isinstance(item, Header)]
@@ -208,7 +210,7 @@ def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
     arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]
     nothing: list[Any] = [np.zeros(0, types.get(n, np.int64)) for n in names]
     end = found[-1] if isinstance(found[-1], int) else messages[-1].now
-    batch = Docket(
+    batch = ShardBatch(
         stream=Stream(np.zeros(1, np.int64), *arrays),
         cursors=new_cursors(1),
         memories=np.full(1, None, object),
@@ -217,7 +219,7 @@ def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
         held=Stream(np.zeros(0, np.int64), *nothing),
         held_bounds=np.zeros(2, np.int64),
     )
-    return batch, batch.judge()
+    return batch, judge_batch(batch)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case.values, id=case.id) for case in CASES])
@@ -225,7 +227,7 @@ def test_timeline_judged_as_a_batch(case: Any) -> None:
     integrity, policy, timeline, *_ = case
     how = rules(integrity, policy)
     cursor, out, stopped = run(timeline, how)
-    batch, found = docket(timeline, how)
+    batch, found = as_batch(timeline, how)
     assert found.events == out.events
     if not stopped:
         for name in ("verdict", "reason", "epoch", "position", "life"):
@@ -250,7 +252,7 @@ def test_a_session_ends_at_the_event_time_of_its_end() -> None:
 def test_once_a_message_beneath_the_end_changes_nothing_but_the_table() -> None:
     cursor, out, _ = run("s0@0 e3t9@1 s1t1@2 e2t20@3", rules("once", "fail"))
     assert (cursor.ended_at, cursor.end_seq, cursor.last_seq, cursor.last_ts) == (9, 3, 3, 20)
-    assert (out.epoch.tolist(), out.position.tolist(), out.beneath) == ([0, 0, 2, 2], [0, 1, 2, 3], {0})
+    assert (out.epoch.tolist(), out.position.tolist(), out.late_fills) == ([0, 0, 2, 2], [0, 1, 2, 3], {0})
     assert [(CutReason(cut["reason"]).name, cut["at"], cut["changed_at"]) for cut in out.cuts] == [("END", 1, 0)]
     assert cursor.changed_at == 2
 

@@ -9,9 +9,7 @@ and is moved on by array arithmetic with all its like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,123 +20,60 @@ from sessionlake.integrity.cursor import (
     NO_SEQ,
     NO_TIME,
     Cursor,
-    Cursors,
     Status,
     decode_memory,
     encode_memory,
     end_time,
 )
 from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
-from sessionlake.integrity.judge import TAKING, Header, Judge, Outcome, StoppedError, Verdict
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.judge import TAKING, Judge, StoppedError
+from sessionlake.integrity.outcome import Outcome, Verdict
+from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.shard_batch import COLUMNS, ShardBatch, Stream
 from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import MessageType
 
 Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Int8s = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
-Objects = npt.NDArray[np.object_]
 
 _CLASSES = list(Integrity)
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Well-formed messages, session after session, each session in offset order. Arrays of one length; times in ms.
+def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
+    """Judges everything.
 
-    Attributes:
-        starts: index of each session's first message.
-        seq: `NO_SEQ` where there is none.
-        lane: place of the topic-partition in the shard's clock.
-        now: stream time of the topic-partition when the message came.
-        size: bytes of the value.
+    Args:
+        bulk: False judges every message one by one; the result is the same.
     """
-
-    starts: Int64s
-    type: Int8s
-    seq: Int64s
-    ts: Int64s
-    offset: Int64s
-    kafka_ts: Int64s
-    partition: Int32s
-    lane: Int32s
-    now: Int64s
-    size: Int32s
-
-    @property
-    def ends(self) -> Int64s:
-        """One past each session's last message."""
-        return np.append(self.starts[1:], len(self.seq))
-
-    def header(self, index: int, base: int = 0) -> Header:
-        """One message; the outcome knows it as `base + index`."""
-        columns: Any = (getattr(self, name)[index].item() for name in _COLUMNS)
-        return Header(*(*columns, base + index))
+    out = Outcome(len(batch.held.seq) + len(batch.stream.seq))
+    busy = len(batch.stream.starts)
+    slow = list(range(busy, len(batch.cursors)))
+    if busy:
+        breaks = _breaks(batch)
+        fine = _fine_sessions(batch, breaks)
+        fine &= bulk
+        _advance(batch, fine, out)
+        if bulk:
+            fine |= judge_windows(batch, out)
+        if not bulk:
+            breaks[:] = True
+        slow = [*np.flatnonzero(~fine).tolist(), *slow]
+    for number in slow:
+        _judge_session(batch, number, breaks if number < busy else None, out)
+    return out
 
 
-_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
-
-
-@dataclass
-class Docket:
-    """The sessions to judge: first those with messages, in the stream's order, then silent ones for which it is time.
-
-    Attributes:
-        cursors: moved on, in place.
-        memories: their encoded memories, replaced in place.
-        rules: one a session.
-        ends: stream time of each session's topic-partition at the end of the batch.
-        held: messages held back, session after session, each in (`ts`, `seq`) order. The outcome knows them by their
-            index, and the stream's messages by theirs plus the number of these.
-        held_bounds: where each session's begin and, in the next item, end.
-        decisions: by session number, by offset.
-    """
-
-    stream: Stream
-    cursors: Cursors
-    memories: Objects
-    rules: Sequence[Rules]
-    ends: Int64s
-    held: Stream
-    held_bounds: Int64s
-    decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
-
-    def judge(self, *, bulk: bool = True) -> Outcome:
-        """Judges everything.
-
-        Args:
-            bulk: False judges every message one by one; the result is the same.
-        """
-        out = Outcome(len(self.held.seq) + len(self.stream.seq))
-        busy = len(self.stream.starts)
-        slow = list(range(busy, len(self.cursors)))
-        if busy:
-            breaks = _breaks(self)
-            fine = _fine_sessions(self, breaks)
-            fine &= bulk
-            _advance(self, fine, out)
-            if bulk:
-                fine |= judge_windows(self, out)
-            if not bulk:
-                breaks[:] = True
-            slow = [*np.flatnonzero(~fine).tolist(), *slow]
-        for number in slow:
-            _judge_session(self, number, breaks if number < busy else None, out)
-        return out
-
-
-def _per_session(docket: Docket, value: Callable[[Rules], int]) -> Int64s:
+def _per_session(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
     """A number of the rules of every session that has messages."""
-    return np.array([value(rules) for rules in docket.rules[: len(docket.stream.starts)]], np.int64)
+    return np.array([value(rules) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
-def _breaks(docket: Docket) -> Bools:
+def _breaks(batch: ShardBatch) -> Bools:
     """True where a new run begins."""
-    stream = docket.stream
+    stream = batch.stream
     lengths = stream.ends - stream.starts
-    timeout = np.repeat(_per_session(docket, lambda r: r.session_timeout), lengths)[1:]
-    in_seq = np.repeat(_per_session(docket, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
+    timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
+    in_seq = np.repeat(_per_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
     breaks = np.ones(len(stream.seq), np.bool_)
     breaks[1:] = in_seq & (np.diff(stream.seq) != 1)
     breaks[1:] |= stream.type[:-1] == MessageType.END
@@ -148,12 +83,12 @@ def _breaks(docket: Docket) -> Bools:
     return breaks
 
 
-def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
+def _fine_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     """Sessions of one run that goes on where the cursor stands, or may begin a session."""
-    stream, busy = docket.stream, len(docket.stream.starts)
-    cursors, first = docket.cursors[:busy], docket.stream.starts
-    integrity = _per_session(docket, lambda r: _CLASSES.index(r.integrity))
-    timeout = _per_session(docket, lambda r: r.session_timeout)
+    stream, busy = batch.stream, len(batch.stream.starts)
+    cursors, first = batch.cursors[:busy], batch.stream.starts
+    integrity = _per_session(batch, lambda r: _CLASSES.index(r.integrity))
+    timeout = _per_session(batch, lambda r: r.session_timeout)
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
@@ -163,22 +98,22 @@ def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
     goes_on = known & (cursors["status"] == Status.OPEN) & (follows | is_none)
     begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
-    simple &= np.array([memory is None for memory in docket.memories[:busy]], np.bool_) & (
+    simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
-    simple[[number for number in docket.decisions if number < busy]] = False
+    simple[[number for number in batch.decisions if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
     fine: Bools = simple & one_run & in_time & (goes_on | begins)
     return fine
 
 
-def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
+def _advance(batch: ShardBatch, fine: Bools, out: Outcome) -> None:
     """Moves the cursors of the fine sessions over all their messages, and applies these."""
     if not fine.any():
         return
-    stream, base = docket.stream, len(docket.held.seq)
+    stream, base = batch.stream, len(batch.held.seq)
     first, last = stream.starts[fine], stream.ends[fine] - 1
-    cursors = docket.cursors[: len(fine)]
+    cursors = batch.cursors[: len(fine)]
     moved = cursors[fine]
     new = moved["messages"] == 0
     epochs = _epochs(stream, cursors["epoch"])
@@ -212,22 +147,22 @@ def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
     moved["status"] = np.where(ended, Status.ENDED, moved["status"])
     moved["ended_at"] = np.where(ended, np.maximum(stream.ts[last], end_time(NO_TIME)), moved["ended_at"])
     moved["end_seq"] = np.where(ended, stream.seq[last], moved["end_seq"])
-    once = np.array([rules.integrity is Integrity.ONCE for rules in docket.rules[: len(fine)]], np.bool_)[fine]
+    once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(fine)]], np.bool_)[fine]
     moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
     moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
     moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
-    moved["changed_at"] = _cuts(docket, fine, inside, out)
+    moved["changed_at"] = _cuts(batch, fine, inside, out)
     cursors[fine] = moved
 
 
-def _cuts(docket: Docket, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
+def _cuts(batch: ShardBatch, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
     """Cuts the tables of the fine sessions where that is due on the way; returns their new `changed_at`."""
-    stream = docket.stream
+    stream = batch.stream
     owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
     now, offset = stream.now[inside], stream.offset[inside]
     applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset)
-    before = docket.cursors[: len(fine)][fine]
-    cuts, changed_at = cuts_by_the_way(Arrived(owner, now, offset), applied, before, docket.rules[0].snapshot_interval)
+    before = batch.cursors[: len(fine)][fine]
+    cuts, changed_at = cuts_by_the_way(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
     out.cut(cuts)
     return changed_at
@@ -242,14 +177,14 @@ def _epochs(stream: Stream, before: Int64s) -> Int64s:
     return np.where(inside, stream.offset[latest], np.repeat(before, lengths))
 
 
-def _judge_session(docket: Docket, number: int, breaks: Bools | None, out: Outcome) -> None:
+def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Outcome) -> None:
     """Judges one session run by run, and does for it what is due at the end of the batch."""
-    rules, stream, base = docket.rules[number], docket.stream, len(docket.held.seq)
-    cursor = Cursor.of(docket.cursors[number], decode_memory(docket.memories[number]))
+    rules, stream, base = batch.rules[number], batch.stream, len(batch.held.seq)
+    cursor = Cursor.of(batch.cursors[number], decode_memory(batch.memories[number]))
     if rules.integrity in TAKING:
         cursor.adopt_taken()
-    held = [docket.held.header(i) for i in range(*docket.held_bounds[number : number + 2].tolist())]
-    decisions = docket.decisions.get(number, {})
+    held = [batch.held.header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
+    decisions = batch.decisions.get(number, {})
     out.session = number
     judge = Judge(cursor, held, rules, out, decisions)
     try:
@@ -257,12 +192,12 @@ def _judge_session(docket: Docket, number: int, breaks: Bools | None, out: Outco
             start, end = int(stream.starts[number]), int(stream.ends[number])
             for run in _runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
-        judge.pass_time(int(docket.ends[number]))
+        judge.pass_time(int(batch.ends[number]))
     except StoppedError:
         pass  # the batch is not committed: what becomes of the rest does not matter
     cursor.held = len(judge.held)
-    docket.memories[number] = encode_memory(cursor.memory())
-    docket.cursors[number] = cursor.as_tuple()
+    batch.memories[number] = encode_memory(cursor.memory())
+    batch.cursors[number] = cursor.as_tuple()
 
 
 def _runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
@@ -294,7 +229,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     if start == end:
         return
     out = judge.outcome
-    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in _COLUMNS))
+    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in COLUMNS))
     places = slice(base + start, base + end)
     epochs = _epochs(part, np.array([cursor.epoch]))
     out.verdict[places] = Verdict.APPLIED

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.integrity.spans import Spans
+from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.protocol.columns import FIRST_MS
 
 NO_SEQ = -1
@@ -112,7 +112,7 @@ class Memory(msgspec.Struct, array_like=True):
     """What a cursor has no room for: kept only of sessions whose taken seqs have gaps.
 
     Attributes:
-        taken: bounds of the intervals, see `Spans`.
+        taken: bounds of the intervals, see `SeqSet`.
         snapshots: `[seq, offset]` of the last applied snapshot of each interval that has one, ascending (`once`).
         holes: in the order in which they were revealed.
     """
@@ -165,7 +165,7 @@ class Cursor:
     changed_at: int = NEVER
     cut_position: int = NO_POSITION
     end_seq: int = NO_SEQ
-    taken: Spans = field(default_factory=Spans)
+    taken: SeqSet = field(default_factory=SeqSet)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
 
@@ -174,7 +174,7 @@ class Cursor:
         """Reads one record of a cursor array."""
         cursor = cls(*record.tolist())
         if memory is not None:
-            cursor.taken, cursor.snapshots, cursor.holes = Spans(memory.taken), memory.snapshots, memory.holes
+            cursor.taken, cursor.snapshots, cursor.holes = SeqSet(memory.taken), memory.snapshots, memory.holes
         else:
             if cursor.taken_from != NO_SEQ:
                 cursor.taken.add(cursor.taken_from, cursor.taken_to)

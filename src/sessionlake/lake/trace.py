@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import LakeError, NotThereError
-from sessionlake.integrity.judge import Action
+from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.known import why_unjudged, why_unread
 from sessionlake.lake.ledger import LEDGER

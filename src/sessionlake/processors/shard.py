@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, OnViolation, ProcessorSettings
 from sessionlake.integrity.clock import Clock, Lane
-from sessionlake.integrity.judge import Verdict
+from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef

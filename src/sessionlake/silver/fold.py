@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings
-from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
-from sessionlake.integrity.judge import Outcome, Verdict
+from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
@@ -61,18 +62,18 @@ class SilverFold:
         judging, memory = split(state)
         after = ShardState.decode(judging, self.columns)
         processor = self.processor or Rebuild(self.columns, self._rules)
-        bench = _Bench(after, self._rules, self.decisions, segments)
-        if not batch.num_rows and not bench.is_time_for_any and not processor.is_due(memory, after.clock):
+        judge = ShardJudge(after, self._rules, self.decisions, segments)
+        if not batch.num_rows and not judge.is_time_for_any and not processor.is_due(memory, after.clock):
             return join(after.encode(self.columns), memory), []
         wrong = pc.not_equal(batch["reason"], 0)
         malformed = batch.filter(wrong)
         well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
-        judged = bench.judge(well_formed, bulk=self.bulk)
+        judged = judge.judge(well_formed, bulk=self.bulk)
         memory, sent = processor.process(memory, judged, malformed)
         return join(after.encode(self.columns), memory), sent
 
 
-class _Bench:
+class ShardJudge:
     """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
@@ -110,7 +111,7 @@ class _Bench:
         held, held_bounds = self._take_held(keys, messages.schema)
         stream = _stream(messages, owner, self._lanes(messages), self._behind)
         names = topics.to_pylist()
-        docket = Docket(
+        batch = ShardBatch(
             stream=stream,
             cursors=cursors,
             memories=memories,
@@ -120,8 +121,8 @@ class _Bench:
             held_bounds=held_bounds,
             decisions=self._decided(names, sessions),
         )
-        docket.ends = self._ends(docket)
-        out = docket.judge(bulk=bulk)
+        batch.ends = self._ends(batch)
+        out = judge_batch(batch, bulk=bulk)
         # Of a session whose only messages were skipped by an operator's word, nothing is known.
         seen = cursors["first_offset"] != NO_TIME
         places[seen] = state.update(places[seen], keys.filter(pa.array(seen)), cursors[seen], memories[seen])
@@ -137,7 +138,7 @@ class _Bench:
         judged = Judged(
             messages=combined,
             released=held.num_rows,
-            came=docket.stream.now,
+            came=batch.stream.now,
             clock=state.clock,
             outcome=out,
             topics=topics,
@@ -145,7 +146,7 @@ class _Bench:
             keys=state.keys.take(pa.array(touched)),
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
-            beneath=np.isin(touched, places[sorted(out.beneath)]),
+            beneath=np.isin(touched, places[sorted(out.late_fills)]),
             cuts=cuts,
             cut_keys=state.keys.take(cut),
             cut_partitions=state.cursors["partition"][cuts["session"]],
@@ -161,10 +162,10 @@ class _Bench:
         places = np.array([index(pair) for pair in pairs], np.int64)
         return places[lane] if len(places) else lane
 
-    def _ends(self, docket: Docket) -> Int64s:
+    def _ends(self, batch: ShardBatch) -> Int64s:
         """Stream time of each session's topic-partition after the batch."""
-        lane = docket.cursors["lane"].astype(np.int64)
-        stream = docket.stream
+        lane = batch.cursors["lane"].astype(np.int64)
+        stream = batch.stream
         lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
         times = self._state.clock.times
         return times[lane] if len(times) else lane
