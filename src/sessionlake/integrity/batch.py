@@ -20,16 +20,17 @@ from sessionlake.integrity.cursor import (
     NO_SEQ,
     NO_TIME,
     Cursor,
+    Cursors,
     Status,
     decode_memory,
     encode_memory,
-    end_time,
 )
 from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
 from sessionlake.integrity.judge import TAKING, Judge, StoppedError
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import COLUMNS, ShardBatch, Stream
+from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import MessageType
 
@@ -111,48 +112,50 @@ def _advance(batch: ShardBatch, fine: Bools, out: Outcome) -> None:
     """Moves the cursors of the fine sessions over all their messages, and applies these."""
     if not fine.any():
         return
-    stream, base = batch.stream, len(batch.held.seq)
-    first, last = stream.starts[fine], stream.ends[fine] - 1
+    stream = batch.stream
     cursors = batch.cursors[: len(fine)]
     moved = cursors[fine]
-    new = moved["messages"] == 0
     epochs = _epochs(stream, cursors["epoch"])
-    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
-    lengths = stream.ends - stream.starts
-    inside = np.flatnonzero(np.repeat(fine, lengths))
-    out.verdict[base + inside] = Verdict.APPLIED
-    out.epoch[base + inside] = epochs[inside]
-    out.position[base + inside] = out.by[base + inside] = stream.offset[inside]
-    out.at[base + inside] = stream.now[inside]
-    out.life[base + inside] = np.repeat(moved["first_offset"], lengths[fine])
-
-    def least(values: Int64s) -> Int64s:
-        return np.minimum.reduceat(values, stream.starts)[fine]
-
-    def greatest(values: Int64s) -> Int64s:
-        return np.maximum.reduceat(values, stream.starts)[fine]
-
-    low, high = least(stream.ts), greatest(stream.ts)
-    snapshot = greatest(np.where(stream.type == MessageType.SNAPSHOT, stream.seq, NO_SEQ))
-    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
-    moved["epoch"] = epochs[last]
-    moved["last_seq"] = np.maximum(moved["last_seq"], greatest(stream.seq))
-    moved["messages"] += last - first + 1
-    moved["first_ts"] = np.where(new, low, np.minimum(moved["first_ts"], low))
-    moved["last_ts"] = np.where(new, high, np.maximum(moved["last_ts"], high))
-    moved["last_offset"] = stream.offset[last]
-    moved["last_kafka_ts"] = stream.kafka_ts[last]
-    moved["position"] = stream.offset[last]
-    ended = stream.type[last] == MessageType.END
-    moved["status"] = np.where(ended, Status.ENDED, moved["status"])
-    moved["ended_at"] = np.where(ended, np.maximum(stream.ts[last], end_time(NO_TIME)), moved["ended_at"])
-    moved["end_seq"] = np.where(ended, stream.seq[last], moved["end_seq"])
-    once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(fine)]], np.bool_)[fine]
-    moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
-    moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
-    moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
+    inside = np.flatnonzero(np.repeat(fine, stream.ends - stream.starts))
+    _arrive(batch, fine, moved)
+    _note_applied(batch, fine, inside, moved["first_offset"], epochs, out)
+    lengths = (stream.ends - stream.starts)[fine]
+    starts = np.cumsum(lengths) - lengths
+    run = Run(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
+    apply_runs(moved, run)
+    moved["epoch"] = epochs[stream.ends[fine] - 1]
+    _take(batch, fine, run, moved)
     moved["changed_at"] = _cuts(batch, fine, inside, out)
     cursors[fine] = moved
+
+
+def _arrive(batch: ShardBatch, fine: Bools, moved: Cursors) -> None:
+    """What the cursors of the fine sessions keep of messages that came, whatever becomes of them."""
+    stream, first, last = batch.stream, batch.stream.starts[fine], batch.stream.ends[fine] - 1
+    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
+    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
+    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.kafka_ts[last]
+
+
+def _note_applied(batch: ShardBatch, fine: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome) -> None:
+    """The outcome of the fine sessions' messages, which are those `inside`."""
+    stream, places = batch.stream, len(batch.held.seq) + inside
+    out.verdict[places] = Verdict.APPLIED
+    out.epoch[places] = epochs[inside]
+    out.position[places] = out.by[places] = stream.offset[inside]
+    out.at[places] = stream.now[inside]
+    out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[fine])
+
+
+def _take(batch: ShardBatch, fine: Bools, run: Run, moved: Cursors) -> None:
+    """Of the fine sessions of class `once`: the seqs that are taken now, and the highest snapshot."""
+    first, last = batch.stream.starts[fine], batch.stream.ends[fine] - 1
+    seq = batch.stream.seq
+    snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
+    once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(fine)]], np.bool_)[fine]
+    moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), seq[first], moved["taken_from"])
+    moved["taken_to"] = np.where(once, seq[last], moved["taken_to"])
+    moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
 
 
 def _cuts(batch: ShardBatch, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
@@ -237,19 +240,11 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     out.position[places] = positions(cursor.position, part.offset)
     out.life[places] = cursor.first_offset
     out.at[places], out.by[places] = part.now, part.offset
-    cursor.position = int(out.position[base + end - 1])
+    apply_run(cursor, Run(part.starts, part.type, part.seq, part.ts, out.position[places]))
     cursor.epoch = int(epochs[-1])
-    cursor.last_seq = max(cursor.last_seq, int(part.seq.max()))
-    cursor.messages += end - start
-    cursor.first_ts = min(cursor.first_ts, int(part.ts.min()))
-    cursor.last_ts = max(cursor.last_ts, int(part.ts.max()))
     cursor.last_offset = int(part.offset[-1])
     cursor.last_kafka_ts = int(part.kafka_ts[-1])
     cursor.partition, cursor.lane = int(part.partition[-1]), int(part.lane[-1])
-    if part.type[-1] == MessageType.END:
-        cursor.status = Status.ENDED
-        cursor.ended_at = end_time(int(part.ts[-1]))
-        cursor.end_seq = int(part.seq[-1])
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]

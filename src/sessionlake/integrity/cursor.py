@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.seq_set import SeqSet
-from sessionlake.protocol.columns import FIRST_MS
 
 NO_SEQ = -1
 NO_EPOCH = -1
@@ -45,7 +44,7 @@ CURSOR = np.dtype(
         ("first_offset", np.int64),  # of well-formed messages; names the session's present life
         ("last_offset", np.int64),
         ("last_kafka_ts", np.int64),  # Kafka timestamp of the last well-formed message, ms
-        ("ended_at", np.int64),  # event time of the end, ms; see `end_time`
+        ("ended_at", np.int64),  # event time of the end, ms, or the first moment a timestamp can tell
         ("position", np.int64),  # last order of application given out
         ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `Memory`
         ("taken_to", np.int64),
@@ -78,11 +77,6 @@ INITIAL: dict[str, int] = {
     "cut_position": NO_POSITION,
     "end_seq": NO_SEQ,
 }
-
-
-def end_time(ts: int) -> int:
-    """What `ended_at` says of an end at event time `ts`, ms: the same, or the first moment a timestamp can tell."""
-    return max(ts, FIRST_MS)
 
 
 def new_cursors(count: int) -> Cursors:

@@ -27,10 +27,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from sessionlake.config import Integrity, OnViolation
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status, end_time
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status
 from sessionlake.integrity.cuts import CUT, NO_OFFSET, CutReason, cut_after
 from sessionlake.integrity.outcome import Action, Event, EventKind, Header, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.transition import apply_message
 from sessionlake.protocol.message import INT64_MAX, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 
@@ -265,23 +266,18 @@ class Judge:
 
     def _apply(self, message: Header, releasing: int) -> None:
         cursor, out, index = self._cursor, self.outcome, message.index
-        cursor.position = max(cursor.position + 1, releasing)
+        position = max(cursor.position + 1, releasing)
         out.verdict[index] = Verdict.APPLIED
         out.epoch[index] = self._epoch(message)
-        out.position[index] = cursor.position
+        out.position[index] = position
         out.life[index] = cursor.first_offset
         out.at[index], out.by[index] = self._at, self._by
         if cursor.status == Status.BROKEN:
             cursor.status = Status.OPEN
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
-        if ends:
-            cursor.status, cursor.ended_at, cursor.end_seq = Status.ENDED, end_time(message.ts), message.seq
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.late_fills.add(out.session)
-        cursor.last_seq = max(cursor.last_seq, message.seq)
-        cursor.messages += 1
-        cursor.first_ts = message.ts if cursor.messages == 1 else min(cursor.first_ts, message.ts)
-        cursor.last_ts = message.ts if cursor.messages == 1 else max(cursor.last_ts, message.ts)
+        apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:
             cursor.take(message.seq, message.seq, self.rules.max_gaps)
         if ends:

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from sessionlake.config import Integrity
 from sessionlake.integrity.clock import running_maximum
-from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status, end_time
+from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
 from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
+from sessionlake.integrity.transition import Run, apply_runs
 from sessionlake.protocol.message import MessageType
 
 Int64s = npt.NDArray[np.int64]
@@ -256,19 +257,9 @@ def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> Non
     out.life[index] = np.repeat(before["first_offset"], lengths)
     gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
 
-    applied = before["messages"] > 0
-    first_ts, last_ts = releases.ts[starts], releases.ts[ends - 1]
-    highest_seq = np.maximum.reduceat(releases.seq, starts)
-    before["epoch"], before["position"] = epoch[ends - 1], position[ends - 1]
-    before["last_seq"] = np.maximum(before["last_seq"], highest_seq)
-    before["messages"] += lengths
+    before["epoch"] = epoch[ends - 1]
     before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
-    before["first_ts"] = np.where(applied, np.minimum(before["first_ts"], first_ts), first_ts)
-    before["last_ts"] = np.where(applied, np.maximum(before["last_ts"], last_ts), last_ts)
-    ended = releases.type[ends - 1] == MessageType.END
-    before["status"] = np.where(ended, Status.ENDED, before["status"])
-    before["ended_at"] = np.where(ended, np.maximum(last_ts, end_time(NO_TIME)), before["ended_at"])
-    before["end_seq"] = np.where(ended, releases.seq[ends - 1], before["end_seq"])
+    apply_runs(before, Run(starts, releases.type, releases.seq, releases.ts, position))
     cursors[groups.sessions] = before
 
 
