@@ -55,11 +55,14 @@ class Noise:
     fault: float
     malformed: float
     silence: float
+    early_end: float = 0.0
 
 
 CALM = Noise(0.0, 0.0, 0.0)
 LIGHT = Noise(0.05, 0.03, 0.01)
 WILD = Noise(0.4, 0.15, 0.08)
+HASTY = Noise(0.05, 0.04, 0.05, early_end=0.15)
+"""Ends overtake what was to come before them."""
 
 
 @dataclass
@@ -132,11 +135,24 @@ class StreamMaker:
     def _next_body(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
         if sensor.queue:
             return sensor.queue.pop()
+        if self._noise.early_end and sensor.begun and not sensor.ended and self._rnd.random() < self._noise.early_end:
+            return self._early_end(sensor, timestamp)
         if self._rnd.random() < self._noise.fault:
             return self._faulty(sensor, timestamp)
         if sensor.ended:
             return dict(self._rnd.choice(sensor.sent[-3:])) if self._noise.fault else self._reborn(sensor, timestamp)
         return self._regular(sensor, timestamp)
+
+    def _early_end(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
+        """The end and a few messages before it, in any order; some of them never come."""
+        rnd = self._rnd
+        hand = [self._regular(sensor, timestamp) for _ in range(rnd.randint(1, 4))]
+        hand.append({"type": "end", "seq": sensor.seq, "ts": self._event_time(timestamp)})
+        sensor.seq, sensor.ended = min(sensor.seq + 1, INT64_MAX), True
+        sensor.sent.append(hand[-1])
+        rnd.shuffle(hand)
+        sensor.queue += hand[1 : rnd.randint(1, len(hand))]
+        return hand[0]
 
     def _reborn(self, sensor: _Sensor, timestamp: int) -> dict[str, Any]:
         """In a calm stream a sensor whose session has ended takes a new session id."""

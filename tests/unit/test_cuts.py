@@ -50,6 +50,10 @@ TIMELINES = [
     ("window", "s@10 u@20 -@1021", "expiry@1020:2"),
     ("window", "s@10 e@20 -@1021", "end@1021:2"),
     ("window", "s@10 e@20 u@30 -@1021 -@1031", "end@1031:3 expiry@1030:4"),
+    ("once", "s0@10 e2@20 u1@30 -@200 -@2000", "end@20:1 interval@100:2"),
+    ("once", "s0@10 e2@20 u1@950 -@1951", "end@20:1 interval@1000:2"),
+    ("once", "s0@10 e2@20 h1@30 -@2000", "end@20:1"),
+    ("once", "-@2000 s0@1990 e2@1995 u1@999 -@2001", "end@2000:2 expiry@2000:3"),
 ]
 
 
@@ -68,7 +72,8 @@ def messages(timeline: str) -> list[KafkaMessage]:
     return found
 
 
-CASES = [(WINDOW if kind == "window" else STRICT, *rest) for kind, *rest in TIMELINES]
+CAPTURES = {"strict": STRICT, "window": WINDOW, "once": ONCE}
+CASES = [(CAPTURES[kind], *rest) for kind, *rest in TIMELINES]
 
 
 @pytest.mark.parametrize(("capture", "timeline", "expected"), CASES, ids=[" ".join(case[:2]) for case in TIMELINES])

@@ -13,18 +13,23 @@ import re
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from sessionlake.config import Integrity, OnViolation
 from sessionlake.errors import LakeError
-from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
-from sessionlake.integrity.judge import Header, Judge, Outcome, StoppedError, Verdict
+from sessionlake.integrity.cuts import CutReason
+from sessionlake.integrity.judge import Judge, StoppedError
+from sessionlake.integrity.outcome import Header, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import FORMAT, ShardState
+from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.protocol.message import INT64_MAX
 
@@ -140,8 +145,32 @@ TIMELINES = [
     ("once", "isolate", "s0@0 u2@1 !102 u3@103 u1@103 s4@104", "+ + q q +", "open",
      ["gap applied", "gap isolated", "healed applied"]),
     ("once", "isolate", "s0@0 s2@1 !102 u3@103", "+ + +", "open", ["gap applied", "gap isolated"]),
-    ("once", "isolate", "s0@0 u2@1 e3@2 !102 u1@103", "+ + + q", "ended",
+    # once: an end has its place in seq order; what is missing beneath it may still come, nothing may above it.
+    ("once", ALL, "s0 u1 e3 u2", "+ + + +", "ended", ["gap applied"]),
+    ("once", ALL, "s0 e3 u1 u2 u1", "+ + + + d", "ended", ["gap applied", "duplicate dropped"]),
+    ("once", ALL, "s0 e1 e1 u1", "+ + d d", "ended", ["duplicate dropped"] * 2),
+    ("once", ALL, "e3 u2 s1 h0", "+ + + +", "ended", []),
+    ("once", ALL, "e5 e3 u4", "+ + +", "ended", []),
+    ("once", ALL, "s0 e1 ~s1 u2", "+ + + +", "open", []),
+    ("once", "fail", "s0 e2 u3", "+ + !", "ended", ["gap applied", "after_end stopped"]),
+    ("once", "isolate", "s0 e2 u3 u1 s3", "+ + q + q", "ended",
+     ["gap applied", "after_end isolated", "after_end isolated"]),
+    ("once", "record", "s0 e2 u3 u1", "+ + + +", "ended", ["gap applied", "after_end recorded"]),
+    ("once", "isolate", "e5 e3 u6", "+ + q", "ended", ["after_end isolated"]),
+    # once: the end itself fills in: what was applied above it stays, what is missing above it must not come any more.
+    ("once", ALL, "s0 u1 u3 e2", "+ + + +", "ended", ["gap applied"]),
+    ("once", "fail", "s0 u5 e2 u3", "+ + + !", "ended", ["gap applied", "after_end stopped"]),
+    ("once", "isolate", "s0 u5 e2 u3 u1 u5", "+ + + q + d", "ended",
+     ["gap applied", "after_end isolated", "duplicate dropped"]),
+    ("once", "record", "s0 u5 e2 u3 u1", "+ + + + +", "ended", ["gap applied", "after_end recorded"]),
+    # once: a gap beneath the end that is not filled in time.
+    ("once", "fail", "s0@0 e2@1 !101 !102", "+ +", "ended", ["gap applied", "gap stopped"]),
+    ("once", "fail", "s0@0 e2@1 u1@101 !102", "+ + +", "ended", ["gap applied"]),
+    ("once", "isolate", "s0@0 e2@1 !102 u1@103 u3@104", "+ + + q", "ended",
      ["gap applied", "gap isolated", "after_end isolated"]),
+    ("once", "record", "s0@0 e2@1 !102 u1@103", "+ + +", "ended", ["gap applied", "gap recorded"]),
+    ("once", "isolate", "s0@0 u2@1 e3@2 !102 u1@103", "+ + + +", "ended", ["gap applied", "gap isolated"]),
+    ("once", "isolate", "s0@0 u2@1 !102 e1@103", "+ + q", "broken", ["gap applied", "gap isolated"]),
     ("once", "isolate", "s0@0 u2@1 ~u9 !9000", "+ + +", "open", ["gap applied", "gap isolated"]),
     # window: held back until stream of event time is `lateness` further.
     ("window", ALL, "s0t0 u1t5 u2t11", "+ h h", "open", []),
@@ -172,7 +201,7 @@ def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, sta
     assert told(out) == events
 
 
-def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
+def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, Outcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
     messages = [item for item in found if isinstance(item, Header)]
@@ -181,7 +210,7 @@ def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
     arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]
     nothing: list[Any] = [np.zeros(0, types.get(n, np.int64)) for n in names]
     end = found[-1] if isinstance(found[-1], int) else messages[-1].now
-    batch = Docket(
+    batch = ShardBatch(
         stream=Stream(np.zeros(1, np.int64), *arrays),
         cursors=new_cursors(1),
         memories=np.full(1, None, object),
@@ -190,7 +219,7 @@ def docket(timeline: str, how: Rules) -> tuple[Docket, Outcome]:
         held=Stream(np.zeros(0, np.int64), *nothing),
         held_bounds=np.zeros(2, np.int64),
     )
-    return batch, batch.judge()
+    return batch, judge_batch(batch)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case.values, id=case.id) for case in CASES])
@@ -198,7 +227,7 @@ def test_timeline_judged_as_a_batch(case: Any) -> None:
     integrity, policy, timeline, *_ = case
     how = rules(integrity, policy)
     cursor, out, stopped = run(timeline, how)
-    batch, found = docket(timeline, how)
+    batch, found = as_batch(timeline, how)
     assert found.events == out.events
     if not stopped:
         for name in ("verdict", "reason", "epoch", "position", "life"):
@@ -218,6 +247,20 @@ def test_a_gap_counts_once_while_the_session_is_broken() -> None:
 
 def test_a_session_ends_at_the_event_time_of_its_end() -> None:
     assert run("s0 e1", rules("strict", "fail"))[0].ended_at == 1
+
+
+def test_once_a_message_beneath_the_end_changes_nothing_but_the_table() -> None:
+    cursor, out, _ = run("s0@0 e3t9@1 s1t1@2 e2t20@3", rules("once", "fail"))
+    assert (cursor.ended_at, cursor.end_seq, cursor.last_seq, cursor.last_ts) == (9, 3, 3, 20)
+    assert (out.epoch.tolist(), out.position.tolist(), out.late_fills) == ([0, 0, 2, 2], [0, 1, 2, 3], {0})
+    assert [(CutReason(cut["reason"]).name, cut["at"], cut["changed_at"]) for cut in out.cuts] == [("END", 1, 0)]
+    assert cursor.changed_at == 2
+
+
+def test_once_one_gap_too_many_beneath_an_end_is_a_violation_and_the_session_stays_ended() -> None:
+    cursor, out, _ = run("s0 e9 u5 u1", rules("once", "isolate", max_gaps=1))
+    assert (told(out), cursor.status) == (["gap applied", "gap_limit isolated"], Status.ENDED)
+    assert [MARKS[Verdict(v)] for v in out.verdict.tolist()] == ["+", "+", "q", "+"]
 
 
 def test_the_seq_after_the_last_possible_one_still_fits_a_bigint() -> None:
@@ -327,6 +370,14 @@ def test_state_of_the_first_version_is_read_on() -> None:
     assert found.keys.to_pylist() == ["t\0s"]
     assert found.cursors[["last_seq", "epoch", "lane", "position"]].tolist() == [(1, 0, 0, 1)]
     assert found.clock.lanes == [LaneTime("t", 0, 2, 1)]
+
+
+def test_state_stored_without_the_seq_of_the_end_is_read_on() -> None:
+    before = state("s0 e3 u1", rules("once", "fail"))
+    stored = msgspec.msgpack.decode(before.encode(COLUMNS))
+    stored["cursors"] = write_ipc(read_ipc(stored["cursors"]).drop_columns(["end_seq"]))
+    again = ShardState.decode(msgspec.msgpack.encode(stored), COLUMNS)
+    assert again.cursors.tolist() == before.cursors.tolist()
 
 
 def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() -> None:

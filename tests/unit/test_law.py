@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import asdict
 
@@ -12,7 +13,7 @@ from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, StoppedError, fold, of_silver, of_truth, truth_of, truth_rules
-from support.streams import CALM, COLUMNS, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
+from support.streams import CALM, COLUMNS, HASTY, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
 
 STREAMS = 134
 """Streams a class and policy."""
@@ -43,7 +44,7 @@ def interval(seed: int) -> int:
 
 def stream(seed: int) -> tuple[random.Random, list[KafkaMessage]]:
     rnd = random.Random(seed)
-    return rnd, StreamMaker(rnd, rnd.choice([CALM, LIGHT, LIGHT, WILD])).make(rnd.choice([1, 5, 30, 60, 120]))
+    return rnd, StreamMaker(rnd, rnd.choice([CALM, LIGHT, LIGHT, WILD, HASTY])).make(rnd.choice([1, 5, 30, 60, 120]))
 
 
 def assert_same(found: object, expected: object) -> None:
@@ -82,6 +83,36 @@ def test_these_streams_have_every_fault_of_the_protocol() -> None:
     }
     statuses = {row["status"] for table in tables for row in table.sessions.values()}
     assert statuses == {"open", "ended", "expired", "broken"}
+
+
+def test_these_streams_have_all_that_can_come_beneath_an_end() -> None:
+    found = set()
+    for seed in range(STREAMS):
+        messages = stream(seed)[1]
+        # Under `isolate` nothing else is applied to a session that has ended.
+        truth = truth_of(messages, capture("once", "isolate", seed), interval(seed))
+        values = {(message.topic, message.partition, message.offset): message.value for message in messages}
+        ends: dict[tuple[str, str, int], int] = {}
+        for row in truth.session_snapshots:
+            life = row["topic"], row["session_id"], row["life"]
+            if row["reason"] == "end":
+                ends[life] = row["position"]
+                said = json.loads(values[row["topic"], row["partition"], row["offset"]] or b"")
+                found |= {"an end beneath applied messages"} if said["seq"] + 1 < row["next_seq"] else set()
+            elif life in ends:
+                found.add(f"cut again at {row['reason']}")
+        for row in truth.session_changes:  # what follows the end of a session's last life
+            key = row["topic"], row["session_id"]
+            if row["_position"] > ends.get((*key, truth.sessions[key]["first_offset"]), row["_position"]):
+                found.add(f"beneath an end: {row['change']}")
+    assert found == {
+        "an end beneath applied messages",
+        "cut again at interval",
+        "cut again at expiry",
+        "beneath an end: clear",
+        "beneath an end: upsert",
+        "beneath an end: delete",
+    }
 
 
 @pytest.mark.parametrize("seed", range(1_000, 1_000 + STREAMS // 2))

@@ -13,11 +13,11 @@ import pytest
 from sessionlake.commands import state as command
 from sessionlake.commands.show import Format, show
 from sessionlake.config import Settings
+from sessionlake.history.state import readable, session_state
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
 from sessionlake.integrity.spans import Spans
 from sessionlake.integrity.state import ShardState
-from sessionlake.silver.inspect import readable, session_state
 
 NOON = 1_767_355_200_000  # 2026-01-02
 CURSOR_OF_S = Cursor(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from sessionlake.config import Integrity
-from sessionlake.integrity.judge import EventKind
+from sessionlake.integrity.outcome import EventKind
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
 

@@ -14,7 +14,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.fate import Content, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
-from sessionlake.integrity.judge import Action
+from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
 from sessionlake.lake.reading import Condition, Reader

@@ -9,12 +9,9 @@ and is moved on by array arithmetic with all its like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.capture import Integrity
 from sessionlake.integrity.cursor import (
@@ -26,119 +23,55 @@ from sessionlake.integrity.cursor import (
     Status,
     decode_memory,
     encode_memory,
-    end_time,
 )
 from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
-from sessionlake.integrity.judge import TAKING, Header, Judge, Outcome, StoppedError, Verdict
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.judge import TAKING, Judge, StoppedError
+from sessionlake.integrity.outcome import Outcome, Verdict
+from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.shard_batch import COLUMNS, ShardBatch, Stream
+from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import MessageType
-
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Int8s = npt.NDArray[np.int8]
-Bools = npt.NDArray[np.bool_]
-Objects = npt.NDArray[np.object_]
+from sessionlake.protocol.types import Bools, Int64s
 
 _CLASSES = list(Integrity)
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Well-formed messages, session after session, each session in offset order. Arrays of one length; times in ms.
+def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
+    """Judges everything.
 
-    Attributes:
-        starts: index of each session's first message.
-        seq: `NO_SEQ` where there is none.
-        lane: place of the topic-partition in the shard's clock.
-        now: stream time of the topic-partition when the message came.
-        size: bytes of the value.
+    Args:
+        bulk: False judges every message one by one; the result is the same.
     """
-
-    starts: Int64s
-    type: Int8s
-    seq: Int64s
-    ts: Int64s
-    offset: Int64s
-    kafka_ts: Int64s
-    partition: Int32s
-    lane: Int32s
-    now: Int64s
-    size: Int32s
-
-    @property
-    def ends(self) -> Int64s:
-        """One past each session's last message."""
-        return np.append(self.starts[1:], len(self.seq))
-
-    def header(self, index: int, base: int = 0) -> Header:
-        """One message; the outcome knows it as `base + index`."""
-        columns: Any = (getattr(self, name)[index].item() for name in _COLUMNS)
-        return Header(*(*columns, base + index))
+    out = Outcome(len(batch.held.seq) + len(batch.stream.seq))
+    busy = len(batch.stream.starts)
+    slow = list(range(busy, len(batch.cursors)))
+    if busy:
+        breaks = _breaks(batch)
+        fine = _fine_sessions(batch, breaks)
+        fine &= bulk
+        _advance(batch, fine, out)
+        if bulk:
+            fine |= judge_windows(batch, out)
+        if not bulk:
+            breaks[:] = True
+        slow = [*np.flatnonzero(~fine).tolist(), *slow]
+    for number in slow:
+        _judge_session(batch, number, breaks if number < busy else None, out)
+    return out
 
 
-_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
-
-
-@dataclass
-class Docket:
-    """The sessions to judge: first those with messages, in the stream's order, then silent ones for which it is time.
-
-    Attributes:
-        cursors: moved on, in place.
-        memories: their encoded memories, replaced in place.
-        rules: one a session.
-        ends: stream time of each session's topic-partition at the end of the batch.
-        held: messages held back, session after session, each in (`ts`, `seq`) order. The outcome knows them by their
-            index, and the stream's messages by theirs plus the number of these.
-        held_bounds: where each session's begin and, in the next item, end.
-        decisions: by session number, by offset.
-    """
-
-    stream: Stream
-    cursors: Cursors
-    memories: Objects
-    rules: Sequence[Rules]
-    ends: Int64s
-    held: Stream
-    held_bounds: Int64s
-    decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
-
-    def judge(self, *, bulk: bool = True) -> Outcome:
-        """Judges everything.
-
-        Args:
-            bulk: False judges every message one by one; the result is the same.
-        """
-        out = Outcome(len(self.held.seq) + len(self.stream.seq))
-        busy = len(self.stream.starts)
-        slow = list(range(busy, len(self.cursors)))
-        if busy:
-            breaks = _breaks(self)
-            fine = _fine_sessions(self, breaks)
-            fine &= bulk
-            _advance(self, fine, out)
-            if bulk:
-                fine |= judge_windows(self, out)
-            if not bulk:
-                breaks[:] = True
-            slow = [*np.flatnonzero(~fine).tolist(), *slow]
-        for number in slow:
-            _judge_session(self, number, breaks if number < busy else None, out)
-        return out
-
-
-def _per_session(docket: Docket, value: Callable[[Rules], int]) -> Int64s:
+def _per_session(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
     """A number of the rules of every session that has messages."""
-    return np.array([value(rules) for rules in docket.rules[: len(docket.stream.starts)]], np.int64)
+    return np.array([value(rules) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
-def _breaks(docket: Docket) -> Bools:
+def _breaks(batch: ShardBatch) -> Bools:
     """True where a new run begins."""
-    stream = docket.stream
+    stream = batch.stream
     lengths = stream.ends - stream.starts
-    timeout = np.repeat(_per_session(docket, lambda r: r.session_timeout), lengths)[1:]
-    in_seq = np.repeat(_per_session(docket, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
+    timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
+    in_seq = np.repeat(_per_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
     breaks = np.ones(len(stream.seq), np.bool_)
     breaks[1:] = in_seq & (np.diff(stream.seq) != 1)
     breaks[1:] |= stream.type[:-1] == MessageType.END
@@ -148,12 +81,12 @@ def _breaks(docket: Docket) -> Bools:
     return breaks
 
 
-def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
+def _fine_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     """Sessions of one run that goes on where the cursor stands, or may begin a session."""
-    stream, busy = docket.stream, len(docket.stream.starts)
-    cursors, first = docket.cursors[:busy], docket.stream.starts
-    integrity = _per_session(docket, lambda r: _CLASSES.index(r.integrity))
-    timeout = _per_session(docket, lambda r: r.session_timeout)
+    stream, busy = batch.stream, len(batch.stream.starts)
+    cursors, first = batch.cursors[:busy], batch.stream.starts
+    integrity = _per_session(batch, lambda r: _CLASSES.index(r.integrity))
+    timeout = _per_session(batch, lambda r: r.session_timeout)
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
@@ -163,70 +96,73 @@ def _fine_sessions(docket: Docket, breaks: Bools) -> Bools:
     goes_on = known & (cursors["status"] == Status.OPEN) & (follows | is_none)
     begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
-    simple &= np.array([memory is None for memory in docket.memories[:busy]], np.bool_) & (
+    simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
-    simple[[number for number in docket.decisions if number < busy]] = False
+    simple[[number for number in batch.decisions if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
     fine: Bools = simple & one_run & in_time & (goes_on | begins)
     return fine
 
 
-def _advance(docket: Docket, fine: Bools, out: Outcome) -> None:
+def _advance(batch: ShardBatch, fine: Bools, out: Outcome) -> None:
     """Moves the cursors of the fine sessions over all their messages, and applies these."""
     if not fine.any():
         return
-    stream, base = docket.stream, len(docket.held.seq)
-    first, last = stream.starts[fine], stream.ends[fine] - 1
-    cursors = docket.cursors[: len(fine)]
+    stream = batch.stream
+    cursors = batch.cursors[: len(fine)]
     moved = cursors[fine]
-    new = moved["messages"] == 0
     epochs = _epochs(stream, cursors["epoch"])
-    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
-    lengths = stream.ends - stream.starts
-    inside = np.flatnonzero(np.repeat(fine, lengths))
-    out.verdict[base + inside] = Verdict.APPLIED
-    out.epoch[base + inside] = epochs[inside]
-    out.position[base + inside] = out.by[base + inside] = stream.offset[inside]
-    out.at[base + inside] = stream.now[inside]
-    out.life[base + inside] = np.repeat(moved["first_offset"], lengths[fine])
-
-    def least(values: Int64s) -> Int64s:
-        return np.minimum.reduceat(values, stream.starts)[fine]
-
-    def greatest(values: Int64s) -> Int64s:
-        return np.maximum.reduceat(values, stream.starts)[fine]
-
-    low, high = least(stream.ts), greatest(stream.ts)
-    snapshot = greatest(np.where(stream.type == MessageType.SNAPSHOT, stream.seq, NO_SEQ))
-    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
-    moved["epoch"] = epochs[last]
-    moved["last_seq"] = np.maximum(moved["last_seq"], greatest(stream.seq))
-    moved["messages"] += last - first + 1
-    moved["first_ts"] = np.where(new, low, np.minimum(moved["first_ts"], low))
-    moved["last_ts"] = np.where(new, high, np.maximum(moved["last_ts"], high))
-    moved["last_offset"] = stream.offset[last]
-    moved["last_kafka_ts"] = stream.kafka_ts[last]
-    moved["position"] = stream.offset[last]
-    ended = stream.type[last] == MessageType.END
-    moved["status"] = np.where(ended, Status.ENDED, moved["status"])
-    moved["ended_at"] = np.where(ended, np.maximum(stream.ts[last], end_time(NO_TIME)), moved["ended_at"])
-    once = np.array([rules.integrity is Integrity.ONCE for rules in docket.rules[: len(fine)]], np.bool_)[fine]
-    moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), stream.seq[first], moved["taken_from"])
-    moved["taken_to"] = np.where(once, stream.seq[last], moved["taken_to"])
-    moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
-    moved["changed_at"] = _cuts(docket, fine, inside, out)
+    inside = np.flatnonzero(np.repeat(fine, stream.ends - stream.starts))
+    _arrive(batch, fine, moved)
+    _note_applied(batch, fine, inside, moved["first_offset"], epochs, out)
+    lengths = (stream.ends - stream.starts)[fine]
+    starts = np.cumsum(lengths) - lengths
+    run = Run(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
+    apply_runs(moved, run)
+    moved["epoch"] = epochs[stream.ends[fine] - 1]
+    _take(batch, fine, run, moved)
+    moved["changed_at"] = _cuts(batch, fine, inside, out)
     cursors[fine] = moved
 
 
-def _cuts(docket: Docket, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
+def _arrive(batch: ShardBatch, fine: Bools, moved: Cursors) -> None:
+    """What the cursors of the fine sessions keep of messages that came, whatever becomes of them."""
+    stream, first, last = batch.stream, batch.stream.starts[fine], batch.stream.ends[fine] - 1
+    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
+    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
+    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.kafka_ts[last]
+
+
+def _note_applied(batch: ShardBatch, fine: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome) -> None:
+    """The outcome of the fine sessions' messages, which are those `inside`."""
+    stream, places = batch.stream, len(batch.held.seq) + inside
+    out.verdict[places] = Verdict.APPLIED
+    out.epoch[places] = epochs[inside]
+    out.position[places] = out.by[places] = stream.offset[inside]
+    out.at[places] = stream.now[inside]
+    out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[fine])
+
+
+def _take(batch: ShardBatch, fine: Bools, run: Run, moved: Cursors) -> None:
+    """Of the fine sessions of class `once`: the seqs that are taken now, and the highest snapshot."""
+    first, last = batch.stream.starts[fine], batch.stream.ends[fine] - 1
+    seq = batch.stream.seq
+    snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
+    once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(fine)]], np.bool_)[fine]
+    moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), seq[first], moved["taken_from"])
+    moved["taken_to"] = np.where(once, seq[last], moved["taken_to"])
+    moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
+
+
+def _cuts(batch: ShardBatch, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
     """Cuts the tables of the fine sessions where that is due on the way; returns their new `changed_at`."""
-    stream = docket.stream
+    stream = batch.stream
     owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
     now, offset = stream.now[inside], stream.offset[inside]
     applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset)
-    before = docket.cursors[: len(fine)][fine]
-    cuts, changed_at = cuts_by_the_way(Arrived(owner, now, offset), applied, before, docket.rules[0].snapshot_interval)
+    before = batch.cursors[: len(fine)][fine]
+    cuts, changed_at = cuts_by_the_way(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
     out.cut(cuts)
     return changed_at
@@ -241,14 +177,14 @@ def _epochs(stream: Stream, before: Int64s) -> Int64s:
     return np.where(inside, stream.offset[latest], np.repeat(before, lengths))
 
 
-def _judge_session(docket: Docket, number: int, breaks: Bools | None, out: Outcome) -> None:
+def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Outcome) -> None:
     """Judges one session run by run, and does for it what is due at the end of the batch."""
-    rules, stream, base = docket.rules[number], docket.stream, len(docket.held.seq)
-    cursor = Cursor.of(docket.cursors[number], decode_memory(docket.memories[number]))
+    rules, stream, base = batch.rules[number], batch.stream, len(batch.held.seq)
+    cursor = Cursor.of(batch.cursors[number], decode_memory(batch.memories[number]))
     if rules.integrity in TAKING:
         cursor.adopt_taken()
-    held = [docket.held.header(i) for i in range(*docket.held_bounds[number : number + 2].tolist())]
-    decisions = docket.decisions.get(number, {})
+    held = [batch.held.header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
+    decisions = batch.decisions.get(number, {})
     out.session = number
     judge = Judge(cursor, held, rules, out, decisions)
     try:
@@ -256,12 +192,12 @@ def _judge_session(docket: Docket, number: int, breaks: Bools | None, out: Outco
             start, end = int(stream.starts[number]), int(stream.ends[number])
             for run in _runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
-        judge.pass_time(int(docket.ends[number]))
+        judge.pass_time(int(batch.ends[number]))
     except StoppedError:
         pass  # the batch is not committed: what becomes of the rest does not matter
     cursor.held = len(judge.held)
-    docket.memories[number] = encode_memory(cursor.memory())
-    docket.cursors[number] = cursor.as_tuple()
+    batch.memories[number] = encode_memory(cursor.memory())
+    batch.cursors[number] = cursor.as_tuple()
 
 
 def _runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
@@ -293,7 +229,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     if start == end:
         return
     out = judge.outcome
-    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in _COLUMNS))
+    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in COLUMNS))
     places = slice(base + start, base + end)
     epochs = _epochs(part, np.array([cursor.epoch]))
     out.verdict[places] = Verdict.APPLIED
@@ -301,18 +237,11 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     out.position[places] = positions(cursor.position, part.offset)
     out.life[places] = cursor.first_offset
     out.at[places], out.by[places] = part.now, part.offset
-    cursor.position = int(out.position[base + end - 1])
+    apply_run(cursor, Run(part.starts, part.type, part.seq, part.ts, out.position[places]))
     cursor.epoch = int(epochs[-1])
-    cursor.last_seq = max(cursor.last_seq, int(part.seq.max()))
-    cursor.messages += end - start
-    cursor.first_ts = min(cursor.first_ts, int(part.ts.min()))
-    cursor.last_ts = max(cursor.last_ts, int(part.ts.max()))
     cursor.last_offset = int(part.offset[-1])
     cursor.last_kafka_ts = int(part.kafka_ts[-1])
     cursor.partition, cursor.lane = int(part.partition[-1]), int(part.lane[-1])
-    if part.type[-1] == MessageType.END:
-        cursor.status = Status.ENDED
-        cursor.ended_at = end_time(int(part.ts[-1]))
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()
         cursor.snapshots += [(int(part.seq[i]), int(part.offset[i])) for i in snapshot]

@@ -12,14 +12,10 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.integrity.cursor import NO_TIME
-
-Int64s = npt.NDArray[np.int64]
-Lane = tuple[str, int]
-"""Topic and partition."""
+from sessionlake.protocol.types import Int64s, TopicPartition
 
 _CODEC = "zstd"
 _FIELDS = ("lane", "first", "last", "start", "highest")
@@ -47,7 +43,7 @@ class Segments:
         highest: Kafka timestamp of any message, ms.
     """
 
-    names: list[Lane]
+    names: list[TopicPartition]
     lane: Int64s
     first: Int64s
     last: Int64s
@@ -56,7 +52,7 @@ class Segments:
 
 
 class _Told(msgspec.Struct, array_like=True):
-    names: list[Lane]
+    names: list[TopicPartition]
     count: int
     packed: bytes
 
@@ -85,7 +81,7 @@ def decode_segments(payload: bytes) -> Segments:
     return Segments(told.names, *np.cumsum(steps.reshape(len(_FIELDS), told.count), axis=1))
 
 
-def segments_of(lane: Int64s, names: list[Lane], offset: Int64s, kafka_ts: Int64s) -> tuple[Segments, Int64s]:
+def segments_of(lane: Int64s, names: list[TopicPartition], offset: Int64s, kafka_ts: Int64s) -> tuple[Segments, Int64s]:
     """Cuts messages, in any order, into segments.
 
     Args:
@@ -163,7 +159,7 @@ class Clock:
     def __post_init__(self) -> None:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.lanes)}
 
-    def index(self, lane: Lane) -> int:
+    def index(self, lane: TopicPartition) -> int:
         """Place of a topic-partition in `lanes`."""
         return self._index[lane]
 
@@ -201,7 +197,7 @@ class Clock:
             item.time, item.offset = time, max(item.offset, offset)
         return Behind(lane, first, before) if (before > start).any() else NOTHING_BEHIND
 
-    def _places(self, names: Sequence[Lane]) -> Int64s:
+    def _places(self, names: Sequence[TopicPartition]) -> Int64s:
         """Where these topic-partitions are in `lanes`; new ones are put there, before any of their times."""
         for name in names:
             if name not in self._index:

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.integrity.spans import Spans
-from sessionlake.protocol.columns import FIRST_MS
+from sessionlake.integrity.seq_set import SeqSet
 
 NO_SEQ = -1
 NO_EPOCH = -1
@@ -45,7 +44,7 @@ CURSOR = np.dtype(
         ("first_offset", np.int64),  # of well-formed messages; names the session's present life
         ("last_offset", np.int64),
         ("last_kafka_ts", np.int64),  # Kafka timestamp of the last well-formed message, ms
-        ("ended_at", np.int64),  # event time of the end, ms; see `end_time`
+        ("ended_at", np.int64),  # event time of the end, ms, or the first moment a timestamp can tell
         ("position", np.int64),  # last order of application given out
         ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `Memory`
         ("taken_to", np.int64),
@@ -55,6 +54,7 @@ CURSOR = np.dtype(
         ("held", np.int32),  # messages held back
         ("changed_at", np.int64),  # stream time of the first change of the table since its last cut
         ("cut_position", np.int64),  # last order of application that a cut at expiry holds
+        ("end_seq", np.int64),  # of the end, if it bears one
     ]
 )
 FIELDS = CURSOR.names or ()
@@ -75,12 +75,8 @@ INITIAL: dict[str, int] = {
     "due": NEVER,
     "changed_at": NEVER,
     "cut_position": NO_POSITION,
+    "end_seq": NO_SEQ,
 }
-
-
-def end_time(ts: int) -> int:
-    """What `ended_at` says of an end at event time `ts`, ms: the same, or the first moment a timestamp can tell."""
-    return max(ts, FIRST_MS)
 
 
 def new_cursors(count: int) -> Cursors:
@@ -110,7 +106,7 @@ class Memory(msgspec.Struct, array_like=True):
     """What a cursor has no room for: kept only of sessions whose taken seqs have gaps.
 
     Attributes:
-        taken: bounds of the intervals, see `Spans`.
+        taken: bounds of the intervals, see `SeqSet`.
         snapshots: `[seq, offset]` of the last applied snapshot of each interval that has one, ascending (`once`).
         holes: in the order in which they were revealed.
     """
@@ -162,7 +158,8 @@ class Cursor:
     held: int = 0
     changed_at: int = NEVER
     cut_position: int = NO_POSITION
-    taken: Spans = field(default_factory=Spans)
+    end_seq: int = NO_SEQ
+    taken: SeqSet = field(default_factory=SeqSet)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
 
@@ -171,7 +168,7 @@ class Cursor:
         """Reads one record of a cursor array."""
         cursor = cls(*record.tolist())
         if memory is not None:
-            cursor.taken, cursor.snapshots, cursor.holes = Spans(memory.taken), memory.snapshots, memory.holes
+            cursor.taken, cursor.snapshots, cursor.holes = SeqSet(memory.taken), memory.snapshots, memory.holes
         else:
             if cursor.taken_from != NO_SEQ:
                 cursor.taken.add(cursor.taken_from, cursor.taken_to)

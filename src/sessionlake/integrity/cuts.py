@@ -20,10 +20,9 @@ import numpy.typing as npt
 from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.types import Bools, Int64s
 
 NO_OFFSET = -1
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Cuts = npt.NDArray[np.void]
 
 

@@ -8,7 +8,10 @@ leaves a choice, these hold:
   then proves the expiry early. It takes positions from the session's last message on.
 - `once`: a gap is an event when it shows, and a violation when stream time passes the revealing message's timestamp
   plus `gap_timeout`; that violation bears the revealing message's offset and is not counted again. A session that has
-  ended, or has a newer snapshot, is not broken by it.
+  ended, or has a newer snapshot, is not broken by it: under `isolate`, too, an ended session stays ended.
+- `once`: a session ends by the first `end` that is applied, and its seq is where it ends. A lower seq that was not
+  applied yet fills in beneath, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
+  that itself fills in beneath ends the session as well: what was applied with higher seqs stays applied.
 - More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
   applied all the same, the oldest held message, or gap, makes room for it.
 - A message whose own timestamp is more than the session timeout behind stream time expires its session as it comes.
@@ -20,16 +23,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum, StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.capture import Integrity, OnViolation
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status, end_time
-from sessionlake.integrity.cuts import CUT, NO_OFFSET, CutReason, Cuts, cut_after
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status
+from sessionlake.integrity.cuts import CUT, NO_OFFSET, CutReason, cut_after
+from sessionlake.integrity.outcome import Action, Event, EventKind, Header, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.transition import apply_message
 from sessionlake.protocol.message import INT64_MAX, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 
@@ -37,122 +39,6 @@ CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The messages that may change a table."""
 TAKING = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs they have taken."""
-
-
-class Verdict(IntEnum):
-    """What becomes of a message."""
-
-    APPLIED = 0
-    DUPLICATE = 1
-    QUARANTINED = 2
-    HELD = 3
-
-
-class EventKind(StrEnum):
-    """What was not fine."""
-
-    DUPLICATE = "duplicate"
-    GAP = "gap"
-    ORPHAN = "orphan"
-    AFTER_END = "after_end"
-    LATE = "late"
-    HEALED = "healed"
-    HELD_LIMIT = "held_limit"
-    GAP_LIMIT = "gap_limit"
-    SKIPPED = "skipped"
-
-
-class Action(StrEnum):
-    """What was done about it."""
-
-    DROPPED = "dropped"
-    APPLIED = "applied"
-    ISOLATED = "isolated"
-    RECORDED = "recorded"
-    QUARANTINED = "quarantined"
-    ACCEPTED = "accepted"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What judging needs of a message. Times in ms, size in bytes.
-
-    Attributes:
-        seq: `NO_SEQ` where class `none` lets it be absent.
-        now: stream time of the message's topic-partition when it came.
-        index: its place among the messages of the batch and those held back before.
-    """
-
-    type: int
-    seq: int
-    ts: int
-    offset: int
-    kafka_ts: int
-    partition: int
-    lane: int
-    now: int
-    size: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A judgement that was not "fine". Times in ms.
-
-    Attributes:
-        expected: the seq that was due; None where any was welcome.
-        actual: the message's own; None if it has none.
-    """
-
-    session: int
-    kind: EventKind
-    action: Action
-    partition: int
-    offset: int
-    expected: int | None
-    actual: int | None
-    kafka_ts: int
-
-
-class Outcome:
-    """What becomes of messages, by their index; `session` numbers the events' sessions.
-
-    Attributes:
-        verdict: a `Verdict` a message.
-        reason: the quarantine reason's code, else 0.
-        epoch: of applied messages: offset of the last snapshot then.
-        position: of applied messages: their order of application.
-        at: of applied messages: stream time then. What expiry released was applied in the first moment past it.
-        by: of applied messages: offset of the one whose arrival led to it, `NO_OFFSET` if that was expiry.
-        life: the offset that names the session's life; of a message an operator had skipped, nothing.
-        events: in the order of judging, session after session.
-        beneath: sessions of which a message was applied beneath newer ones (class `once`).
-        decided: sessions and offsets at which an operator's decision was taken.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.verdict: npt.NDArray[np.int8] = np.full(count, Verdict.HELD, np.int8)
-        self.reason: npt.NDArray[np.int8] = np.zeros(count, np.int8)
-        self.epoch: npt.NDArray[np.int64] = np.full(count, NO_EPOCH, np.int64)
-        self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.by: npt.NDArray[np.int64] = np.full(count, NO_OFFSET, np.int64)
-        self.events: list[Event] = []
-        self._cuts: list[Cuts] = []
-        self.beneath: set[int] = set()
-        self.decided: set[tuple[int, int]] = set()
-        self.session = 0
-
-    @property
-    def cuts(self) -> Cuts:
-        """Where tables are cut; `session` as in events."""
-        return np.concatenate([np.zeros(0, CUT), *self._cuts])
-
-    def cut(self, cuts: Cuts) -> None:
-        """Adds cuts."""
-        self._cuts.append(cuts)
 
 
 class StoppedError(Exception):
@@ -328,7 +214,7 @@ class Judge:
     def _judge(self, message: Header, releasing: int) -> None:
         """Judges a message that is no duplicate; `releasing` is the offset of the one whose arrival led to it."""
         cursor, integrity = self._cursor, self.rules.integrity
-        if cursor.status == Status.ENDED:
+        if cursor.status == Status.ENDED and not self._fills_in(message):
             if self._may_pass(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply(message, releasing)
         elif cursor.status == Status.BROKEN:
@@ -348,6 +234,10 @@ class Judge:
             self._gap(message, releasing)
         else:
             self._apply(message, releasing)
+
+    def _fills_in(self, message: Header) -> bool:
+        """Whether a message that is no duplicate has its place beneath the session's end."""
+        return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
     def _while_broken(self, message: Header, releasing: int) -> None:
         if message.type == MessageType.SNAPSHOT and message.seq > self._cursor.last_seq:
@@ -376,23 +266,18 @@ class Judge:
 
     def _apply(self, message: Header, releasing: int) -> None:
         cursor, out, index = self._cursor, self.outcome, message.index
-        cursor.position = max(cursor.position + 1, releasing)
+        position = max(cursor.position + 1, releasing)
         out.verdict[index] = Verdict.APPLIED
         out.epoch[index] = self._epoch(message)
-        out.position[index] = cursor.position
+        out.position[index] = position
         out.life[index] = cursor.first_offset
         out.at[index], out.by[index] = self._at, self._by
         if cursor.status == Status.BROKEN:
             cursor.status = Status.OPEN
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
-        if ends:
-            cursor.status, cursor.ended_at = Status.ENDED, end_time(message.ts)
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
-            out.beneath.add(out.session)
-        cursor.last_seq = max(cursor.last_seq, message.seq)
-        cursor.messages += 1
-        cursor.first_ts = message.ts if cursor.messages == 1 else min(cursor.first_ts, message.ts)
-        cursor.last_ts = message.ts if cursor.messages == 1 else max(cursor.last_ts, message.ts)
+            out.late_fills.add(out.session)
+        apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:
             cursor.take(message.seq, message.seq, self.rules.max_gaps)
         if ends:

@@ -13,19 +13,17 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, Cursors, new_cursors
+from sessionlake.integrity.cursor import FIELDS, Cursors, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, session_keys
 from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.types import Int64s, Objects
 
 FORMAT = "sessionlake.silver/2"
 # More cursors than this are compressed: to a fifth, for half a microsecond each.
 _FEW = 1_000
 _FIRST_FORMAT = b"sessionlake.cursors/1"
-
-Int64s = npt.NDArray[np.int64]
-Objects = npt.NDArray[np.object_]
 
 
 class _Stored(msgspec.Struct):
@@ -152,6 +150,8 @@ class ShardState:
         cursors = new_cursors(table.num_rows)
         for name in set(FIELDS) & set(table.column_names):  # a younger one begins as a new cursor's
             cursors[name] = table[name].to_numpy()
+        if "end_seq" not in table.column_names:
+            _end_where_they_stand(cursors)
         held = None if found.held is None else conform(read_ipc(found.held), found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
         return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
@@ -171,6 +171,12 @@ def _read(stored: bytes) -> _Stored:
     return found
 
 
+def _end_where_they_stand(cursors: Cursors) -> None:
+    """Of cursors stored without the seq of the end: nothing was applied after that, but by an operator's word."""
+    ended = cursors["status"] == Status.ENDED
+    cursors["end_seq"][ended] = cursors["last_seq"][ended]
+
+
 _REMEDY = (
     "run the version that wrote it, or, with this one, build silver once more from bronze (sessionlake rebuild silver)"
 )
@@ -185,6 +191,7 @@ def _migrated(table: pa.Table) -> ShardState:
     for name in set(FIELDS) & set(table.column_names):
         cursors[name] = table[name].to_numpy()
     cursors["position"] = cursors["last_offset"]
+    _end_where_they_stand(cursors)
     keys = one(table["key"])
     lanes: dict[tuple[str, int], LaneTime] = {}
     topics = pc.list_element(pc.split_pattern(keys, "\0", max_splits=1), 0).to_pylist()

@@ -7,53 +7,49 @@ come in any order of `seq` and `ts` within the lateness. All others go the way o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.capture import Integrity
 from sessionlake.integrity.clock import running_maximum
-from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status, end_time
+from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
-from sessionlake.integrity.judge import Action, Event, EventKind, Outcome, Verdict
+from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
+from sessionlake.integrity.shard_batch import ShardBatch
+from sessionlake.integrity.transition import Run, apply_runs
 from sessionlake.protocol.message import MessageType
-
-if TYPE_CHECKING:
-    from sessionlake.integrity.batch import Docket
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from sessionlake.protocol.types import Bools, Int64s
 
 
-def judge_windows(docket: Docket, out: Outcome) -> Bools:
+def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:
     """Judges what it can, and moves the cursors on; says which of the sessions that have messages it judged."""
-    wanted = _candidates(docket)
+    wanted = _candidates(batch)
     if not wanted.any():
         return wanted
-    arrivals = _Arrivals(docket, wanted)
+    arrivals = _Arrivals(batch, wanted)
     wanted &= ~arrivals.unfit()
-    releases = _Releases(docket, wanted, arrivals)
+    releases = _Releases(batch, wanted, arrivals)
     wanted &= ~releases.unfit()
     if wanted.any():
         releases.keep(wanted)
-        _apply(docket, wanted, arrivals, releases, out)
+        _apply(batch, wanted, arrivals, releases, out)
     return wanted
 
 
-def _candidates(docket: Docket) -> Bools:
-    busy = len(docket.stream.starts)
-    cursors = docket.cursors[:busy]
-    wanted = np.array([rules.integrity is Integrity.WINDOW for rules in docket.rules[:busy]], np.bool_)
+def _candidates(batch: ShardBatch) -> Bools:
+    busy = len(batch.stream.starts)
+    cursors = batch.cursors[:busy]
+    wanted = np.array([rules.integrity is Integrity.WINDOW for rules in batch.rules[:busy]], np.bool_)
     wanted &= cursors["status"] == Status.OPEN
-    wanted &= np.array([memory is None for memory in docket.memories[:busy]], np.bool_)
+    wanted &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_)
     wanted &= (cursors["taken_to"] != NO_SEQ) | (cursors["last_seq"] == NO_SEQ)
-    wanted[[number for number in docket.decisions if number < busy]] = False
+    wanted[[number for number in batch.decisions if number < busy]] = False
     return wanted
 
 
-def _of_rules(docket: Docket, name: str) -> Int64s:
-    return np.array([getattr(rules, name) for rules in docket.rules[: len(docket.stream.starts)]], np.int64)
+def _of_rules(batch: ShardBatch, name: str) -> Int64s:
+    return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
 class _Arrivals:
@@ -64,15 +60,15 @@ class _Arrivals:
         highest: highest event time of the session up to each.
     """
 
-    def __init__(self, docket: Docket, wanted: Bools) -> None:
-        stream = docket.stream
-        self._docket = docket
+    def __init__(self, batch: ShardBatch, wanted: Bools) -> None:
+        stream = batch.stream
+        self._batch = batch
         self.sessions = len(wanted)
         lengths = stream.ends - stream.starts
         self.place = np.flatnonzero(np.repeat(wanted, lengths))
         self.owner = np.repeat(np.arange(self.sessions), lengths)[self.place]
         self.ts, self.seq = stream.ts[self.place], stream.seq[self.place]
-        before = docket.cursors["highest_ts"][: self.sessions][self.owner]
+        before = batch.cursors["highest_ts"][: self.sessions][self.owner]
         self.highest = np.maximum(running_maximum(self.ts, self.owner), before)
 
     def unfit(self) -> Bools:
@@ -85,24 +81,24 @@ class _Arrivals:
         return found
 
     def _late(self) -> Bools:
-        return self._sessions_with(self.highest > self.ts + _of_rules(self._docket, "lateness")[self.owner])
+        return self._sessions_with(self.highest > self.ts + _of_rules(self._batch, "lateness")[self.owner])
 
     def _out_of_time(self) -> Bools:
-        stream, cursors = self._docket.stream, self._docket.cursors[: self.sessions]
-        timeout = _of_rules(self._docket, "session_timeout")
+        stream, cursors = self._batch.stream, self._batch.cursors[: self.sessions]
+        timeout = _of_rules(self._batch, "session_timeout")
         before = np.roll(stream.kafka_ts, 1)
         before[stream.starts] = cursors["last_kafka_ts"]
         known = before != NO_TIME
         silence = np.where(known, stream.now - np.where(known, before, 0), 0)[self.place]
         silent = self._sessions_with(silence > timeout[self.owner])
         last = stream.kafka_ts[stream.ends - 1]
-        return silent | (self._docket.ends[: self.sessions] - last > timeout)
+        return silent | (self._batch.ends[: self.sessions] - last > timeout)
 
     def _not_contiguous(self) -> Bools:
         order = np.lexsort((self.seq, self.owner))
         owner, seq = self.owner[order], self.seq[order]
         first = np.append(True, np.diff(owner) != 0)
-        taken_to = self._docket.cursors["taken_to"][: self.sessions][owner]
+        taken_to = self._batch.cursors["taken_to"][: self.sessions][owner]
         follows = np.append(False, np.diff(seq) == 1)
         begins = first & ((taken_to == NO_SEQ) | (seq - 1 == taken_to))
         found = np.zeros(self.sessions, np.bool_)
@@ -110,16 +106,16 @@ class _Arrivals:
         return found
 
     def _too_much(self) -> Bools:
-        docket, count = self._docket, np.bincount(self.owner, minlength=self.sessions)
-        sizes = np.bincount(self.owner, weights=docket.stream.size[self.place], minlength=self.sessions)
-        bounds = docket.held_bounds[: self.sessions + 1]
-        held_bytes = np.append(0, np.cumsum(docket.held.size.astype(np.int64)))
+        batch, count = self._batch, np.bincount(self.owner, minlength=self.sessions)
+        sizes = np.bincount(self.owner, weights=batch.stream.size[self.place], minlength=self.sessions)
+        bounds = batch.held_bounds[: self.sessions + 1]
+        held_bytes = np.append(0, np.cumsum(batch.held.size.astype(np.int64)))
         sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
         follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
         in_order = ~self._sessions_with(~follows & np.append(False, np.diff(self.owner) == 0))
-        too_many = count + docket.cursors["held"][: self.sessions] > _of_rules(docket, "max_held_messages")
-        too_big = sizes > _of_rules(docket, "max_held_bytes")
-        return too_many | too_big | (~in_order & (count > _of_rules(docket, "max_gaps")))
+        too_many = count + batch.cursors["held"][: self.sessions] > _of_rules(batch, "max_held_messages")
+        too_big = sizes > _of_rules(batch, "max_held_bytes")
+        return too_many | too_big | (~in_order & (count > _of_rules(batch, "max_gaps")))
 
 
 class _Releases:
@@ -131,12 +127,12 @@ class _Releases:
         at: stream time when that came.
     """
 
-    def __init__(self, docket: Docket, wanted: Bools, arrivals: _Arrivals) -> None:
-        self._docket, self._sessions = docket, len(wanted)
-        stream, held = docket.stream, docket.held
+    def __init__(self, batch: ShardBatch, wanted: Bools, arrivals: _Arrivals) -> None:
+        self._batch, self._sessions = batch, len(wanted)
+        stream, held = batch.stream, batch.held
         mine = wanted[arrivals.owner]
-        owners = np.repeat(np.arange(len(docket.held_bounds) - 1), np.diff(docket.held_bounds))
-        before = np.flatnonzero(np.append(wanted, np.zeros(len(docket.cursors) - len(wanted), np.bool_))[owners])
+        owners = np.repeat(np.arange(len(batch.held_bounds) - 1), np.diff(batch.held_bounds))
+        before = np.flatnonzero(np.append(wanted, np.zeros(len(batch.cursors) - len(wanted), np.bool_))[owners])
         self.owner = np.concatenate([owners[before], arrivals.owner[mine]])
         self.index = np.concatenate([before, len(held.seq) + arrivals.place[mine]])
 
@@ -147,7 +143,7 @@ class _Releases:
         self.offset, self.kafka_ts, self.partition = joined("offset"), joined("kafka_ts"), joined("partition")
         last = np.zeros(self._sessions, np.int64)
         last[arrivals.owner] = arrivals.highest  # the last one of each session stays
-        lateness = _of_rules(docket, "lateness")[self.owner]
+        lateness = _of_rules(batch, "lateness")[self.owner]
         passed = np.flatnonzero(self.ts + lateness < last[self.owner])
         self._select(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
         let_go_by = arrivals.place[self._let_go_by(arrivals)]
@@ -159,7 +155,7 @@ class _Releases:
 
     def _let_go_by(self, arrivals: _Arrivals) -> Int64s:
         """The arrival at which event time had passed each of them."""
-        passed_at = self.ts + _of_rules(self._docket, "lateness")[self.owner]
+        passed_at = self.ts + _of_rules(self._batch, "lateness")[self.owner]
         times = np.unique(np.concatenate([arrivals.highest, passed_at]))
         come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
         gone = self.owner * len(times) + np.searchsorted(times, passed_at)
@@ -177,7 +173,7 @@ class _Releases:
 
     def unfit(self) -> Bools:
         """Sessions that begin with something else than a snapshot, or go on after an end."""
-        known = self._docket.cursors["last_seq"][self.owner] != NO_SEQ
+        known = self._batch.cursors["last_seq"][self.owner] != NO_SEQ
         wrong = self.first & ~known & (self.type != MessageType.SNAPSHOT)
         wrong |= ~self.last & (self.type == MessageType.END)
         found = np.zeros(self._sessions, np.bool_)
@@ -191,8 +187,8 @@ class _Releases:
         self._select(kept)
 
 
-def _apply(docket: Docket, wanted: Bools, arrivals: _Arrivals, releases: _Releases, out: Outcome) -> None:
-    stream, cursors = docket.stream, docket.cursors[: len(wanted)]
+def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Releases, out: Outcome) -> None:
+    stream, cursors = batch.stream, batch.cursors[: len(wanted)]
     last = stream.ends[wanted] - 1
     moved = cursors[wanted]
     new = moved["first_offset"] == NO_TIME
@@ -213,15 +209,15 @@ def _apply(docket: Docket, wanted: Bools, arrivals: _Arrivals, releases: _Releas
     before = cursors[wanted]
     cursors[wanted] = moved
     mine = wanted[arrivals.owner]
-    out.life[len(docket.held.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
+    out.life[len(batch.held.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
     if len(releases.owner):
-        _apply_released(docket, releases, out)
+        _apply_released(batch, releases, out)
     number = np.cumsum(wanted) - 1
     place = arrivals.place[mine]
     arrived = Arrived(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
     position = out.position[releases.index]
     applied = Applied(number[releases.owner], releases.type, releases.seq, releases.at, releases.releasing, position)
-    cuts, changed_at = cuts_by_the_way(arrived, applied, before, docket.rules[0].snapshot_interval)
+    cuts, changed_at = cuts_by_the_way(arrived, applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(wanted)[cuts["session"]]
     out.cut(cuts)
     cursors["changed_at"][wanted] = changed_at
@@ -236,11 +232,11 @@ class _Groups:
     sessions: Int64s
 
 
-def _apply_released(docket: Docket, releases: _Releases, out: Outcome) -> None:
+def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> None:
     starts = np.flatnonzero(releases.first)
     ends = np.append(starts[1:], len(releases.owner))
     groups = _Groups(starts, ends, releases.owner[starts])
-    cursors = docket.cursors
+    cursors = batch.cursors
     before = cursors[groups.sessions]
     lengths = ends - starts
     index, owner = releases.index, releases.owner
@@ -258,18 +254,9 @@ def _apply_released(docket: Docket, releases: _Releases, out: Outcome) -> None:
     out.life[index] = np.repeat(before["first_offset"], lengths)
     gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
 
-    applied = before["messages"] > 0
-    first_ts, last_ts = releases.ts[starts], releases.ts[ends - 1]
-    highest_seq = np.maximum.reduceat(releases.seq, starts)
-    before["epoch"], before["position"] = epoch[ends - 1], position[ends - 1]
-    before["last_seq"] = np.maximum(before["last_seq"], highest_seq)
-    before["messages"] += lengths
+    before["epoch"] = epoch[ends - 1]
     before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
-    before["first_ts"] = np.where(applied, np.minimum(before["first_ts"], first_ts), first_ts)
-    before["last_ts"] = np.where(applied, np.maximum(before["last_ts"], last_ts), last_ts)
-    ended = releases.type[ends - 1] == MessageType.END
-    before["status"] = np.where(ended, Status.ENDED, before["status"])
-    before["ended_at"] = np.where(ended, np.maximum(last_ts, end_time(NO_TIME)), before["ended_at"])
+    apply_runs(before, Run(starts, releases.type, releases.seq, releases.ts, position))
     cursors[groups.sessions] = before
 
 

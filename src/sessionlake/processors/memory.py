@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.clock import Clock, Lane
+from sessionlake.integrity.clock import Clock
 from sessionlake.processors.api import Processor
 from sessionlake.protocol.chunk import is_chunk
+from sessionlake.protocol.types import TopicPartition
 
 FORMAT = "sessionlake.processor/1"
 
@@ -66,7 +67,7 @@ class Memory:
         due: for each topic-partition, the stream time past which a session of it has something to do.
     """
 
-    due: dict[Lane, int] = field(default_factory=dict)
+    due: dict[TopicPartition, int] = field(default_factory=dict)
     sessions: dict[str, Kept] = field(default_factory=dict)
 
     @staticmethod

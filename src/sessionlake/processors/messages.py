@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sessionlake.integrity.judge import Outcome
+from sessionlake.integrity.outcome import Outcome
 from sessionlake.processors.api import Message, Row
 from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import ChangeKind, set_field, value_field

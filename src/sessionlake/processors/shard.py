@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, OnViolation, ProcessorSettings
-from sessionlake.integrity.clock import Clock, Lane
-from sessionlake.integrity.judge import Verdict
+from sessionlake.integrity.clock import Clock
+from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
@@ -25,6 +25,7 @@ from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.fold.emit import Judged, first_violations, partition_accounts
 from sessionlake.silver.fold.process import Payloads
 
@@ -208,14 +209,14 @@ class _ShardBatch:
         found = ((key, *self._due_of(key, kept)) for key, kept in self.memory.sessions.items())
         return [key for key, lane, time in found if time < self._now[lane]]
 
-    def _next_due(self) -> dict[Lane, int]:
-        found: dict[Lane, int] = {}
+    def _next_due(self) -> dict[TopicPartition, int]:
+        found: dict[TopicPartition, int] = {}
         for key, kept in self.memory.sessions.items():
             lane, time = self._due_of(key, kept)
             found[lane] = min(found.get(lane, time), time)
         return found
 
-    def _due_of(self, key: str, kept: Kept) -> tuple[Lane, int]:
+    def _due_of(self, key: str, kept: Kept) -> tuple[TopicPartition, int]:
         """A session's topic-partition, and the stream time past which it has something to do."""
         topic = key.partition("\0")[0]
         over = kept.last + 2 * self._owner.rules.of(topic).session_timeout

@@ -70,12 +70,14 @@ class Truth:
         """Expires the sessions that went silent before their topic-partition's last time, and gives the tables.
 
         Raises:
-            Violation: under `fail`, by a message that only the expiry releases.
+            Violation: under `fail`, by a message that only the expiry releases, or a gap overdue as it showed.
             UsageError: when finished before.
         """
         if self._finished:
             raise UsageError("the truth is finished already; keep the tables of the first finish")
         self._finished = True
+        for (topic, _), lane in self._account.lanes.items():
+            self._bench.judge_due_holes(lane, self._terms_of(topic))
         for key, session in self._sessions.items():
             self._expire_if_silent(session)
             terms = self._terms_of(session.topic)

@@ -54,6 +54,8 @@ class Life:
     last_timestamp: int | None = None
     """Kafka timestamp of the previous well-formed message."""
     ended_at: int | None = None
+    end_seq: int | None = None
+    """Place of the end in seq order."""
     taken: set[int] = field(default_factory=set)
     """Seqs applied or held back (classes `once` and `window`)."""
     runs: int = 0

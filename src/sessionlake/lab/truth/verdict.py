@@ -6,6 +6,8 @@ Where the protocol leaves a choice, these hold:
 - `once`: a gap is counted and recorded when it shows (`applied`), and becomes a violation when the stream time of
   its topic-partition passes the revealing message's timestamp + `gap_timeout`; that event bears the revealing
   message's offset and is not counted again. It does not break a session that ended or has a newer snapshot.
+- `once`: the first `end` that is applied ends the session and says where, even if higher seqs are applied already,
+  which stay. From then on what is missing below that place is applied in its turn, and what is above is `after_end`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Bench:
         """Judges a message that is no duplicate."""
         life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
         is_snapshot = said.kind == "snapshot"
-        if life.status == ENDED:
+        if life.status == ENDED and not _is_below_the_end(integrity, life, said):
             self._violation(terms, session, said, cause, "after_end")
         elif life.status == BROKEN:
             if is_snapshot and (expected is None or said.seq is None or said.seq >= expected):
@@ -129,7 +131,7 @@ class Bench:
             life.status = OPEN
         ends = said.kind == "end" and life.status == OPEN
         if ends:
-            life.status, life.ended_at = ENDED, said.ts
+            life.status, life.ended_at, life.end_seq = ENDED, said.ts, seq
         if seq is not None:
             life.next_seq = seq + 1 if life.next_seq is None else max(life.next_seq, seq + 1)
         life.messages += 1
@@ -190,6 +192,12 @@ class Bench:
         if isolate and life.status == OPEN and not whole_again:
             life.status = BROKEN
             life.holes.clear()
+
+
+def _is_below_the_end(integrity: str, life: Life, said: Said) -> bool:
+    if integrity != "once" or said.seq is None or life.end_seq is None:
+        return False
+    return said.seq < life.end_seq
 
 
 def _epoch_of(integrity: str, life: Life, said: Said) -> int:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.cuts import NO_OFFSET
-from sessionlake.integrity.judge import Outcome
+from sessionlake.integrity.outcome import Outcome
 from sessionlake.protocol.arrow import one, ranges
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
-from sessionlake.integrity.judge import Action, Event, Outcome, Verdict
+from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc

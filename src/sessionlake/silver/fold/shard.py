@@ -9,26 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.capture import CaptureSettings
-from sessionlake.integrity.batch import Docket, Stream
+from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
-from sessionlake.integrity.judge import Outcome, Verdict
+from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.silver.fold.emit import Judged
 from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -61,18 +59,18 @@ class SilverFold:
         judging, memory = split(state)
         after = ShardState.decode(judging, self.columns)
         processor = self.processor or Rebuild(self.columns, self._rules)
-        bench = _Bench(after, self._rules, self.decisions, segments)
-        if not batch.num_rows and not bench.is_time_for_any and not processor.is_due(memory, after.clock):
+        judge = ShardJudge(after, self._rules, self.decisions, segments)
+        if not batch.num_rows and not judge.is_time_for_any and not processor.is_due(memory, after.clock):
             return join(after.encode(self.columns), memory), []
         wrong = pc.not_equal(batch["reason"], 0)
         malformed = batch.filter(wrong)
         well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
-        judged = bench.judge(well_formed, bulk=self.bulk)
+        judged = judge.judge(well_formed, bulk=self.bulk)
         memory, sent = processor.process(memory, judged, malformed)
         return join(after.encode(self.columns), memory), sent
 
 
-class _Bench:
+class ShardJudge:
     """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
@@ -97,61 +95,79 @@ class _Bench:
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
         """Judges well-formed messages, and the sessions that only time has come for."""
-        state = self._state
         messages, owner, topics, sessions = _by_session(messages)
-        keys = pc.binary_join_element_wise(topics, sessions, "\0")
-        places = state.find(keys)
+        places = self._state.find(_keys(topics, sessions))
         silent = self._due(places)
-        topics, sessions = _with_silent(topics, sessions, state.keys.take(pa.array(silent)))
-        keys, places = pc.binary_join_element_wise(topics, sessions, "\0"), np.append(places, silent)
-        cursors, memories = new_cursors(len(keys)), np.full(len(keys), None, object)
-        known = places >= 0
-        cursors[known], memories[known] = state.cursors[places[known]], state.memories[places[known]]
+        topics, sessions = _with_silent(topics, sessions, self._state.keys.take(pa.array(silent)))
+        keys, places = _keys(topics, sessions), np.append(places, silent)
         held, held_bounds = self._take_held(keys, messages.schema)
-        stream = _stream(messages, owner, self._lanes(messages), self._behind)
-        names = topics.to_pylist()
-        docket = Docket(
-            stream=stream,
-            cursors=cursors,
-            memories=memories,
-            rules=[self._rules.of(name) for name in names],
+        batch = ShardBatch(
+            stream=_stream(messages, owner, self._lanes(messages), self._behind),
+            cursors=new_cursors(len(keys)),
+            memories=np.full(len(keys), None, object),
+            rules=[self._rules.of(name) for name in topics.to_pylist()],
             ends=np.zeros(0, np.int64),
             held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND),
             held_bounds=held_bounds,
-            decisions=self._decided(names, sessions),
+            decisions=self._decided(topics.to_pylist(), sessions),
         )
-        docket.ends = self._ends(docket)
-        out = docket.judge(bulk=bulk)
-        # Of a session whose only messages were skipped by an operator's word, nothing is known.
-        seen = cursors["first_offset"] != NO_TIME
-        places[seen] = state.update(places[seen], keys.filter(pa.array(seen)), cursors[seen], memories[seen])
+        self._recall(batch, places)
+        out = judge_batch(batch, bulk=bulk)
+        seen = self._put_back(batch, keys, places)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
-        cuts = out.cuts
+        judged = self._judged(combined, held.num_rows, batch.stream.now, out, (topics, sessions), places, seen)
+        self._forget()
+        return judged
+
+    def _recall(self, batch: ShardBatch, places: Int64s) -> None:
+        """Gives the batch what the state knows of its sessions."""
+        known = places >= 0
+        batch.cursors[known] = self._state.cursors[places[known]]
+        batch.memories[known] = self._state.memories[places[known]]
+        batch.ends = self._ends(batch)
+
+    def _put_back(self, batch: ShardBatch, keys: pa.Array, places: Int64s) -> Bools:
+        """Notes what came of the sessions, and in `places` where; says which of them something is known of."""
+        # Of a session whose only messages were skipped by an operator's word, nothing is.
+        seen: Bools = batch.cursors["first_offset"] != NO_TIME
+        mine = keys.filter(pa.array(seen))
+        places[seen] = self._state.update(places[seen], mine, batch.cursors[seen], batch.memories[seen])
+        return seen
+
+    def _judged(
+        self,
+        messages: pa.Table,
+        released: int,
+        came: Int64s,
+        out: Outcome,
+        named: tuple[pa.Array, pa.Array],
+        places: Int64s,
+        seen: Bools,
+    ) -> Judged:
+        """What the batch has come to, with what time alone has brought."""
+        state, cuts = self._state, out.cuts
         cuts["session"] = places[cuts["session"]]
         cuts = np.concatenate([cuts, self._cut_by_time()])
-        cut = pa.array(cuts["session"])
         expired = self._mark_expired()
         touched = np.unique(np.append(places[seen], expired))
         changed = state.cursors[touched]
-        judged = Judged(
-            messages=combined,
-            released=held.num_rows,
-            came=docket.stream.now,
+        return Judged(
+            messages=messages,
+            released=released,
+            came=came,
             clock=state.clock,
             outcome=out,
-            topics=topics,
-            sessions=sessions,
+            topics=named[0],
+            sessions=named[1],
             keys=state.keys.take(pa.array(touched)),
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
-            beneath=np.isin(touched, places[sorted(out.beneath)]),
+            beneath=np.isin(touched, places[sorted(out.late_fills)]),
             cuts=cuts,
-            cut_keys=state.keys.take(cut),
+            cut_keys=state.keys.take(pa.array(cuts["session"])),
             cut_partitions=state.cursors["partition"][cuts["session"]],
         )
-        self._forget()
-        return judged
 
     def _lanes(self, messages: pa.Table) -> Int64s:
         """The topic-partition of each message, as its place in the clock."""
@@ -161,10 +177,10 @@ class _Bench:
         places = np.array([index(pair) for pair in pairs], np.int64)
         return places[lane] if len(places) else lane
 
-    def _ends(self, docket: Docket) -> Int64s:
+    def _ends(self, batch: ShardBatch) -> Int64s:
         """Stream time of each session's topic-partition after the batch."""
-        lane = docket.cursors["lane"].astype(np.int64)
-        stream = docket.stream
+        lane = batch.cursors["lane"].astype(np.int64)
+        stream = batch.stream
         lane[: len(stream.starts)] = stream.lane[stream.ends - 1] if len(stream.starts) else 0
         times = self._state.clock.times
         return times[lane] if len(times) else lane
@@ -260,6 +276,10 @@ def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array, pa.Arra
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
     return messages, owner, topics, sessions
+
+
+def _keys(topics: pa.Array, sessions: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(topics, sessions, "\0")
 
 
 def _with_silent(topics: pa.Array, sessions: pa.Array, silent: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.integrity.spans import Spans
+from sessionlake.integrity.seq_set import SeqSet
 
 SEQS = st.integers(0, 30)
 STEPS = st.lists(
@@ -18,8 +18,8 @@ STEPS = st.lists(
 )
 
 
-def spans_after(steps: list[tuple[str, int, int]]) -> tuple[Spans, set[int]]:
-    spans, seqs = Spans(), set[int]()
+def spans_after(steps: list[tuple[str, int, int]]) -> tuple[SeqSet, set[int]]:
+    spans, seqs = SeqSet(), set[int]()
     for what, seq, more in steps:
         if what == "add":
             spans.add(seq, seq + more)
@@ -50,5 +50,5 @@ def test_intervals_are_the_set(steps: list[tuple[str, int, int]], one: int, othe
     assert spans.is_whole(first, last) == (wanted <= seqs)
     if one not in seqs:
         assert spans.gaps_with(one) == gaps(seqs | {one})
-    assert Spans(spans.bounds).bounds == spans.bounds
+    assert SeqSet(spans.bounds).bounds == spans.bounds
     assert all(b + 1 < a for b, a in zip(spans.bounds[1::2], spans.bounds[2::2], strict=False))

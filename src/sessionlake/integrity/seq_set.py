@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 
-class Spans:
+class SeqSet:
     """A set of seqs, kept as inclusive intervals in ascending order, no two of which touch.
 
     Args:

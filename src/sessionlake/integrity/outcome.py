@@ -1,0 +1,128 @@
+"""What judging comes to: what became of each message, and what was not fine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from sessionlake.integrity.cursor import NO_EPOCH
+from sessionlake.integrity.cuts import CUT, NO_OFFSET, Cuts
+
+
+class Verdict(IntEnum):
+    """What becomes of a message."""
+
+    APPLIED = 0
+    DUPLICATE = 1
+    QUARANTINED = 2
+    HELD = 3
+
+
+class EventKind(StrEnum):
+    """What was not fine."""
+
+    DUPLICATE = "duplicate"
+    GAP = "gap"
+    ORPHAN = "orphan"
+    AFTER_END = "after_end"
+    LATE = "late"
+    HEALED = "healed"
+    HELD_LIMIT = "held_limit"
+    GAP_LIMIT = "gap_limit"
+    SKIPPED = "skipped"
+
+
+class Action(StrEnum):
+    """What was done about it."""
+
+    DROPPED = "dropped"
+    APPLIED = "applied"
+    ISOLATED = "isolated"
+    RECORDED = "recorded"
+    QUARANTINED = "quarantined"
+    ACCEPTED = "accepted"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What judging needs of a message. Times in ms, size in bytes.
+
+    Attributes:
+        seq: `NO_SEQ` where class `none` lets it be absent.
+        now: stream time of the message's topic-partition when it came.
+        index: its place among the messages of the batch and those held back before.
+    """
+
+    type: int
+    seq: int
+    ts: int
+    offset: int
+    kafka_ts: int
+    partition: int
+    lane: int
+    now: int
+    size: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A judgement that was not "fine". Times in ms.
+
+    Attributes:
+        expected: the seq that was due; None where any was welcome.
+        actual: the message's own; None if it has none.
+    """
+
+    session: int
+    kind: EventKind
+    action: Action
+    partition: int
+    offset: int
+    expected: int | None
+    actual: int | None
+    kafka_ts: int
+
+
+class Outcome:
+    """What becomes of messages, by their index; `session` numbers the events' sessions.
+
+    Attributes:
+        verdict: a `Verdict` a message.
+        reason: the quarantine reason's code, else 0.
+        epoch: of applied messages: offset of the last snapshot then.
+        position: of applied messages: their order of application.
+        at: of applied messages: stream time then. What expiry released was applied in the first moment past it.
+        by: of applied messages: offset of the one whose arrival led to it, `NO_OFFSET` if that was expiry.
+        life: the offset that names the session's life; of a message an operator had skipped, nothing.
+        events: in the order of judging, session after session.
+        late_fills: sessions of which a message was applied beneath newer ones (class `once`).
+        decided: sessions and offsets at which an operator's decision was taken.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.verdict: npt.NDArray[np.int8] = np.full(count, Verdict.HELD, np.int8)
+        self.reason: npt.NDArray[np.int8] = np.zeros(count, np.int8)
+        self.epoch: npt.NDArray[np.int64] = np.full(count, NO_EPOCH, np.int64)
+        self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.by: npt.NDArray[np.int64] = np.full(count, NO_OFFSET, np.int64)
+        self.events: list[Event] = []
+        self._cuts: list[Cuts] = []
+        self.late_fills: set[int] = set()
+        self.decided: set[tuple[int, int]] = set()
+        self.session = 0
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where tables are cut; `session` as in events."""
+        return np.concatenate([np.zeros(0, CUT), *self._cuts])
+
+    def cut(self, cuts: Cuts) -> None:
+        """Adds cuts."""
+        self._cuts.append(cuts)

@@ -1,0 +1,135 @@
+"""What applying messages makes of a cursor: one rule a column, for many runs, for one run, and for one message alike.
+
+A *run* is a stretch of one session's messages that are applied one after the other. A column that follows from the
+applied messages alone is moved on here and nowhere else: a new one is a line in `STEPS`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sessionlake.integrity.cursor import Cursor, Cursors, Status
+from sessionlake.protocol.columns import FIRST_MS
+from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.types import Int64s
+
+
+class How(Enum):
+    """What a column keeps of its value in the messages."""
+
+    LEAST = 0
+    GREATEST = 1
+    LAST = 2
+    AT_END = 3  # of the end, where the last message is one
+    COUNT = 4
+
+
+class Step(NamedTuple):
+    """A column's rule.
+
+    Attributes:
+        value: the column of `Run` that it looks at.
+        at_least: what a lower value counts as.
+    """
+
+    column: str
+    how: How
+    value: str
+    at_least: int | None = None
+
+
+STEPS = (
+    Step("first_ts", How.LEAST, "ts"),
+    Step("last_ts", How.GREATEST, "ts"),
+    Step("last_seq", How.GREATEST, "seq"),
+    Step("position", How.LAST, "position"),
+    Step("ended_at", How.AT_END, "ts", FIRST_MS),
+    Step("end_seq", How.AT_END, "seq"),
+    Step("messages", How.COUNT, "seq"),  # last: whether there were any before decides about the others
+)
+
+
+class Run(NamedTuple):
+    """Runs of applied messages, one after the other; an end is the last of its run.
+
+    Attributes:
+        starts: where each run begins.
+        position: orders of application.
+    """
+
+    starts: Int64s
+    type: npt.NDArray[np.int8]
+    seq: Int64s
+    ts: Int64s
+    position: Int64s
+
+
+def apply_runs(cursors: Cursors, run: Run) -> None:
+    """Moves the cursors of open sessions on in place, each over its run."""
+    last = np.append(run.starts[1:], len(run.seq)) - 1
+    ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
+    for column, how, name, at_least in STEPS:
+        before, values = cursors[column], getattr(run, name)
+        match how:
+            case How.LEAST:
+                low = np.minimum.reduceat(values, run.starts)
+                found = np.where(fresh, low, np.minimum(before, low))
+            case How.GREATEST:
+                high = np.maximum.reduceat(values, run.starts)
+                found = np.where(fresh, high, np.maximum(before, high))
+            case How.LAST:
+                found = values[last]
+            case How.AT_END:
+                value = values[last] if at_least is None else np.maximum(values[last], at_least)
+                found = np.where(ended, value, before)
+            case How.COUNT:
+                found = before + (last - run.starts + 1)
+        cursors[column] = found
+    cursors["status"][ended] = Status.ENDED
+
+
+def apply_run(cursor: Cursor, run: Run) -> None:
+    """Moves one open session's cursor on over its run."""
+    ended = int(run.type[-1]) == MessageType.END
+    for column, how, name, at_least in STEPS:
+        values = getattr(run, name)
+        match how:
+            case How.LEAST:
+                value = int(values.min())
+            case How.GREATEST:
+                value = int(values.max())
+            case How.COUNT:
+                value = len(values)
+            case _:
+                value = int(values[-1])
+        _move(cursor, column, how, value, at_least, ended=ended)
+    if ended:
+        cursor.status = Status.ENDED
+
+
+def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, ends: bool) -> None:
+    """Moves a session's cursor on over one message, which ends the session or does not."""
+    values = {"seq": seq, "ts": ts, "position": position}
+    for column, how, name, at_least in STEPS:
+        _move(cursor, column, how, 1 if how is How.COUNT else values[name], at_least, ended=ends)
+    if ends:
+        cursor.status = Status.ENDED
+
+
+def _move(cursor: Cursor, column: str, how: How, value: int, at_least: int | None, *, ended: bool) -> None:
+    before = getattr(cursor, column)
+    if how is How.COUNT:
+        value += before
+    elif how is How.AT_END:
+        if not ended:
+            return
+        value = value if at_least is None else max(value, at_least)
+    elif cursor.messages and how is How.LEAST:
+        value = min(before, value)
+    elif cursor.messages and how is How.GREATEST:
+        value = max(before, value)
+    setattr(cursor, column, value)
