@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -140,3 +142,23 @@ def test_the_page_on_architecture_names_the_rooms_from_the_top_down() -> None:
     rows = re.findall(r"^\| `(\w+)", page.split("## Packages")[1], re.MULTILINE)
     top = dict.fromkeys(room.split(".")[0] for room in reversed(ROOMS) if room != "__main__")
     assert rows == list(top)
+
+
+def test_nothing_that_runs_in_production_imports_the_lab() -> None:
+    users = {name for name in MODULES if any(room_of(used) == "lab" for used in uses(name)) and room_of(name) != "lab"}
+    assert users <= {f"sessionlake.commands.{name}" for name in ("demo", "simulate", "trying")}
+    script = "import sys, sessionlake.cli, sessionlake.pipeline; print([m for m in sys.modules if '.lab' in m])"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_a_file_fits_in_the_head() -> None:
+    lengths = [len(file.read_text().splitlines()) for file in MODULES.values()]
+    assert {name: n for name, n in zip(MODULES, lengths, strict=True) if n > 400} == {}
+    assert median(n for n in lengths if n) < 130
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_functions_read_at_a_glance(module: str) -> None:
+    functions = (n for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.FunctionDef))
+    assert {f.name for f in functions if f.end_lineno - f.lineno + 1 > 50} == set()

@@ -135,8 +135,9 @@ def test_every_command_named_in_the_text_exists_with_its_options(page: Path):
     for text in INLINE.findall(prose(page)):
         words, command = text.split(), ROOT_COMMAND
         while words and hasattr(command, "commands"):
-            assert words[0] in command.commands, text
-            command = command.commands[words.pop(0)]
+            found = command.get_command(typer.Context(command), words.pop(0))
+            assert found is not None, text
+            command = found
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options, text
 

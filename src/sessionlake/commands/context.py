@@ -1,0 +1,71 @@
+"""What every command takes and uses: the configuration, the form of the answer, Spark for as long as it works."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from sessionlake.commands.show import Format
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.config import Settings
+    from sessionlake.lake.reading import Reader
+
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
+T = TypeVar("T")
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in the home or here]"),
+]
+Form = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
+
+
+def say(text: str) -> None:
+    """One message to the person at the terminal."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def settings_of(config: Path | None) -> Settings:
+    """The configuration that a command is to use: its own `--config`, else the one before the command.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    from sessionlake.config import load_settings
+
+    return load_settings(config or config_before_command())
+
+
+def config_before_command() -> Path | None:
+    """The file named before the command, as in `sessionlake --config FILE status`."""
+    return GIVEN.get("config")
+
+
+GIVEN: dict[str, Path] = {}
+
+
+def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+    """Does the work with a session that is stopped afterwards."""
+    from sessionlake.runtime.spark import spark_session, stop_spark
+
+    try:
+        return work(spark_session(settings))
+    finally:
+        stop_spark()
+
+
+def with_reader(settings: Settings, work: Callable[[Reader], T]) -> T:
+    """With what reads the tables: Spark only where they are in a catalog."""
+    from sessionlake.lake.reading import reader_for
+    from sessionlake.lake.tables import Lake
+
+    lake = Lake(settings)
+    return work(reader_for(lake)) if lake.local else with_spark(settings, lambda spark: work(reader_for(lake, spark)))

@@ -1,0 +1,152 @@
+"""Commands of two words, as in `sessionlake session show`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.commands.show import Format
+
+if TYPE_CHECKING:
+    from sessionlake.laptop.broker import BrokerStatus
+
+broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
+rebuild_app = typer.Typer(no_args_is_help=True, help="Build a layer once more from what it was made of.")
+verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
+state_app = typer.Typer(no_args_is_help=True, help="What silver's state store remembers.")
+session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
+GROUPS = {
+    "broker": broker_app,
+    "session": session_app,
+    "state": state_app,
+    "rebuild": rebuild_app,
+    "verify": verify_app,
+}
+
+
+@session_app.command("show")
+def session_show(
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """The rows of one session's table, now."""
+    settings = settings_of(config)
+    from sessionlake.commands.session import show_session
+
+    with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form))
+
+
+@session_app.command("as-of")
+def session_as_of(
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    ts: Annotated[str | None, typer.Option("--ts", help="Stream time (Kafka's): ISO 8601, or milliseconds.")] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", help="After the message with this seq.", min=0, max=INT64_MAX)
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """The rows of one session's table at any moment of its history."""
+    settings = settings_of(config)
+    from sessionlake.commands.session import moment_of, show_session_as_of
+
+    moment = moment_of(ts, seq, offset)
+    with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form))
+
+
+@state_app.command("show")
+def state_show(
+    session: Annotated[str, typer.Option("--session", help="The session's id.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    form: Form = Format.TABLE,
+    config: Config = None,
+) -> None:
+    """One session: where its stream stands, which seqs are missing, what is held back."""
+    settings = settings_of(config)
+    from sessionlake.commands.state import show_session_state
+
+    with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form))
+
+
+@state_app.command("stats")
+def state_stats(form: Form = Format.TABLE, config: Config = None) -> None:
+    """How many sessions and held-back messages each shard remembers, in how many bytes."""
+    settings = settings_of(config)
+    from sessionlake.commands.state import show_state_stats
+
+    with_spark(settings, lambda spark: show_state_stats(spark, settings, form))
+
+
+@rebuild_app.command("silver")
+def rebuild_silver(
+    from_bronze_version: Annotated[
+        int | None, typer.Option("--from-bronze-version", min=0, help="The version to build from [the latest].")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only the sessions of this topic.")] = None,
+    sessions: Annotated[
+        list[str] | None, typer.Option("--sessions", help="Only this session; may be repeated.")
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Build silver from bronze beside the live tables, then put it in their place."""
+    settings = settings_of(config)
+    from sessionlake.commands import rebuild
+    from sessionlake.silver.rebuild.replay import Selection
+
+    wanted = Selection(topic, tuple(sessions or ()))
+    with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
+
+
+@verify_app.command("silver")
+def verify_silver(config: Config = None) -> None:
+    """Prove that silver is what bronze makes of it; exit code 1 and the first difference if not."""
+    settings = settings_of(config)
+    from sessionlake.commands import rebuild
+
+    if not with_spark(settings, lambda spark: rebuild.verify_silver(spark, settings, say)):
+        raise typer.Exit(1)
+
+
+@broker_app.command("up")
+def broker_up(config: Config = None) -> None:
+    """Start it, unless it runs, and wait until it answers."""
+    from sessionlake.laptop import broker
+
+    _show_broker(broker.up(settings_of(config)))
+
+
+@broker_app.command("down")
+def broker_down(config: Config = None) -> None:
+    """Stop it; its data stays."""
+    from sessionlake.laptop import broker
+
+    say("the broker has stopped" if broker.down(settings_of(config)) else "no broker of this home was running")
+
+
+@broker_app.command("status")
+def broker_status(config: Config = None) -> None:
+    """Say how it stands; exit code 1 unless it runs."""
+    from sessionlake.laptop import broker
+
+    found = broker.status(settings_of(config))
+    _show_broker(found)
+    if found.state != "running":
+        raise typer.Exit(1)
+
+
+def _show_broker(found: BrokerStatus) -> None:
+    meaning = {
+        "stopped": "not running; `sessionlake broker up` starts it",
+        "foreign": "another process holds the port",
+        "outside": "an outside broker is configured: nothing to start here",
+    }
+    pid = f" (process {found.pid})" if found.pid else ""
+    typer.echo(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")
