@@ -16,7 +16,7 @@ from sessionlake.config import Settings
 from sessionlake.history.state import readable, session_state
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
-from sessionlake.integrity.spans import Spans
+from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
 
 NOON = 1_767_355_200_000  # 2026-01-02
@@ -27,14 +27,14 @@ CURSOR_OF_S = Cursor(
     last_ts=NOON + 1,
     last_kafka_ts=NOON + 1001,
     ended_at=-(10**17),
-    taken=Spans([0, 4, 6, 7]),
+    taken=SeqSet([0, 4, 6, 7]),
     holes=[Hole(5, 6, NOON + 2500, 3, NOON, 0)],
 )
 
 
 @pytest.fixture
 def stored() -> bytes:
-    cursor = replace(CURSOR_OF_S, taken=Spans([0, 4, 6, 7]))
+    cursor = replace(CURSOR_OF_S, taken=SeqSet([0, 4, 6, 7]))
     cursors = np.array([cursor.as_tuple()], CURSOR)
     memories = np.array([encode_memory(cursor.memory()), None], object)[:-1]
     return ShardState(pa.array(["t\0s"]), cursors, memories, Clock([LaneTime("t", 0, NOON + 60_000, 9)])).encode(())
