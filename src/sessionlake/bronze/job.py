@@ -20,7 +20,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, config_hash, write
-from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
+from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
@@ -35,7 +35,7 @@ from sessionlake.streaming.query import LayerQuery
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LAYER = "bronze"
+LAYER = BRONZE
 _FEW_MESSAGES = 20_000
 # Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
 _TOO_BIG = "maxResultSize"

@@ -18,7 +18,7 @@ from sessionlake.gold.targets import TARGETS, Target
 from sessionlake.gold.window import hold_window
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, MINUTES
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
@@ -30,7 +30,7 @@ from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-LAYER = "gold"
+LAYER = GOLD
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 

@@ -14,7 +14,6 @@ from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
-_LAYER = "silver"
 _HELD = ("offset", "seq", "ts", "size")
 
 

@@ -17,9 +17,8 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.names import SILVER
 from sessionlake.streaming.sharded import ShardFold
-
-_LAYER = "silver"
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -41,12 +40,12 @@ class Handover(msgspec.Struct, frozen=True):
 
 def folder(settings: Settings) -> Path:
     """Where the handover in force is."""
-    return Path(f"{settings.checkpoint(_LAYER)}.handover")
+    return Path(f"{settings.checkpoint(SILVER)}.handover")
 
 
 def prepared(settings: Settings) -> Path:
     """Where the next one is put together."""
-    return Path(f"{settings.checkpoint(_LAYER)}.handover.next")
+    return Path(f"{settings.checkpoint(SILVER)}.handover.next")
 
 
 def read(place: Path) -> Handover | None:
@@ -111,7 +110,7 @@ def refuse_other_shards(settings: Settings) -> None:
         LakeError: naming both numbers.
     """
     note = _shards(settings)
-    begun = (Path(settings.checkpoint(_LAYER)) / "metadata").exists()
+    begun = (Path(settings.checkpoint(SILVER)) / "metadata").exists()
     if begun and note.exists() and note.read_text() != str(settings.silver.shards):
         raise LakeError(
             f"silver.shards is {settings.silver.shards}, but the checkpoint was made with {note.read_text()}: set it "
@@ -126,12 +125,12 @@ def note_shards(settings: Settings) -> None:
 
 
 def _shards(settings: Settings) -> Path:
-    return Path(f"{settings.checkpoint(_LAYER)}.shards")
+    return Path(f"{settings.checkpoint(SILVER)}.shards")
 
 
 def swap(settings: Settings, rebuild: str) -> None:
     """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
-    checkpoint = Path(settings.checkpoint(_LAYER))
+    checkpoint = Path(settings.checkpoint(SILVER))
     if prepared(settings).is_dir():
         for old in (checkpoint, folder(settings)):
             if old.exists():

@@ -15,7 +15,7 @@ from sessionlake.integrity.rules import Decision, Place
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, config_hash, write
 from sessionlake.lake.ledger import Output as TableOutput
-from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE
+from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import enclosing, within
 from sessionlake.lake.reading import reader_for
@@ -39,7 +39,7 @@ from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LAYER = "silver"
+LAYER = SILVER
 APPENDED = (
     (Output.CHANGES, CHANGES),
     (Output.PROGRESS, PROGRESS),
