@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -58,15 +59,6 @@ class Played:
     said: str
     left: list[str]
 
-    def run(self, *words: str) -> str:
-        """What a command answers over the tables that the demo has left."""
-        done = subprocess.run(
-            [sys.executable, "-m", "sessionlake", *words], capture_output=True, text=True, check=False, timeout=300,
-            env=os.environ | {"SESSIONLAKE_HOME": str(self.home / "demo")}, cwd=self.home,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
@@ -107,9 +99,16 @@ def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(pla
     assert done.stdout.strip()
 
 
-def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(played):
+@pytest.fixture
+def told(played: Played, ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a command answers over the tables that the demo has left."""
+    monkeypatch.chdir(played.home)
+    return partial(ask, {"SESSIONLAKE_HOME": str(played.home / "demo")})
+
+
+def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(played, told):
     assert played.code == 0, played.out + played.said
-    there = json.loads(played.run("query", " ".join(LONGEST.split()), "--format", "json"))
+    there = json.loads(told("query", " ".join(LONGEST.split()), "--format", "json"))
     # The docs show one run's names and times; sessions, times and batches are another's here.
     shown = {
         "depth-03-d5ea8174-0003": there["session_id"],
@@ -124,7 +123,7 @@ def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(p
         text = shlex.join(words) if words[0] == "query" else " ".join(words)
         for old, new in shown.items():
             text = text.replace(old, new)
-        assert played.run(*shlex.split(text)).strip(), text
+        assert told(*shlex.split(text)).strip(), text
 
 
 LONGEST = """

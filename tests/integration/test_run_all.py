@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,11 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "sessionlake", *words]
 
 
+def through_silver(spark, settings: Settings) -> None:
+    for layer in (Layer.BRONZE, Layer.SILVER):
+        assert run_once(spark, settings, layer, threading.Event())
+
+
 def environment(settings: Settings) -> dict[str, str]:
     own = {
         "SESSIONLAKE_HOME": str(settings.home),
@@ -85,26 +92,25 @@ def environment(settings: Settings) -> dict[str, str]:
     return os.environ | own
 
 
-def called(settings: Settings, *words: str) -> list[dict]:
-    """Standard output of a command as JSON lines; it must end well and say nothing like a stack trace."""
-    done = subprocess.run(
-        command(*words), env=environment(settings), capture_output=True, text=True, check=False, timeout=300
-    )
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_once_takes_everything_in_and_the_commands_agree_about_it(mine, spark):
+def test_once_takes_everything_in_and_the_commands_agree_about_it(mine, spark, ask):
     simulated(mine)
-    assert called(mine, "run", "all", "--once") == []
+    done = subprocess.run(
+        command("run", "all", "--once"), env=environment(mine), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (0, "", False), done.stderr
     outcome = verify(spark, Lake(mine), truth := truth_from_broker(mine))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
-    layers = called(mine, "status", "--format", "json")
+
+    def called(*words: str) -> list[dict]:
+        said = ask(environment(mine), *words, "--format", "json")
+        return [json.loads(line) for line in said.splitlines()]
+
+    layers = called("status")
     assert {layer["layer"]: (layer["behind"], layer["unaccounted"]) for layer in layers} == dict.fromkeys(
         ("bronze", "silver", "silver_tables", "gold"), (0, 0)
     )
-    assert {finding["level"] for finding in called(mine, "doctor", "--format", "json")} == {"ok"}
-    sessions = called(mine, "query", "SELECT session_id FROM silver.sessions", "--format", "json")
+    assert {finding["level"] for finding in called("doctor")} == {"ok"}
+    sessions = called("query", "SELECT session_id FROM silver.sessions")
     assert {row["session_id"] for row in sessions} == {session for _, session in truth.sessions}
 
 
@@ -182,28 +188,35 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
     assert count(spark, mine, "bronze.messages") == 3
 
 
-@pytest.mark.parametrize("layer", [Layer.BRONZE, Layer.SILVER])
-def test_a_corrupt_checkpoint_is_told_with_its_place_and_changes_no_table(mine, spark, layer):
+def test_a_damaged_or_lost_checkpoint_is_told_changes_no_table_and_can_be_put_back(mine, spark, tmp_path):
     send(mine, 0, 1)
-    run_once(spark, mine, Layer.ALL, threading.Event())
-    for file in Path(mine.checkpoint(layer), "offsets").glob("[0-9]*"):
-        file.write_text("v1\n{not json", encoding="utf-8")
-        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    through_silver(spark, mine)
     send(mine, 2)
-    with pytest.raises(LakeError, match="checkpoint") as raised:
-        run_once(spark, mine, Layer.ALL, threading.Event())
-    assert mine.checkpoint(layer) in str(raised.value)
-    assert count(spark, mine, "silver.session_changes") == 3
+    for layer in (Layer.BRONZE, Layer.SILVER):
+        with damaged(Path(mine.checkpoint(layer)), tmp_path / layer) as checkpoint:
+            for file in (checkpoint / "offsets").glob("[0-9]*"):
+                file.write_text("v1\n{not json", encoding="utf-8")
+                file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+            with pytest.raises(LakeError, match="checkpoint") as raised:
+                run_once(spark, mine, Layer.ALL, threading.Event())
+            assert mine.checkpoint(layer) in str(raised.value)
+    with damaged(Path(mine.checkpoint("silver")), tmp_path / "lost") as checkpoint:
+        shutil.rmtree(checkpoint)
+        with pytest.raises(LakeError, match="sessionlake rebuild silver"):
+            run_once(spark, mine, Layer.SILVER, threading.Event())
     assert spark.streams.active == []
-
-
-def test_a_lost_checkpoint_is_refused_with_the_remedy(mine, spark):
-    send(mine, 0, 1)
-    run_once(spark, mine, Layer.ALL, threading.Event())
-    shutil.rmtree(mine.checkpoint("silver"))
-    with pytest.raises(LakeError, match="sessionlake rebuild silver"):
-        run_once(spark, mine, Layer.SILVER, threading.Event())
     assert count(spark, mine, "silver.session_changes") == 3
+    through_silver(spark, mine)
+    assert count(spark, mine, "silver.session_changes") == 4
+
+
+@contextmanager
+def damaged(checkpoint: Path, backup: Path) -> Iterator[Path]:
+    """A checkpoint that is put back from its backup afterwards."""
+    shutil.copytree(checkpoint, backup)
+    yield checkpoint
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    backup.rename(checkpoint)
 
 
 def test_an_early_stop_of_once_is_told_and_leaves_later_layers_unbegun(mine, spark):

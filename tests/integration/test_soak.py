@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_crash import WORKER, assert_every_message_once, configured, fill, lose_last_commit, make, run
 
 from sessionlake.config import Settings
+from support.crashes import WORKER, assert_every_message_once, configured, fill, lose_last_commit, make, run
 from support.streams import cut
 
 KILLS = 20
@@ -30,7 +30,7 @@ def test_killed_twenty_times_at_random_equals_the_truth(
     rnd = random.Random(seed)
     file = tmp_path / "sessionlake.yml"
     settings = configured(file, broker_settings)
-    messages = make(2_000)
+    messages = make(tmp_path, 2_000)
     for batch in cut(rnd, messages, KILLS):
         fill(settings, batch)
         worker = subprocess.Popen([sys.executable, str(WORKER), str(file)], stderr=subprocess.DEVNULL)

@@ -125,43 +125,53 @@ def test_a_point_far_beneath_the_tail_refines_old_rows_alone(feed: Feed):
 
 
 # A small batch has one commit a table, a large one two; each gap between commits is named by one of its ends.
-@pytest.mark.parametrize(
-    ("inline", "place", "nth"),
-    [
-        (65_536, f"before:{AVERAGES}", 1),
-        (65_536, f"before:{MINUTES}", 1),
-        (65_536, f"before:{LEDGER}", 1),
-        (65_536, f"after:{LEDGER}", 1),
-        (0, f"before:{AVERAGES}", 2),
-        (0, f"before:{MINUTES}", 1),
-        (0, f"before:{MINUTES}", 2),
-    ],
-)
-def test_a_batch_that_dies_between_any_two_commits_and_is_replayed_counts_once(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch, inline: int, place: str, nth: int
+SMALL, LARGE = 65_536, 0
+PLACES = [
+    (SMALL, f"before:{AVERAGES}", 1),
+    (SMALL, f"before:{MINUTES}", 1),
+    (SMALL, f"before:{LEDGER}", 1),
+    (SMALL, f"after:{LEDGER}", 1),
+    (LARGE, f"before:{AVERAGES}", 2),
+    (LARGE, f"before:{MINUTES}", 1),
+    (LARGE, f"before:{MINUTES}", 2),
+]
+
+
+def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
 ):
-    """The second batch has new rows and changed rows of both tables, and points beneath the tail."""
-    first = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(30)]
-    second = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285, 310, 400])]
-    feed.write(first).run()
-    feed.write([*second, change("t", "r", 50, 0, price=1.0)])
-    monkeypatch.setattr("sessionlake.streaming.folded._INLINE_BYTES", inline)
-    passed = 0
-
-    def die(point: str) -> None:
-        nonlocal passed
-        passed += point == place
-        if point == place and passed == nth:
-            raise MachineError("power cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.lake.commit.fault_point", die)
-        with pytest.raises(MachineError, match="power cut"):
+    """Each batch has new rows and changed rows of both tables, points beneath the tail, and a session of its own."""
+    changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(30)]
+    feed.write(changes).run()
+    for number, (inline, place, nth) in enumerate(PLACES):
+        newest = 290 + 200 * number
+        times = [5 + number, newest - 5, newest + 20, newest + 200]
+        batch = [change("s", "r", len(changes) + i, at * SECOND, price=1.5 + i) for i, at in enumerate(times)]
+        batch.append(change(f"t{number}", "r", len(changes) + len(times), 0, price=1.0))
+        changes += batch
+        feed.write(batch)
+        with monkeypatch.context() as patch:
+            patch.setattr("sessionlake.streaming.folded._INLINE_BYTES", inline)
+            patch.setattr("sessionlake.lake.commit.fault_point", died := Dying(place, nth))
+            with pytest.raises(MachineError, match="power cut"):
+                feed.run()
+            died.place = ""
             feed.run()
-    feed.run()
-    assert (feed.averages(), feed.minutes()) == by_hand([*first, *second, change("t", "r", 50, 0, price=1.0)], 3)
+        assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), place
     ledger = feed.lake.read(feed.spark, LEDGER).where("layer = 'gold'").collect()
-    assert sorted(row["batch_id"] for row in ledger) == [0, 1]
+    assert sorted(row["batch_id"] for row in ledger) == list(range(len(PLACES) + 1))
+
+
+class Dying:
+    """A fault point that fails at the nth passing of a place."""
+
+    def __init__(self, place: str, nth: int) -> None:
+        self.place, self.left = place, nth
+
+    def __call__(self, point: str) -> None:
+        self.left -= point == self.place
+        if point == self.place and not self.left:
+            raise MachineError("power cut")
 
 
 def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):

@@ -1,4 +1,4 @@
-"""Killed for real between any two commits, the pipeline leaves what one that was never killed leaves.
+"""A pipeline that is killed for real at named places, resumed, and compared with one that never was.
 
 The places are visited in one home, one after the other: a process is killed at the first, the next one resumes what
 it left, takes in new messages as well, and is killed at the second, and so on; the last runs to its end. So every
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -30,26 +32,8 @@ from sessionlake.runtime.kafka import client_config
 from support.lakes import assert_silver_is_the_truth
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
-WORKER = Path(__file__).parents[1] / "support" / "crash_worker.py"
-TOPICS = ("crash.a", "crash.b")
-LANES = [(topic, partition) for topic in TOPICS for partition in range(3)]
-# In the order of a run's commits. After one commit is before the next: nothing is written in between.
-PLACES = [
-    "before:bronze.messages",
-    "after:bronze.messages",
-    "after:ops.ledger",  # bronze's; Spark has not noted the batch as done
-    "before:silver.session_changes",
-    "after:silver.session_changes",
-    "after:silver.session_progress",
-    "after:silver.integrity_events",
-    "after:silver.session_cuts",
-    "after:silver.quarantine",
-    "after:ops.ledger#2",  # silver's
-    "after:silver.session_rows",
-    "after:silver.sessions",
-    "after:silver.session_snapshots",
-    "after:ops.ledger#3",  # the merge's
-]
+WORKER = Path(__file__).parent / "crash_worker.py"
+PARTITIONS = range(3)
 SECONDS = 240
 
 
@@ -67,17 +51,24 @@ def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
     assert producer.flush(60) == 0
 
 
-def make(count: int) -> list[KafkaMessage]:
+def topics(folder: Path) -> tuple[str, str]:
+    """Names that no other test has."""
+    return f"{folder.name}.a", f"{folder.name}.b"
+
+
+def make(folder: Path, count: int) -> list[KafkaMessage]:
     """A stream whose partitions all begin at offset 0, as new topics do."""
-    made = StreamMaker(random.Random(7), LIGHT, TOPICS).make(count)
-    first = {lane: min((m.offset for m in made if (m.topic, m.partition) == lane), default=0) for lane in LANES}
+    made = StreamMaker(random.Random(7), LIGHT, topics(folder)).make(count)
+    places = product(topics(folder), PARTITIONS)
+    first = {place: min((m.offset for m in made if (m.topic, m.partition) == place), default=0) for place in places}
     return [m._replace(offset=m.offset - first[m.topic, m.partition]) for m in made]
 
 
 def configured(file: Path, broker: Settings) -> Settings:
     """Two topics, judged by two classes, and their partitions."""
-    kafka = {"bootstrap_servers": broker.kafka.bootstrap_servers, "topic_pattern": r"crash\..+"}
-    rules = [{"pattern": TOPICS[1], "integrity": "window", "on_violation": "record", "lateness": "2 s"}]
+    names = topics(file.parent)
+    kafka = {"bootstrap_servers": broker.kafka.bootstrap_servers, "topic_pattern": "|".join(map(re.escape, names))}
+    rules = [{"pattern": re.escape(names[1]), "integrity": "window", "on_violation": "record", "lateness": "2 s"}]
     capture = {"columns": COLUMNS, "on_violation": "isolate", "max_message_bytes": MAX_BYTES, "by_topic": rules}
     content = {
         "home": str(file.parent / "home"),
@@ -88,7 +79,7 @@ def configured(file: Path, broker: Settings) -> Settings:
     file.write_text(yaml.safe_dump(content))
     settings = load_settings(file)
     admin = AdminClient(client_config(settings))
-    for created in admin.create_topics([NewTopic(topic, num_partitions=3) for topic in TOPICS]).values():
+    for created in admin.create_topics([NewTopic(topic, num_partitions=len(PARTITIONS)) for topic in names]).values():
         created.result(30)
     return settings
 
@@ -110,21 +101,18 @@ def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
-@pytest.mark.timeout(len(PLACES) * SECONDS)
-def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
-    spark: Any, broker_settings: Settings, tmp_path: Path
-) -> None:
-    file = tmp_path / "sessionlake.yml"
-    settings = configured(file, broker_settings)
-    messages = make(650)
-    batches = list(cut(random.Random(7), messages, len(PLACES) + 1))
-    for number, (place, batch) in enumerate(zip([*PLACES, None], batches, strict=True)):
+def assert_equal_to_the_truth_when_killed_at(places: Sequence[str], spark: Any, broker: Settings, folder: Path) -> None:
+    """Visits the places in a home of its own; each process takes in its share of the messages."""
+    file = folder / "sessionlake.yml"
+    settings = configured(file, broker)
+    messages = make(folder, 45 * (len(places) + 1))
+    batches = list(cut(random.Random(7), messages, len(places) + 1))
+    for number, (place, batch) in enumerate(zip([*places, None], batches, strict=True)):
         fill(settings, batch)
         if number % 2:
             lose_last_commit(settings)
         ended = run(file, place)
         assert ended.returncode == (-signal.SIGKILL if place else 0), (place, ended.stderr[-3000:])
-
     assert_every_message_once(spark, settings, messages)
 
 
