@@ -24,7 +24,7 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, write
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.reading import DirectReader, Reader, SparkReader
 from sessionlake.lake.tables import Lake
@@ -87,7 +87,7 @@ class Traced:
         entry = LedgerEntry(
             layer="bronze", txn=Txn("b", batch), source="kafka", started_at=datetime.now(UTC),
             offsets=(OffsetRange(TOPIC, 0, first, end - 1, end - first),),
-            outputs=(Output("bronze.messages", version, end - first),), messages=end - first, applied=end - first,
+            outputs=(TableOutput("bronze.messages", version, end - first),), messages=end - first, applied=end - first,
         )  # fmt: skip
         write(self.spark, self.lake, entry)
 

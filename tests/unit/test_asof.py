@@ -17,7 +17,7 @@ from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
 from sessionlake.lake.reading import Condition, Span
 from sessionlake.protocol.types import Row
-from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.fold.schemas import CUTS, PROGRESS, SilverOutput, changes_schema
 from sessionlake.silver.tables.moments import Moment
 from support.folding import Folder, plain, truth_rules
 from support.snapshots import Cutter
@@ -72,9 +72,9 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
     return Tables(
         {
             "bronze.messages": raw,
-            "silver.session_changes": folder.table(Output.CHANGES, changes_schema(capture.declared)),
-            "silver.session_cuts": folder.table(Output.CUTS, CUTS),
-            "silver.session_progress": folder.table(Output.PROGRESS, PROGRESS),
+            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
+            "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS),
+            "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS),
             "silver.session_snapshots": cutter.found,
             "ops.ledger": pa.table({"layer": ["silver_tables"], "source_to": [merged - 1]}),
         },

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
-from sessionlake.gold.fold.outputs import KEY, Account, Kind, read_rows, total
+from sessionlake.gold.fold.outputs import KEY, GoldOutput, GoldReport, read_rows, total
 from sessionlake.gold.fold.pack import PointPacker, Read, read_chunks
 from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, ShardState
@@ -49,14 +49,14 @@ class Gold:
         self.minutes: dict[tuple[Any, ...], Change] = {}
         self.beyond = 0
 
-    def batch(self, changes: list[Change]) -> Account:
-        accounts = []
+    def batch(self, changes: list[Change]) -> GoldReport:
+        reports = []
         for shard, chunks in self._packed(changes).items():
             state, out = self.fold(shard, self.states.get(shard), chunks)
             assert state is not None
             self.states[shard] = state
-            accounts.extend(self._write(out))
-        return total(accounts)
+            reports.extend(self._write(out))
+        return total(reports)
 
     def _packed(self, changes: list[Change]) -> dict[int, list[bytes]]:
         rows = [c | {"shard": zlib.crc32(c["session_id"].encode()) % self.shards} for c in changes]
@@ -70,19 +70,19 @@ class Gold:
 
     def _write(self, out: list[tuple[str, bytes]]) -> list[bytes]:
         content = dict(out)
-        for kind in (Kind.NEW_AVERAGES, Kind.CHANGED_AVERAGES):
+        for kind in (GoldOutput.NEW_AVERAGES, GoldOutput.CHANGED_AVERAGES):
             for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
                 key = (*(row[n] for n in KEY), row["ts"], row["position"])
-                assert (key in self.averages) == (kind is Kind.CHANGED_AVERAGES)
+                assert (key in self.averages) == (kind is GoldOutput.CHANGED_AVERAGES)
                 self.averages[key] = row
-        for kind in (Kind.NEW_MINUTES, Kind.CHANGED_MINUTES):
+        for kind in (GoldOutput.NEW_MINUTES, GoldOutput.CHANGED_MINUTES):
             for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
                 key = (*(row[n] for n in KEY), row["window_start"].timestamp() // 60)
-                assert (key in self.minutes) == (kind is Kind.CHANGED_MINUTES)
+                assert (key in self.minutes) == (kind is GoldOutput.CHANGED_MINUTES)
                 self.minutes[key] = row
-        if Kind.BEYOND in content:
-            self._write(recompute(self._with_history(read_rows([content[Kind.BEYOND]])), WINDOW))
-        return [content[Kind.ACCOUNT]] if Kind.ACCOUNT in content else []
+        if GoldOutput.BEYOND in content:
+            self._write(recompute(self._with_history(read_rows([content[GoldOutput.BEYOND]])), WINDOW))
+        return [content[GoldOutput.REPORT]] if GoldOutput.REPORT in content else []
 
     def _with_history(self, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
@@ -158,10 +158,10 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
 @given(histories(), st.integers(1, 5), st.sampled_from([0, HOUR, 10 * HOUR]))
 def test_any_batches_shards_and_idle_times_equal_a_recomputation(batches: list[list[Change]], shards: int, idle: int):
     gold = Gold(shards, idle)
-    accounts = [gold.batch(batch) for batch in batches]
+    reports = [gold.batch(batch) for batch in batches]
     assert held(gold) == by_hand([c for batch in batches for c in batch])
-    assert sum(a.points for a in accounts) == len(gold.averages)
-    assert sum(a.read.changes for a in accounts) == sum(map(len, batches))
+    assert sum(a.points for a in reports) == len(gold.averages)
+    assert sum(a.read.changes for a in reports) == sum(map(len, batches))
 
 
 @settings(deadline=None)
@@ -200,14 +200,14 @@ def test_a_session_idle_for_just_the_limit_is_kept():
 
 def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
     gold = Gold(1)
-    account = gold.batch([change("s", "r", 0, 0), change("s", "r", 1, 0, price=-0.0), change("s", None, 2, 0)])
-    assert account.points == len(gold.averages) == 1
+    report = gold.batch([change("s", "r", 0, 0), change("s", "r", 1, 0, price=-0.0), change("s", None, 2, 0)])
+    assert report.points == len(gold.averages) == 1
     assert str(next(iter(gold.averages.values()))["value"]) == "0.0"
 
 
 def test_a_batch_without_points_still_says_what_was_read():
-    account = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
-    assert account == Account(Read(2, 7, 9), 0, {})
+    report = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
+    assert report == GoldReport(Read(2, 7, 9), 0, {})
 
 
 def test_the_account_of_what_was_read_is_not_repeated_by_every_shard():
@@ -275,5 +275,5 @@ def test_without_numeric_columns_there_are_no_points():
     packed = next(PointPacker(0)([batch]))
     state, out = GoldFold((), WINDOW, HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is not None
-    assert [kind for kind, _ in out] == [Kind.ACCOUNT]
-    assert total([out[0][1]]) == Account(Read(1, 0, 0), 0, {})
+    assert [kind for kind, _ in out] == [GoldOutput.REPORT]
+    assert total([out[0][1]]) == GoldReport(Read(1, 0, 0), 0, {})

@@ -43,7 +43,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True)
-class Output:
+class TableOutput:
     """One table a batch wrote: its version afterwards and how many rows went in."""
 
     table: str
@@ -69,7 +69,7 @@ class LedgerEntry:
     source_from: int | None = None
     source_to: int | None = None
     offsets: tuple[OffsetRange, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[TableOutput, ...] = ()
     messages: int = 0
     applied: int = 0
     duplicates: int = 0

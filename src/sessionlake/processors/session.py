@@ -23,7 +23,7 @@ from sessionlake.config import OnViolation
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import Kept, StateCodec
 from sessionlake.processors.output import Origin, OutputColumns
-from sessionlake.processors.outputs import Action, Failure
+from sessionlake.processors.outputs import FailureAction, ProcessorFailure
 
 _TIMER_BYTES = 9
 
@@ -61,7 +61,7 @@ class Results:
     """
 
     records: list[tuple[Origin, msgspec.Struct]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ProcessorFailure] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
 
 
@@ -98,7 +98,7 @@ class Life:
         kept.ended |= message.type == "end"
         if kept.stopped is not None:
             said = f"not worked on: the processor was stopped for the session at offset {kept.stopped}"
-            self._fail("message", message.stream_time, Action.SKIPPED, said)
+            self._fail("message", message.stream_time, FailureAction.SKIPPED, said)
             self._results.failed.append(index)
         elif not self._call("message", message.stream_time, lambda state: self._processor.on_message(state, message)):
             self._results.failed.append(index)
@@ -207,16 +207,16 @@ class Life:
     def _failed(self, event: str, time: int, error: Exception) -> None:
         said = f"{type(error).__name__}: {error}"
         if self._policy is OnViolation.FAIL:
-            self._fail(event, time, Action.STOPPED, said)
+            self._fail(event, time, FailureAction.STOPPED, said)
             raise StoppedError
         if self._policy is OnViolation.RECORD:
-            self._fail(event, time, Action.RECORDED, said)
+            self._fail(event, time, FailureAction.RECORDED, said)
             return
-        self._fail(event, time, Action.ISOLATED, said)
+        self._fail(event, time, FailureAction.ISOLATED, said)
         self.kept.stopped, self.kept.state, self.kept.timers = self.kept.offset, b"", {}
 
-    def _fail(self, event: str, time: int, action: Action, said: str) -> None:
-        self._results.failures.append(Failure.at(self._place(time), event, action, said))
+    def _fail(self, event: str, time: int, action: FailureAction, said: str) -> None:
+        self._results.failures.append(ProcessorFailure.at(self._place(time), event, action, said))
         self.kept.ordinal += 1
 
     def _place(self, time: int) -> Origin:

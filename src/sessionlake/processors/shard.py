@@ -19,14 +19,21 @@ from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import Kept, Memory
 from sessionlake.processors.messages import read_messages
-from sessionlake.processors.outputs import Account, Action, Failure, Kind, error_rows, write_account
+from sessionlake.processors.outputs import (
+    FailureAction,
+    ProcessorFailure,
+    ProcessorOutput,
+    ProcessorReport,
+    error_rows,
+    write_report,
+)
 from sessionlake.processors.session import Life, Limits, Results, StoppedError, Workings, workings
 from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.silver.fold.emit import Judged, first_violations, partition_accounts
+from sessionlake.silver.fold.emit import Judged, first_violations, partition_counts
 from sessionlake.silver.fold.process import Payloads
 
 
@@ -77,19 +84,19 @@ class MessageByMessage:
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed] = Verdict.QUARANTINED
         tables = {
-            Kind.RECORDS: self.workings.output.table(results.records),
-            Kind.ERRORS: error_rows(self.ref.name, results.failures),
+            ProcessorOutput.RECORDS: self.workings.output.table(results.records),
+            ProcessorOutput.ERRORS: error_rows(self.ref.name, results.failures),
         }
-        stopped = [failure for failure in results.failures if failure.action is Action.STOPPED]
-        account = Account(
-            partitions=partition_accounts(judged, malformed),
+        stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
+        report = ProcessorReport(
+            partitions=partition_counts(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
             violations=first_violations(judged, self.rules),
-            failures=sorted(stopped, key=Failure.place)[:1],
+            failures=sorted(stopped, key=ProcessorFailure.place)[:1],
         )
-        sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+        rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
         remembered = batch.memory.encode(self.ref.name, self.shards)
-        return remembered, [*sent, (str(Kind.ACCOUNT), write_account(account))]
+        return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
 
 
 def processor_of(own: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef) -> MessageByMessage:

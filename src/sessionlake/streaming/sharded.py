@@ -34,7 +34,7 @@ class ShardFold(Protocol):
             chunks: the batch's packed input, in no particular order.
 
         Returns:
-            The new state (None: unchanged) and `(kind, payload)` pairs to send on.
+            The new state (None: unchanged) and `(kind, payload)` pairs to emit.
         """
         ...
 
@@ -78,8 +78,8 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
         after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
-        sent = [*out, *([] if state is None else [("state", state)])]
-        return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in sent], columns=_SLICE_COLUMNS)
+        emitted = [*out, *([] if state is None else [("state", state)])]
+        return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
     both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
     return both.groupBy("shard").applyInPandas(call, "shard int, kind string, payload binary")

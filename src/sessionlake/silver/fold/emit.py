@@ -1,4 +1,4 @@
-"""What a fold sends on of a judged batch: rows for each table as Arrow IPC, and the account of every message."""
+"""From a judged batch to what silver's fold emits: rows for each table as Arrow IPC, and the shard's report."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sessionlake.silver.fold.schemas import (
     EVENTS,
     PROGRESS,
     QUARANTINE,
-    Account,
-    Output,
-    PartitionAccount,
+    PartitionCounts,
+    ShardReport,
+    SilverOutput,
     Violation,
     timestamps,
-    write_account,
+    write_report,
 )
 
 _STATUS = pa.array(["open", "ended", "expired", "broken"])
@@ -79,25 +79,27 @@ class Judged:
 def payloads(
     judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook
 ) -> list[tuple[str, bytes]]:
-    """Payloads by kind: rows where there are any, and the account."""
+    """Payloads by kind: rows where there are any, and the report."""
     out = judged.outcome
     quarantine = _quarantine(judged, malformed)
     tables = {
-        Output.CHANGES: change_rows(judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns),
-        Output.PROGRESS: _progress(judged),
-        Output.QUARANTINE: quarantine,
-        Output.EVENTS: _events(judged, rules),
-        Output.CUTS: _cuts(judged),
+        SilverOutput.CHANGES: change_rows(
+            judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns
+        ),
+        SilverOutput.PROGRESS: _progress(judged),
+        SilverOutput.QUARANTINE: quarantine,
+        SilverOutput.EVENTS: _events(judged, rules),
+        SilverOutput.CUTS: _cuts(judged),
     }
-    account = Account(
-        partitions=partition_accounts(judged, malformed),
+    report = ShardReport(
+        partitions=partition_counts(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
         violations=first_violations(judged, rules),
         quarantined=_offset_ranges(quarantine),
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
     )
-    sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
-    return [*sent, (str(Output.ACCOUNT), write_account(account))]
+    rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+    return [*rows, (str(SilverOutput.REPORT), write_report(report))]
 
 
 def _progress(judged: Judged) -> pa.Table:
@@ -222,7 +224,7 @@ def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
 _COUNTED = ("applied", "duplicates", "quarantined", "held")
 
 
-def partition_accounts(judged: Judged, malformed: pa.Table) -> list[PartitionAccount]:
+def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
     """Counts by topic-partition; `held` is what is held back now and was not before, less what was released."""
     names = ["topic", "partition", "offset"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
@@ -230,21 +232,21 @@ def partition_accounts(judged: Judged, malformed: pa.Table) -> list[PartitionAcc
     if malformed.num_rows:
         wrong = pa.array(np.full(malformed.num_rows, Verdict.QUARANTINED, np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
-    accounts: dict[tuple[str, int], PartitionAccount] = {}
+    counts: dict[tuple[str, int], PartitionCounts] = {}
     for row in _grouped(arrived):
-        account = accounts.setdefault(
+        count = counts.setdefault(
             (row["topic"], row["partition"]),
-            PartitionAccount(row["topic"], row["partition"], row["offset_min"], row["offset_max"], 0),
+            PartitionCounts(row["topic"], row["partition"], row["offset_min"], row["offset_max"], 0),
         )
-        account.first, account.last = min(account.first, row["offset_min"]), max(account.last, row["offset_max"])
-        account.messages += row["offset_count"]
-        _add(account, row["verdict"], row["offset_count"])
+        count.first, count.last = min(count.first, row["offset_min"]), max(count.last, row["offset_max"])
+        count.messages += row["offset_count"]
+        _add(count, row["verdict"], row["offset_count"])
     for row in _grouped(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
         place = row["topic"], row["partition"]
-        account = accounts.setdefault(place, PartitionAccount(*place, -1, -1, 0))
-        _add(account, row["verdict"], row["offset_count"])
-        _add(account, Verdict.HELD, -row["offset_count"])
-    return list(accounts.values())
+        count = counts.setdefault(place, PartitionCounts(*place, -1, -1, 0))
+        _add(count, row["verdict"], row["offset_count"])
+        _add(count, Verdict.HELD, -row["offset_count"])
+    return list(counts.values())
 
 
 def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
@@ -253,6 +255,6 @@ def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def _add(account: PartitionAccount, verdict: int, count: int) -> None:
+def _add(counts: PartitionCounts, verdict: int, messages: int) -> None:
     name = _COUNTED[verdict]
-    setattr(account, name, getattr(account, name) + count)
+    setattr(counts, name, getattr(counts, name) + messages)

@@ -40,7 +40,7 @@ class ShardProcessor(Protocol):
             malformed: the batch's messages that were not judged, since they are none: rows of a chunk.
 
         Returns:
-            What it wants to remember (None: nothing), and `(kind, payload)` pairs to send on.
+            What it wants to remember (None: nothing), and `(kind, payload)` pairs to emit.
         """
         ...
 

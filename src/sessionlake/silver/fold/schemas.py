@@ -1,4 +1,4 @@
-"""What a fold sends on: Arrow schemas of the rows for each table, and the typed account of the batch."""
+"""What silver's fold emits: Arrow schemas of the rows for each table, and a shard's typed report on a batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sessionlake.protocol.columns import RESCUED, Column
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
-class Output(StrEnum):
-    """Kinds of payload a fold emits."""
+class SilverOutput(StrEnum):
+    """Kinds of payload that silver's fold emits: rows for a table as Arrow IPC, and one report."""
 
     CHANGES = "changes"
     PROGRESS = "progress"
     QUARANTINE = "quarantine"
     EVENTS = "events"
     CUTS = "cuts"
-    ACCOUNT = "account"
+    REPORT = "report"
 
 
 @lru_cache(maxsize=8)
@@ -109,8 +109,8 @@ EVENTS = pa.schema(
 )
 
 
-class PartitionAccount(msgspec.Struct):
-    """A shard's share of one topic-partition: `messages` is the sum of the four counts behind it.
+class PartitionCounts(msgspec.Struct):
+    """What became of a shard's messages of one topic-partition: `messages` is the sum of the four counts behind it.
 
     `held` counts what came to be held back less what was released, which is among the others. Without messages,
     `first` and `last` mean nothing.
@@ -128,7 +128,7 @@ class PartitionAccount(msgspec.Struct):
 
 
 class Violation(msgspec.Struct):
-    """The place at which the job must stop."""
+    """The message at which the job must stop, since it breaks its class under `fail`, and why."""
 
     topic: str
     partition: int
@@ -140,7 +140,7 @@ class Violation(msgspec.Struct):
     actual_seq: int | None
 
 
-class Account(msgspec.Struct):
+class ShardReport(msgspec.Struct):
     """What one shard did in one batch.
 
     Attributes:
@@ -150,7 +150,7 @@ class Account(msgspec.Struct):
             older than the batch.
     """
 
-    partitions: list[PartitionAccount]
+    partitions: list[PartitionCounts]
     rows: dict[str, int]
     violations: list[Violation] = []
     quarantined: list[tuple[str, int, int, int]] = []
@@ -158,14 +158,14 @@ class Account(msgspec.Struct):
     format: int = 1
 
 
-_decoder = msgspec.msgpack.Decoder(Account)
+_decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
-def read_account(payload: bytes) -> Account:
-    """Decodes an account payload."""
+def read_report(payload: bytes) -> ShardReport:
+    """Decodes a report payload."""
     return _decoder.decode(payload)
 
 
-def write_account(account: Account) -> bytes:
-    """Encodes an account payload."""
-    return msgspec.msgpack.encode(account)
+def write_report(report: ShardReport) -> bytes:
+    """Encodes a report payload."""
+    return msgspec.msgpack.encode(report)

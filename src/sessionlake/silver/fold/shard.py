@@ -1,4 +1,4 @@
-"""The fold: a shard's state and packed messages in; new state, judged changes and the account out.
+"""The fold: a shard's state and packed messages in; new state, judged changes and the report out.
 
 Pure: the result depends on the state and the messages alone, not on how they were chunked.
 """
