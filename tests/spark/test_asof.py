@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from sessionlake import cli
 from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
@@ -108,13 +108,13 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     changes = later.read(spark, "silver.session_changes").count()
     assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
     sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
-    assert answer_as_of(spark, settings, sql, 0, Format.JSON) == 0
+    assert answer_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "silver.session_rows", "rows": rows}
     for batch in (2, -1):
         with pytest.raises(LakeError, match="committed batches 0 to 1"):
             as_of_batch(spark, settings, batch)
     with pytest.raises(UsageError, match=r"bronze\.messages cannot be read as of a batch"):
-        answer_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, Format.JSON)
+        answer_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
 
 
 def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:

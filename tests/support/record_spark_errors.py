@@ -29,7 +29,7 @@ import sessionlake
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import LakeError, RegistryError, SessionlakeError
 from sessionlake.runtime.spark import spark_session, stop_spark
-from sessionlake.silver.pack import Packer
+from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming.query import Batch, LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 

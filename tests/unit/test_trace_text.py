@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.trace import show_trace
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import Commit, Judgement, Message, Trace
@@ -36,7 +36,7 @@ def trace(judgement: Judgement, changes: int = 0) -> Trace:
 
 def text(found: Trace) -> str:
     out = io.StringIO()
-    show_trace(found, Format.TABLE, out)
+    show_trace(found, OutputFormat.TABLE, out)
     return out.getvalue()
 
 

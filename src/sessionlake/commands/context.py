@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in the home or here]"),
 ]
-Form = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
+Form = Annotated[OutputFormat, typer.Option("--format", help="How the answer is written.")]
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, show
+from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import find_session, table_as_of, to_ms
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MS = re.compile(r"-?\d{1,18}")
 
 
-def show_session(reader: Reader, settings: Settings, session: str, topic: str | None, form: Format) -> None:
+def show_session(reader: Reader, settings: Settings, session: str, topic: str | None, form: OutputFormat) -> None:
     """Writes the rows of a session's table as it is now, by row id.
 
     Raises:
@@ -34,7 +34,7 @@ def show_session(reader: Reader, settings: Settings, session: str, topic: str | 
 
 
 def show_session_as_of(
-    reader: Reader, settings: Settings, session: str, topic: str | None, moment: Moment, form: Format
+    reader: Reader, settings: Settings, session: str, topic: str | None, moment: Moment, form: OutputFormat
 ) -> None:
     """Writes the rows of a session's table as it was at a moment, by row id.
 
@@ -71,6 +71,6 @@ def _milliseconds(ts: str) -> int:
         ) from None
 
 
-def _write(rows: pa.Table, form: Format) -> None:
+def _write(rows: pa.Table, form: OutputFormat) -> None:
     columns = [column.to_pylist() for column in rows.columns]
     show(rows.column_names, list(zip(*columns, strict=True)), form)

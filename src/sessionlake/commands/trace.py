@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, TextIO
 
-from sessionlake.commands.show import Format, console_on, show, table_of
+from sessionlake.commands.show import OutputFormat, console_on, show, table_of
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import Commit, Merge, Trace
 
@@ -17,14 +17,14 @@ _SHOWN_CHANGES = 20
 _ABSENT = ""
 
 
-def show_trace(found: Trace, form: Format, out: TextIO | None = None) -> None:
+def show_trace(found: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes a trace. JSON is one nested object; in CSV its parts' fields are columns, as in `silver.batch`."""
     out = out or sys.stdout
-    if form is Format.TABLE:
+    if form is OutputFormat.TABLE:
         _print(found, out)
         return
     whole = asdict(found)
-    if form is Format.CSV:
+    if form is OutputFormat.CSV:
         whole = dict(_flat(whole))
     show(list(whole), [list(whole.values())], form, out)
 

@@ -151,7 +151,7 @@ def fold_raw(
     """As `fold`.
 
     Args:
-        batches: each as the tables of raw messages, as `silver.pack.Packer` takes them, that several tasks read.
+        batches: each as the tables of raw messages, as `silver.fold.pack.Packer` takes them, that several tasks read.
     """
     own = ProcessorSettings(name="test", target="test:test", **settings)
     ref = ProcessorRef(own.name, type(processor).__name__)

@@ -29,7 +29,7 @@ Definition = tuple[bytes, ...]
 """A schema: what it refers to first, itself last. Avro: JSON texts. Protobuf: serialized `FileDescriptorProto`s."""
 
 
-class Format(StrEnum):
+class PayloadFormat(StrEnum):
     """How a message is written."""
 
     JSON = "json"
@@ -72,7 +72,7 @@ class Payload:
         message: full name of the Protobuf message type; None: each header says which of its schema's types it is.
     """
 
-    format: Format
+    format: PayloadFormat
     schemas: Schemas
     header: bool = False
     message: str | None = None

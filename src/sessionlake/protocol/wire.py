@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Path = tuple[int, ...]
-Header = tuple[int, Path]
+WireHeader = tuple[int, Path]
 _NO_PATH: Path = (-1,)
-_NO_HEADER: Header = (-1, _NO_PATH)
+_NO_HEADER: WireHeader = (-1, _NO_PATH)
 _FIXED = 5
 # A type nested deeper than this, or of a higher number, is nobody's: a header is at most so long.
 _MAX_PATH = 8
@@ -32,7 +32,7 @@ class Headers:
     """
 
     which: npt.NDArray[np.int64]
-    found: list[Header]
+    found: list[WireHeader]
     bodies: pa.Array
 
 
@@ -40,7 +40,7 @@ def split(values: pa.Array, *, with_path: bool) -> Headers:
     """Takes headers off payloads. Each distinct header is looked at once."""
     which = np.full(len(values), -1, np.int64)
     sizes = np.zeros(len(values), np.int64)
-    found: dict[Header, int] = {}
+    found: dict[WireHeader, int] = {}
     pending, width = np.arange(len(values)), _FIXED
     while len(pending) and width <= _LONGEST:
         heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
@@ -54,7 +54,7 @@ def split(values: pa.Array, *, with_path: bool) -> Headers:
     return Headers(which, list(found), _bodies(values, np.where(which < 0, 0, sizes), which < 0))
 
 
-def _read(head: bytes, width: int, *, with_path: bool) -> Header | None:
+def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     """A header of exactly this width, or that it is none; None: it may be longer."""
     if len(head) < width or head[0] != 0:
         return _NO_HEADER
