@@ -26,7 +26,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.reading import DirectReader, Reader, SparkReader
+from sessionlake.lake.reading import DirectReader, TableReader, SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver import job
@@ -102,7 +102,7 @@ class Traced:
         schema = self.lake.read(self.spark, "bronze.messages").limit(0).toArrow().schema
         append(self.spark, self.lake, "bronze.messages", pa.Table.from_pylist(rows, schema), Txn("b", batch))
 
-    def at(self, offset: int, reader: Reader | None = None, topic: str = TOPIC, partition: int = 0) -> Trace:
+    def at(self, offset: int, reader: TableReader | None = None, topic: str = TOPIC, partition: int = 0) -> Trace:
         return trace(reader or self.direct, self.settings, topic, partition, offset)
 
 

@@ -12,7 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import find_session, table_as_of, to_ms
 from sessionlake.lake.names import ROWS
-from sessionlake.lake.reading import Reader
+from sessionlake.lake.reading import TableReader
 from sessionlake.silver.tables.moments import Moment
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MS = re.compile(r"-?\d{1,18}")
 
 
-def show_session(reader: Reader, settings: Settings, session: str, topic: str | None, form: OutputFormat) -> None:
+def show_session(reader: TableReader, settings: Settings, session: str, topic: str | None, form: OutputFormat) -> None:
     """Writes the rows of a session's table as it is now, by row id.
 
     Raises:
@@ -34,7 +34,7 @@ def show_session(reader: Reader, settings: Settings, session: str, topic: str | 
 
 
 def show_session_as_of(
-    reader: Reader, settings: Settings, session: str, topic: str | None, moment: Moment, form: OutputFormat
+    reader: TableReader, settings: Settings, session: str, topic: str | None, moment: Moment, form: OutputFormat
 ) -> None:
     """Writes the rows of a session's table as it was at a moment, by row id.
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from sessionlake.commands.show import OutputFormat, console_on, show, table_of
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import Commit, Merge, Trace
+from sessionlake.history.trace import BatchCommit, Merge, Trace
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
@@ -77,7 +77,7 @@ def _message(found: Trace) -> str:
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
 
 
-def _commit(commit: Commit) -> str:
+def _commit(commit: BatchCommit) -> str:
     return f"batch {commit.batch}, committed {_time(commit.committed_at)}{_wrote(commit)}"
 
 
@@ -87,7 +87,7 @@ def _merge(merge: Merge) -> str:
     return f"silver {taken} merged, committed {_time(merge.committed_at)}{_wrote(merge)}"
 
 
-def _wrote(commit: Commit) -> str:
+def _wrote(commit: BatchCommit) -> str:
     """The tables' versions, as Delta's own time travel spells them."""
     tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
     return f": {tables}" if tables else ""

@@ -13,7 +13,7 @@ from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, MESSAGES, PROGRESS, SILVER_TABLES, SNAPSHOTS
-from sessionlake.lake.reading import Condition, Reader, reader_for
+from sessionlake.lake.reading import Condition, TableReader, reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.silver.tables.moments import History, Moment, can_follow, milliseconds, table_after
@@ -57,7 +57,7 @@ def session_as_of(
     return table_as_of(reader, settings, find_session(reader, settings, session, topic), moment)
 
 
-def table_as_of(reader: Reader, settings: Settings, session: Session, moment: Moment) -> pa.Table:
+def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: Moment) -> pa.Table:
     """The same, of a session that was found, through a reader.
 
     Raises:
@@ -76,7 +76,7 @@ def to_ms(time: datetime) -> int:
 
 
 @dataclass(frozen=True)
-class Session:
+class SessionSummary:
     """What silver has noted of a session, up to its latest batch."""
 
     topic: str
@@ -90,7 +90,7 @@ class Session:
         return f"session {self.session_id!r} of {self.topic}, partition {self.partition}"
 
 
-def find_session(reader: Reader, settings: Settings, session: str, topic: str | None = None) -> Session:
+def find_session(reader: TableReader, settings: Settings, session: str, topic: str | None = None) -> SessionSummary:
     """The session of this id.
 
     Raises:
@@ -107,10 +107,10 @@ def find_session(reader: Reader, settings: Settings, session: str, topic: str | 
         raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
     last = max(noted, key=lambda row: row["_batch"])
     beneath = any(row["beneath"] for row in noted)
-    return Session(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], beneath)
+    return SessionSummary(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], beneath)
 
 
-def _unknown(reader: Reader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
+def _unknown(reader: TableReader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
     known: set[tuple[str, str]] = set()
     for row in reader.rows(PROGRESS, columns=["topic", "session_id"]):
         known.add((row["session_id"], row["topic"]))
@@ -125,7 +125,7 @@ def _unknown(reader: Reader, settings: Settings, session: str, topic: str | None
 class _AsOf:
     """One question."""
 
-    def __init__(self, reader: Reader, settings: Settings, session: Session, moment: Moment) -> None:
+    def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: Moment) -> None:
         self._reader, self._session, self._moment = reader, session, moment
         self._columns = settings.capture.declared
         self._own: list[Condition] = [
