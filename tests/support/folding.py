@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
-from sessionlake.integrity.rules import Decision, Place, decode_rules
+from sessionlake.integrity.rules import Decision, DecisionKey, decode_rules
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold.pack import Packer
@@ -36,7 +36,7 @@ _RAW = pa.schema(
 )
 
 
-class StoppedError(Exception):
+class ViolationError(Exception):
     """The batch must not be committed."""
 
     def __init__(self, violation: Violation) -> None:
@@ -78,7 +78,7 @@ class Folder:
         rnd: random.Random,
         *,
         bulk: bool = True,
-        decisions: dict[Place, Decision] | None = None,
+        decisions: dict[DecisionKey, Decision] | None = None,
         interval: int = INTERVAL,
     ) -> None:
         columns = capture.declared
@@ -96,7 +96,7 @@ class Folder:
         """One micro-batch, split over tasks at random.
 
         Raises:
-            StoppedError: with the first violation; nothing of the batch is kept.
+            ViolationError: with the first violation; nothing of the batch is kept.
         """
         states, payloads = dict(self._states), []
         for shard, chunks in self._chunks(messages).items():
@@ -106,7 +106,7 @@ class Folder:
         reports = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
         if violations:
-            raise StoppedError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
+            raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self._states = states
         self._keep(payloads, reports)
 
@@ -222,7 +222,7 @@ def fold(
     shards: int,
     rnd: random.Random,
     bulk: bool = True,
-    decisions: dict[Place, Decision] | None = None,
+    decisions: dict[DecisionKey, Decision] | None = None,
     interval: int = INTERVAL,
 ) -> Silver:
     """What silver holds after these micro-batches."""

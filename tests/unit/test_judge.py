@@ -24,7 +24,7 @@ from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
 from sessionlake.integrity.cuts import CutReason
-from sessionlake.integrity.judge import Judge, StoppedError
+from sessionlake.integrity.judge import Judge, ViolationError
 from sessionlake.integrity.outcome import Header, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
@@ -82,7 +82,7 @@ def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None)
     try:
         for item in found:
             judge.arrive(item) if isinstance(item, Header) else judge.pass_time(item)
-    except StoppedError:
+    except ViolationError:
         return cursor, out, True
     cursor.held = len(judge.held)
     return cursor, out, False

@@ -25,7 +25,7 @@ from sessionlake.integrity.cursor import (
     encode_memory,
 )
 from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
-from sessionlake.integrity.judge import TAKING, Judge, StoppedError
+from sessionlake.integrity.judge import TAKING, Judge, ViolationError
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import COLUMNS, ShardBatch, Stream
@@ -193,7 +193,7 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Ou
             for run in _runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
         judge.pass_time(int(batch.ends[number]))
-    except StoppedError:
+    except ViolationError:
         pass  # the batch is not committed: what becomes of the rest does not matter
     cursor.held = len(judge.held)
     batch.memories[number] = encode_memory(cursor.memory())

@@ -41,8 +41,8 @@ TAKING = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs they have taken."""
 
 
-class StoppedError(Exception):
-    """A violation under `fail`, already among the events: nothing after it is judged."""
+class ViolationError(Exception):
+    """Raised inside the judge at a violation under `fail`, which is among the events by then: nothing more is judged."""
 
 
 class Judge:
@@ -74,7 +74,7 @@ class Judge:
         """Judges the session's next message in offset order.
 
         Raises:
-            StoppedError: the job must stop here.
+            ViolationError: the job must stop here.
         """
         self.pass_time(message.now)
         self._at, self._by = message.now, message.offset
@@ -321,7 +321,7 @@ class Judge:
         action = self._action(hole.offset, policy)
         self._note(EventKind.GAP, action, hole, (expected, hole.end))
         if policy is OnViolation.FAIL:
-            raise StoppedError
+            raise ViolationError
         if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < hole.end:
             cursor.status = Status.BROKEN
             cursor.holes = []
@@ -333,7 +333,7 @@ class Judge:
         policy = self._policy(message.offset)
         self._event(message, kind, self._action(message.offset, policy))
         if policy is OnViolation.FAIL:
-            raise StoppedError
+            raise ViolationError
         if policy is OnViolation.RECORD:
             return True
         if self._cursor.status != Status.ENDED:

@@ -65,8 +65,8 @@ class Results:
     failed: list[int] = field(default_factory=list)
 
 
-class StoppedError(Exception):
-    """A failure under `fail`, already among the results: nothing after it is worked on."""
+class ProcessorStoppedError(Exception):
+    """Raised inside the fold at a failure under `fail`, which is among the results by then: nothing more is worked on."""
 
 
 class Life:
@@ -90,7 +90,7 @@ class Life:
         """Gives the processor the session's next message, after the timers that stream time has passed.
 
         Raises:
-            StoppedError: the job must stop here.
+            ProcessorStoppedError: the job must stop here.
         """
         kept = self.kept
         self.pass_time(message.stream_time)
@@ -107,7 +107,7 @@ class Life:
         """Fires the timers that stream time `now` is past.
 
         Raises:
-            StoppedError: the job must stop here.
+            ProcessorStoppedError: the job must stop here.
         """
         while self.kept.timers:
             at, name = min((at, name) for name, at in self.kept.timers.items())
@@ -133,7 +133,7 @@ class Life:
             reached: stream time when its last message came, which may bear an old timestamp and so be over at once.
 
         Raises:
-            StoppedError: the job must stop here.
+            ProcessorStoppedError: the job must stop here.
         """
         self.pass_time(min(now, max(reached, self.over_after + 1)))
         self.kept.timers = {}
@@ -208,7 +208,7 @@ class Life:
         said = f"{type(error).__name__}: {error}"
         if self._policy is OnViolation.FAIL:
             self._fail(event, time, FailureAction.STOPPED, said)
-            raise StoppedError
+            raise ProcessorStoppedError
         if self._policy is OnViolation.RECORD:
             self._fail(event, time, FailureAction.RECORDED, said)
             return

@@ -27,7 +27,7 @@ from sessionlake.processors.outputs import (
     error_rows,
     write_report,
 )
-from sessionlake.processors.session import Life, Limits, Results, StoppedError, Workings, workings
+from sessionlake.processors.session import Life, Limits, Results, ProcessorStoppedError, Workings, workings
 from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
@@ -136,7 +136,7 @@ class _ShardBatch:
         spans = self._life_spans()
         applied = _Applied(self._applied())
         for key in sorted({*self._due(), *self._released_or_come()}):
-            with suppress(StoppedError):  # the batch is not committed: what becomes of the rest does not matter
+            with suppress(ProcessorStoppedError):  # the batch is not committed: what becomes of the rest does not matter
                 self._follow(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import Decision, Place
+from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
@@ -82,7 +82,7 @@ def start(
 
 
 def folded(
-    spark: SparkSession, lake: Lake, settings: Settings, decided: dict[Place, Decision], begin: Handover | None
+    spark: SparkSession, lake: Lake, settings: Settings, decided: dict[DecisionKey, Decision], begin: Handover | None
 ) -> DataFrame:
     """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
     capture = settings.capture
@@ -121,7 +121,7 @@ class _SilverBatch:
         self,
         lake: Lake,
         settings: Settings,
-        decided: dict[Place, Decision],
+        decided: dict[DecisionKey, Decision],
         first_batch: int,
         on_batch: OnBatch | None,
     ) -> None:
@@ -173,7 +173,7 @@ class _SilverBatch:
         """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
 
         Raises:
-            StoppedError: naming the place, and the commands that decide the matter.
+            SilverStoppedError: naming the place, and the commands that decide the matter.
         """
         error = violation_of(reports)
         if error is not None:
@@ -268,8 +268,8 @@ def counts_of(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
     return {name: sum(getattr(part, name) for part in partitions) for name in _COUNTS}
 
 
-class StoppedError(IntegrityViolationError):
-    """The place at which the job must stop, in an operator's words."""
+class SilverStoppedError(IntegrityViolationError):
+    """Silver stops before the batch is committed: names the message that breaks its class, and the ways to go on."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(_told(violation))
@@ -281,10 +281,10 @@ class StoppedError(IntegrityViolationError):
         return _place(self.violation)
 
 
-def violation_of(reports: list[ShardReport]) -> StoppedError | None:
+def violation_of(reports: list[ShardReport]) -> SilverStoppedError | None:
     """The first violation under `on_violation: fail`, by topic, partition and offset."""
     found = [violation for report in reports for violation in report.violations]
-    return StoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
+    return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
 def _place(first: Violation) -> str:

@@ -18,7 +18,7 @@ from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode
 from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.outcome import Outcome, Verdict
-from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
@@ -42,7 +42,7 @@ class SilverFold:
 
     columns: tuple[Column, ...]
     capture: CaptureSettings
-    decisions: dict[Place, Decision] = field(default_factory=dict)
+    decisions: dict[DecisionKey, Decision] = field(default_factory=dict)
     snapshot_interval: int = 600_000
     bulk: bool = True
     processor: ShardProcessor | None = None
@@ -74,7 +74,7 @@ class ShardJudge:
     """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
-        self, state: ShardState, rules: RuleBook, decisions: dict[Place, Decision], segments: list[Segments]
+        self, state: ShardState, rules: RuleBook, decisions: dict[DecisionKey, Decision], segments: list[Segments]
     ) -> None:
         self._state = state
         self._rules = rules

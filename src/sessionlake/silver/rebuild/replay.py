@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import OffsetRange, config_hash
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
@@ -117,7 +117,7 @@ def staging(settings: Settings) -> Settings:
 def replay(
     spark: SparkSession,
     settings: Settings,
-    decided: Mapping[Place, Decision],
+    decided: Mapping[DecisionKey, Decision],
     *,
     version: int,
     ends: Mapping[TopicPartition, int] | None = None,
@@ -205,7 +205,7 @@ def _fold(
     settings: Settings,
     messages: DataFrame,
     states: DataFrame | None,
-    decided: Mapping[Place, Decision],
+    decided: Mapping[DecisionKey, Decision],
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
