@@ -26,7 +26,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.reading import DirectReader, TableReader, SparkReader
+from sessionlake.lake.reading import DirectReader, SparkReader, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver import job

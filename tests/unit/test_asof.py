@@ -17,7 +17,7 @@ from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
 from sessionlake.lake.reading import Condition, Span
 from sessionlake.protocol.types import Row
-from sessionlake.silver.fold.schemas import CUTS, PROGRESS, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.tables.moments import Moment
 from support.folding import Folder, plain, truth_rules
 from support.snapshots import Cutter
@@ -73,8 +73,8 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
         {
             "bronze.messages": raw,
             "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
-            "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS),
-            "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS),
+            "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
+            "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
             "ops.ledger": pa.table({"layer": ["silver_tables"], "source_to": [merged - 1]}),
         },

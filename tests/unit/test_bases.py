@@ -12,7 +12,7 @@ import pytest
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lake.reading import among
 from sessionlake.protocol.arrow import are_of
-from sessionlake.silver.fold.schemas import CUTS, PROGRESS, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net import refolded
 from sessionlake.silver.tables.snapshots import change_columns
@@ -41,8 +41,8 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
         cutter.make(number, number + 1)
     found = {
         "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
-        "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS),
-        "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS),
+        "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
+        "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
         "silver.session_snapshots": cutter.found,
     }
     return found, capture, len(batches)

@@ -25,7 +25,7 @@ from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
 from sessionlake.integrity.cuts import CutReason
 from sessionlake.integrity.judge import Judge, ViolationError
-from sessionlake.integrity.outcome import Header, Outcome, Verdict
+from sessionlake.integrity.outcome import MessageHeader, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import FORMAT, ShardState
@@ -45,9 +45,9 @@ def rules(integrity: str, policy: str, **limits: int) -> Rules:
     return Rules(Integrity(integrity), OnViolation(policy), TIMEOUT, LATENESS, GAP_TIMEOUT, **limits)
 
 
-def headers(timeline: str) -> list[Header | int]:
+def headers(timeline: str) -> list[MessageHeader | int]:
     """Messages, and the stream times that come between them."""
-    found: list[Header | int] = []
+    found: list[MessageHeader | int] = []
     now = stream_time = offset = 0
     for word in timeline.split():
         if word.startswith("!"):
@@ -57,7 +57,7 @@ def headers(timeline: str) -> list[Header | int]:
         before, kind, seq, ts, at, ahead = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
         now = int(at) if at else now + {"~": TIMEOUT + 1, "=": TIMEOUT}.get(before, 1)
         stream_time = max(stream_time, now, int(ahead or 0))
-        header = Header(
+        header = MessageHeader(
             type=TYPES[kind],
             seq=int(seq) if seq else -1,
             ts=int(ts) if ts else now - 1,
@@ -77,11 +77,11 @@ def headers(timeline: str) -> list[Header | int]:
 def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None) -> tuple[Cursor, Outcome, bool]:
     """The cursor, what became of the messages, and whether the job stopped."""
     found = headers(timeline)
-    cursor, out = Cursor(), Outcome(sum(isinstance(item, Header) for item in found))
+    cursor, out = Cursor(), Outcome(sum(isinstance(item, MessageHeader) for item in found))
     judge = Judge(cursor, [], how, out, decisions)
     try:
         for item in found:
-            judge.arrive(item) if isinstance(item, Header) else judge.pass_time(item)
+            judge.arrive(item) if isinstance(item, MessageHeader) else judge.pass_time(item)
     except ViolationError:
         return cursor, out, True
     cursor.held = len(judge.held)
@@ -204,7 +204,7 @@ def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, sta
 def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, Outcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
-    messages = [item for item in found if isinstance(item, Header)]
+    messages = [item for item in found if isinstance(item, MessageHeader)]
     types = {"type": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
     names = [field.name for field in fields(Stream)][1:]
     arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
 from sessionlake.gold.fold.outputs import KEY, GoldOutput, GoldReport, read_rows, total
-from sessionlake.gold.fold.pack import PointPacker, Read, read_chunks
+from sessionlake.gold.fold.pack import PointPacker, ReadChanges, read_chunks
 from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
-from sessionlake.gold.fold.state import Forgotten, ShardState
+from sessionlake.gold.fold.state import Forgotten, GoldShardState
 
 METRICS = ("price", "qty")
 WINDOW = 3
@@ -171,7 +171,7 @@ def test_state_survives_its_bytes(batches: list[list[Change]]):
     for batch in batches:
         gold.batch(batch)
     content = gold.states[0]
-    assert ShardState.decode(content).encode() == content
+    assert GoldShardState.decode(content).encode() == content
 
 
 def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back_exact():
@@ -181,7 +181,7 @@ def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back
     later = [change("quiet", "r", 6 + i, (60 + i) * 1000, HOUR + 6, price=float(i)) for i in range(6)]
     gold.batch(quiet)
     gold.batch([busy])
-    state = ShardState.decode(gold.states[0])
+    state = GoldShardState.decode(gold.states[0])
     assert state.sessions.name.to_pylist() == ["capture.a\0busy"]
     assert len(state.rows) == len(state.tail) == 1
     assert len(state.forgotten.mark) == 1
@@ -195,7 +195,7 @@ def test_a_session_idle_for_just_the_limit_is_kept():
     gold = Gold(1, idle_ms=HOUR)
     gold.batch([change("quiet", "r", 0, 0, 0, price=1.0)])
     gold.batch([change("busy", "r", 1, 0, HOUR, price=1.0)])
-    assert len(ShardState.decode(gold.states[0]).sessions.name) == 2
+    assert len(GoldShardState.decode(gold.states[0]).sessions.name) == 2
 
 
 def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
@@ -207,19 +207,19 @@ def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
 
 def test_a_batch_without_points_still_says_what_was_read():
     report = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
-    assert report == GoldReport(Read(2, 7, 9), 0, {})
+    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {})
 
 
 def test_the_account_of_what_was_read_is_not_repeated_by_every_shard():
     changes = [change(f"s{i}", "r", i, 0, price=1.0) for i in range(20)]
-    assert Gold(5).batch(changes).read == Read(20, 0, 19)
+    assert Gold(5).batch(changes).read == ReadChanges(20, 0, 19)
 
 
 def test_a_new_metric_finds_the_state_of_the_others():
     gold = Gold(1)
     first = [change("s", "r", i, i, price=float(i)) for i in range(4)]
     gold.batch(first)
-    state = ShardState.decode(gold.states[0]).for_metrics(("extra", "price", "qty"))
+    state = GoldShardState.decode(gold.states[0]).for_metrics(("extra", "price", "qty"))
     assert set((state.tail.key % 3).tolist()) == {1}
     assert state.for_metrics(("extra", "price", "qty")) is state
     assert len(state.older) == 3
@@ -227,7 +227,7 @@ def test_a_new_metric_finds_the_state_of_the_others():
 
 def test_a_metric_that_is_no_longer_declared_is_refused():
     with pytest.raises(LakeError, match="qty"):
-        ShardState.empty(WINDOW, METRICS).for_metrics(("price",))
+        GoldShardState.empty(WINDOW, METRICS).for_metrics(("price",))
 
 
 def test_state_of_another_window_is_refused_with_both_numbers():
@@ -239,9 +239,9 @@ def test_state_of_another_window_is_refused_with_both_numbers():
 
 
 def test_state_of_another_format_is_refused():
-    content = ShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/1", b"gold.state/9")
+    content = GoldShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/1", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
-        ShardState.decode(content)
+        GoldShardState.decode(content)
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
@@ -262,7 +262,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
     )
     assert packed["shard"].to_pylist() == [4]
     table, read = read_chunks(packed["chunk"].to_pylist())
-    assert read == Read(1, 0, 0)
+    assert read == ReadChanges(1, 0, 0)
     assert table.to_pylist() == [
         {"session": "capture.a\0s", "row": "capture.a\0s\0r", "partition": 0, "kafka_ms": 0, "ts": 5, "position": 0}
         | {"ordinal": 0, "value:0": None, "value:1": 2.0}
@@ -276,4 +276,4 @@ def test_without_numeric_columns_there_are_no_points():
     state, out = GoldFold((), WINDOW, HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is not None
     assert [kind for kind, _ in out] == [GoldOutput.REPORT]
-    assert total([out[0][1]]) == GoldReport(Read(1, 0, 0), 0, {})
+    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {})

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.trace import show_trace
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import BatchCommit, Judgement, TracedMessage, Trace
+from sessionlake.history.trace import BatchCommit, Judgement, Trace, TracedMessage
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, 12, 0, 1, tzinfo=UTC)

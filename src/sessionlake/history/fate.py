@@ -82,7 +82,9 @@ class DecidedFate(NamedTuple):
 def fate_of(content: Content, found: Evidence, integrity: Integrity) -> DecidedFate | None:
     """What became of a message; None if the tables contradict the ledger, which counts it."""
     for row in found.quarantine:
-        return DecidedFate(Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"])
+        return DecidedFate(
+            Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
+        )
     for row in found.changes:
         return DecidedFate(Fate.APPLIED, batch=row["_batch"])
     for row in found.events:

@@ -12,7 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import current_rows
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
-from sessionlake.lake.reading import TableReader, Span
+from sessionlake.lake.reading import Span, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
 from sessionlake.protocol.types import Row, TopicPartition

@@ -34,7 +34,7 @@ class CutReason(IntEnum):
     EXPIRY = 2
 
 
-CUT = np.dtype(
+CUT_DTYPE = np.dtype(
     [
         ("session", np.int64),
         ("at", np.int64),  # stream time, ms
@@ -64,7 +64,7 @@ def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
 
 def no_cuts(count: int = 0) -> Cuts:
     """An array to fill."""
-    return np.zeros(count, CUT)
+    return np.zeros(count, CUT_DTYPE)
 
 
 def changes_table(kind: npt.NDArray[np.int8]) -> Bools:

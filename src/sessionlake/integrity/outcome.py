@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.cursor import NO_EPOCH
-from sessionlake.integrity.cuts import CUT, NO_OFFSET, Cuts
+from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, Cuts
 
 
 class Verdict(IntEnum):
@@ -48,7 +48,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MessageHeader:
     """What judging needs of a message. Times in ms, size in bytes.
 
     Attributes:
@@ -121,7 +121,7 @@ class Outcome:
     @property
     def cuts(self) -> Cuts:
         """Where tables are cut; `session` as in events."""
-        return np.concatenate([np.zeros(0, CUT), *self._cuts])
+        return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
     def cut(self, cuts: Cuts) -> None:
         """Adds cuts."""

@@ -59,7 +59,7 @@ _sessions = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 @dataclass
-class Memory:
+class ProcessorMemory:
     """A shard's sessions.
 
     Attributes:
@@ -79,7 +79,7 @@ class Memory:
         return any(time < now.get((topic, partition), time) for topic, partition, time in _open(stored).due)
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> Memory:
+    def decode(cls, stored: bytes | None) -> ProcessorMemory:
         """Reads what `encode` wrote.
 
         Raises:

@@ -110,7 +110,7 @@ class ProcessorReport(ShardReport):
     failures: list[ProcessorFailure] = msgspec.field(default_factory=list)
 
 
-ERRORS = pa.schema(
+ERRORS_SCHEMA = pa.schema(
     [
         ("processor", pa.string()),
         ("topic", pa.string()),
@@ -133,11 +133,11 @@ def error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [
         pa.array([processor] * len(failures), pa.string()),
-        *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS)[1:7], strict=True)),
+        *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS_SCHEMA)[1:7], strict=True)),
         timestamps(columns["time"]),
         *(pa.array([str(value) for value in columns[name]], pa.string()) for name in names[7:]),
     ]
-    return pa.Table.from_arrays(arrays, schema=ERRORS)
+    return pa.Table.from_arrays(arrays, schema=ERRORS_SCHEMA)
 
 
 _decoder = msgspec.msgpack.Decoder(ProcessorReport)

@@ -66,7 +66,7 @@ class Results:
 
 
 class ProcessorStoppedError(Exception):
-    """Raised inside the fold at a failure under `fail`, which is among the results by then: nothing more is worked on."""
+    """Raised inside the fold at a failure under `fail`, by then among the results: nothing is worked on after it."""
 
 
 class Life:

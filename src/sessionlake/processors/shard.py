@@ -17,7 +17,7 @@ from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import Kept, Memory
+from sessionlake.processors.memory import Kept, ProcessorMemory
 from sessionlake.processors.messages import read_messages
 from sessionlake.processors.outputs import (
     FailureAction,
@@ -27,7 +27,7 @@ from sessionlake.processors.outputs import (
     error_rows,
     write_report,
 )
-from sessionlake.processors.session import Life, Limits, Results, ProcessorStoppedError, Workings, workings
+from sessionlake.processors.session import Life, Limits, ProcessorStoppedError, Results, Workings, workings
 from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
@@ -75,11 +75,11 @@ class MessageByMessage:
 
     def is_due(self, memory: bytes | None, clock: Clock) -> bool:
         """See `ShardProcessor`."""
-        return Memory.is_due(memory, clock)
+        return ProcessorMemory.is_due(memory, clock)
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
         """See `ShardProcessor`."""
-        batch = _ShardBatch(self, Memory.decode(memory), judged)
+        batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
         batch.work()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed] = Verdict.QUARANTINED
@@ -124,7 +124,7 @@ class _LifeSpan(NamedTuple):
 class _ShardBatch:
     """Works through the sessions that have messages, or for which it is time, in the order of their keys."""
 
-    def __init__(self, owner: MessageByMessage, memory: Memory, judged: Judged) -> None:
+    def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = {(lane.topic, lane.partition): lane.time for lane in judged.clock.lanes}
         self._keys = session_keys(judged.messages)
@@ -136,7 +136,9 @@ class _ShardBatch:
         spans = self._life_spans()
         applied = _Applied(self._applied())
         for key in sorted({*self._due(), *self._released_or_come()}):
-            with suppress(ProcessorStoppedError):  # the batch is not committed: what becomes of the rest does not matter
+            with suppress(
+                ProcessorStoppedError
+            ):  # the batch is not committed: what becomes of the rest does not matter
                 self._follow(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sessionlake.config import CaptureSettings, ProcessorSettings
 from sessionlake.processors.api import Processor
 from sessionlake.processors.load import ProcessorRef, check
-from sessionlake.processors.memory import Memory
+from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.processors.session import workings
@@ -166,7 +166,7 @@ def fold_raw(
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
     for state in states.values():
-        for key, kept in Memory.decode(split(state)[1]).sessions.items():
+        for key, kept in ProcessorMemory.decode(split(state)[1]).sessions.items():
             topic, session = key.split("\0", 1)
             if kept.state:
                 result.states[topic, session] = each.loaded.codec.read(kept.state, kept.version, session)

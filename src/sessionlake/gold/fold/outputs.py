@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.fold.minutes import MINUTE_MS, Minutes
-from sessionlake.gold.fold.pack import Read
+from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.fold.points import Flags, Ints, Points
 from sessionlake.gold.fold.rolling import Averages, Evolution
 from sessionlake.protocol.chunk import write_ipc
@@ -52,12 +52,12 @@ class GoldReport(msgspec.Struct):
         spans: number and time range of the rows, by `GoldOutput`.
     """
 
-    read: Read = Read()
+    read: ReadChanges = ReadChanges()
     points: int = 0
     spans: dict[str, RowRange] = {}
 
 
-def payloads(found: Evolution, new: Points, names: Names, read: Read) -> list[tuple[str, bytes]]:
+def payloads(found: Evolution, new: Points, names: Names, read: ReadChanges) -> list[tuple[str, bytes]]:
     """The payloads of one shard and batch.
 
     Args:

@@ -29,7 +29,7 @@ def value_field(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadChanges:
     """How much of `silver.session_changes` was read.
 
     Attributes:
@@ -42,10 +42,10 @@ class Read:
     first: int | None = None
     last: int | None = None
 
-    def __add__(self, other: Read) -> Read:
+    def __add__(self, other: ReadChanges) -> ReadChanges:
         firsts = [r.first for r in (self, other) if r.first is not None]
         lasts = [r.last for r in (self, other) if r.last is not None]
-        return Read(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
+        return ReadChanges(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class PointPacker:
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
 
 
-def read_chunks(chunks: Sequence[bytes]) -> tuple[pa.Table, Read]:
+def read_chunks(chunks: Sequence[bytes]) -> tuple[pa.Table, ReadChanges]:
     """A shard's chunks as one table, and what was read to make them."""
     tables = [pa.ipc.open_stream(chunk).read_all() for chunk in chunks]
-    read = sum((_counted(table.schema.metadata) for table in tables), Read())
+    read = sum((_counted(table.schema.metadata) for table in tables), ReadChanges())
     return pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).combine_chunks(), read
 
 
@@ -117,6 +117,6 @@ def _counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
     return {name: str(value).encode() for name, value in zip(_COUNTS, values, strict=True) if value is not None}
 
 
-def _counted(metadata: dict[bytes, bytes] | None) -> Read:
+def _counted(metadata: dict[bytes, bytes] | None) -> ReadChanges:
     found = {name: int(value) for name, value in (metadata or {}).items() if name in _COUNTS}
-    return Read(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))
+    return ReadChanges(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))

@@ -51,7 +51,7 @@ class Evolution:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class SortedPoints:
     """Points sorted by key and event time.
 
     Attributes:
@@ -89,7 +89,7 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
     )
 
 
-def _weave(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
+def _weave(tail: Points, older: Older, new: Points) -> tuple[SortedPoints, Points]:
     """Tail and new points as one timeline, and apart from it the new points that lie beneath the tail."""
     both = Points.concat(tail, new)
     order = np.lexsort((both.ordinal, both.position, both.ts, both.key))
@@ -103,11 +103,11 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
     count = np.bincount(inside.key, minlength=len(older))
     start = np.cumsum(count) - count
     rank = np.arange(len(inside)) - start[inside.key]
-    line = Timeline(inside, fresh[known], rank, count[inside.key] - rank - 1)
+    line = SortedPoints(inside, fresh[known], rank, count[inside.key] - rank - 1)
     return line, points.take(~known)
 
 
-def _unproven(line: Timeline, older: Older, beneath: Points, window: int) -> Flags:
+def _unproven(line: SortedPoints, older: Older, beneath: Points, window: int) -> Flags:
     """Keys with a new point that lies beneath the tail, or whose window or minute reaches beneath it."""
     key, ts = line.points.key, line.points.ts
     short = line.rank < window - 1
@@ -118,7 +118,7 @@ def _unproven(line: Timeline, older: Older, beneath: Points, window: int) -> Fla
     return found
 
 
-def _averages(line: Timeline, unproven: Flags, window: int) -> Averages:
+def _averages(line: SortedPoints, unproven: Flags, window: int) -> Averages:
     """Averages of the new points and of the up to N - 1 points that follow each."""
     place = np.arange(len(line.points))
     last_fresh = np.maximum.accumulate(np.where(line.fresh, place, -1))

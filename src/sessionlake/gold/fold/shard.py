@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.minutes import Older
 from sessionlake.gold.fold.outputs import KEY, Names, payloads
-from sessionlake.gold.fold.pack import SEPARATOR, Read, read_chunks, value_field
+from sessionlake.gold.fold.pack import SEPARATOR, ReadChanges, read_chunks, value_field
 from sessionlake.gold.fold.points import Ints, Points
 from sessionlake.gold.fold.rolling import evolve
-from sessionlake.gold.fold.state import Sessions, ShardState
+from sessionlake.gold.fold.state import GoldShardState, Sessions
 
 
 def tail_length(window: int) -> int:
@@ -51,7 +51,7 @@ class GoldFold:
         """
         del shard
         changes, read = read_chunks(chunks)
-        before = ShardState.decode(state) if state else ShardState.empty(self.window, self.metrics)
+        before = GoldShardState.decode(state) if state else GoldShardState.empty(self.window, self.metrics)
         if before.window != self.window:
             raise LakeError(
                 f"gold.rolling_points is {self.window}, but gold's tables were built with {before.window}: "
@@ -111,10 +111,10 @@ def recompute(points: pa.Table, window: int) -> list[tuple[str, bytes]]:
     def named(codes: Ints) -> dict[str, pa.Array]:
         return {name: column.take(pa.array(first[codes])) for name, column in columns.items()}
 
-    return payloads(found, new, named, Read())
+    return payloads(found, new, named, ReadChanges())
 
 
-def admit(state: ShardState, changes: pa.Table) -> tuple[ShardState, Ints]:
+def admit(state: GoldShardState, changes: pa.Table) -> tuple[GoldShardState, Ints]:
     """Gives the batch's sessions and rows their places in the state.
 
     Returns:
@@ -130,7 +130,7 @@ def admit(state: ShardState, changes: pa.Table) -> tuple[ShardState, Ints]:
     return replace(state, sessions=sessions, rows=rows, session=of_row, older=Older.concat(state.older, older)), row
 
 
-def _admit_sessions(state: ShardState, changes: pa.Table) -> tuple[Sessions, Ints]:
+def _admit_sessions(state: GoldShardState, changes: pa.Table) -> tuple[Sessions, Ints]:
     known = state.sessions
     names, session = _codes(known.name, changes["session"])
     added = len(names) - len(known.name)

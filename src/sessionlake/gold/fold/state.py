@@ -83,7 +83,7 @@ class Forgotten:
 
 
 @dataclass(frozen=True)
-class ShardState:
+class GoldShardState:
     """A shard's tails and the names their keys stand for; key = row * number of metrics + metric.
 
     Attributes:
@@ -104,14 +104,14 @@ class ShardState:
     forgotten: Forgotten
 
     @staticmethod
-    def empty(window: int, metrics: tuple[str, ...]) -> ShardState:
+    def empty(window: int, metrics: tuple[str, ...]) -> GoldShardState:
         """Of a shard that has seen nothing."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         sessions = Sessions(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
-        return ShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
+        return GoldShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
 
-    def for_metrics(self, metrics: tuple[str, ...]) -> ShardState:
+    def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
         """The same state with keys for these metrics.
 
         Raises:
@@ -133,7 +133,7 @@ class ShardState:
         tail = self.tail.under(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.put(rekeyed, self.older), tail=tail)
 
-    def without_idle(self, idle_ms: int, topic_of: Any) -> ShardState:
+    def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
         """Forgets sessions without a change for `idle_ms` of their topic-partition's Kafka time."""
         seen = self.sessions.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
@@ -147,7 +147,7 @@ class ShardState:
         gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
         return self._only(kept, self.forgotten.add(gone, self.sessions.newest[~kept])) if gone else self
 
-    def _only(self, kept: Flags, forgotten: Forgotten) -> ShardState:
+    def _only(self, kept: Flags, forgotten: Forgotten) -> GoldShardState:
         rows = kept[self.session]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
@@ -178,7 +178,7 @@ class ShardState:
         return msgspec.msgpack.encode(content | {name: write_ipc(table) for name, table in tables.items()})
 
     @staticmethod
-    def decode(content: bytes) -> ShardState:
+    def decode(content: bytes) -> GoldShardState:
         """From bytes.
 
         Raises:
@@ -193,7 +193,7 @@ class ShardState:
         older = _read(found["older"])
         summary = Summary(*(older[f.name] for f in fields(Summary)))
         rows = _read(found["rows"])
-        return ShardState(
+        return GoldShardState(
             found["window"],
             tuple(found["metrics"]),
             Sessions(**_read(found["sessions"])),

@@ -22,10 +22,10 @@ from sessionlake.protocol.reasons import CODES
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.changes import change_rows
 from sessionlake.silver.fold.schemas import (
-    CUTS,
-    EVENTS,
-    PROGRESS,
-    QUARANTINE,
+    CUTS_SCHEMA,
+    EVENTS_SCHEMA,
+    PROGRESS_SCHEMA,
+    QUARANTINE_SCHEMA,
     PartitionCounts,
     ShardReport,
     SilverOutput,
@@ -122,7 +122,7 @@ def _progress(judged: Judged) -> pa.Table:
         timestamps(field("last_kafka_ts")),
         pa.array(judged.beneath),
     ]
-    return pa.Table.from_arrays(arrays, schema=PROGRESS)
+    return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
 def _cuts(judged: Judged) -> pa.Table:
@@ -140,7 +140,7 @@ def _cuts(judged: Judged) -> pa.Table:
         _following(field("last_seq")),
         pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
     ]
-    return pa.Table.from_arrays(arrays, schema=CUTS)
+    return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 
 
 def _topics_and_sessions(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -174,7 +174,7 @@ def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
         messages["session_id"],
         _REASONS.take(reasons),
     ]
-    return pa.Table.from_arrays(columns, schema=QUARANTINE)
+    return pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA)
 
 
 def _offset_ranges(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
@@ -198,7 +198,7 @@ def _events(judged: Judged, rules: RuleBook) -> pa.Table:
         pa.array([event.actual for event in events], pa.int64()),
         timestamps(np.array([event.kafka_ts for event in events], np.int64)),
     ]
-    return pa.Table.from_arrays(columns, schema=EVENTS)
+    return pa.Table.from_arrays(columns, schema=EVENTS_SCHEMA)
 
 
 def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:

@@ -59,7 +59,7 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(milliseconds * 1000, mask=never).cast(TIMESTAMP)
 
 
-PROGRESS = pa.schema(
+PROGRESS_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("session_id", pa.string()),
@@ -72,7 +72,7 @@ PROGRESS = pa.schema(
         ("beneath", pa.bool_()),
     ]
 )
-CUTS = pa.schema(
+CUTS_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("session_id", pa.string()),
@@ -83,7 +83,7 @@ CUTS = pa.schema(
         *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset")),
     ]
 )
-QUARANTINE = pa.schema(
+QUARANTINE_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -93,7 +93,7 @@ QUARANTINE = pa.schema(
         ("reason", pa.string()),
     ]
 )
-EVENTS = pa.schema(
+EVENTS_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),

@@ -16,7 +16,7 @@ from sessionlake.lake.reading import Condition, DirectReader, SparkReader, among
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of
 from sessionlake.runtime.frames import as_frame
-from sessionlake.silver.merge.seq_history import Read, history_of
+from sessionlake.silver.merge.seq_history import ReadTable, history_of
 from sessionlake.silver.tables.net import net_changes, refolded
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DriverSource(Source):
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
         own = partial(DirectReader(lake).table, at_most=DRIVER_BYTES) if lake.local else SparkReader(lake, spark).table
-        self._table: Read = own
+        self._table: ReadTable = own
         self._changes = self._rows(CHANGES, self._read)
         self._progress = self._rows(PROGRESS, None)
 

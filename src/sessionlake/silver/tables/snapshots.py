@@ -19,7 +19,7 @@ from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.tables.net import MARKS, net_changes, refolded
 
 KEY = ("topic", "session_id", "row_id")
-CUT = ("topic", "session_id", "snapshot_at", "reason", "position")
+CUT_COLUMNS = ("topic", "session_id", "snapshot_at", "reason", "position")
 
 
 def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
@@ -32,7 +32,7 @@ def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
 def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Rows of `session_snapshots`."""
     cut = [pa.string(), pa.string(), TIMESTAMP, pa.string(), pa.int64()]
-    return pa.schema([*zip(CUT, cut, strict=True), *list(rows_schema(columns))[2:]])
+    return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[2:]])
 
 
 def change_columns(columns: tuple[Column, ...]) -> list[str]:
@@ -74,7 +74,7 @@ def snapshots(
     """The tables at cuts, as rows of `session_snapshots`; a cut of an empty table has none.
 
     Args:
-        cuts: columns `CUT`, each once; any number a session.
+        cuts: columns `CUT_COLUMNS`, each once; any number a session.
         rows: the sessions' tables at their last cuts before.
         changes: what was applied since, with `change_columns`.
         anew: topic and id of the sessions (class `once`) in which something was applied beneath newer messages since:
@@ -101,7 +101,7 @@ def snapshots(
         ]
         present = names.take(pa.array(session[here]))
         rows = advanced(rows.filter(pc.is_in(session_keys(rows), value_set=present)), pa.concat_tables(nets), columns)
-        heads = cuts.select(CUT).take(pa.array(here)).take(pc.index_in(session_keys(rows), value_set=present))
+        heads = cuts.select(CUT_COLUMNS).take(pa.array(here)).take(pc.index_in(session_keys(rows), value_set=present))
         body = rows.select(rows.column_names[2:])
         whole = pa.table([*heads.columns, *body.columns], names=[*heads.column_names, *body.column_names])
         yield whole.cast(snapshots_schema(columns))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import Integrity
-from sessionlake.history.fate import Content, Evidence, Fate, DecidedFate, fate_of
+from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
 UPDATE = Content("update", 5, 1_000, "s", changes=2)
@@ -35,11 +35,19 @@ CHANGED = [{"change": "upsert", "_batch": TAKEN_IN}]
 @pytest.mark.parametrize(
     ("content", "rows", "verdict"),
     [
-        (MALFORMED, {"quarantine": [{"reason": "not_json", "_batch": 7}]}, DecidedFate(Fate.QUARANTINED, "not_json", 7)),
+        (
+            MALFORMED,
+            {"quarantine": [{"reason": "not_json", "_batch": 7}]},
+            DecidedFate(Fate.QUARANTINED, "not_json", 7),
+        ),
         (UPDATE, {"quarantine": QUARANTINED, "events": [event("gap")]}, DecidedFate(Fate.QUARANTINED, "gap", 7)),
         (UPDATE, {"quarantine": [{"reason": "late", "_batch": 7}]}, DecidedFate(Fate.LATE, "late", 7)),
         (UPDATE, {"changes": CHANGED}, DecidedFate(Fate.APPLIED, None, 7)),
-        (UPDATE, {"changes": CHANGED, "events": [event("gap"), event("gap", LATER)]}, DecidedFate(Fate.APPLIED, None, 7)),
+        (
+            UPDATE,
+            {"changes": CHANGED, "events": [event("gap"), event("gap", LATER)]},
+            DecidedFate(Fate.APPLIED, None, 7),
+        ),
         (UPDATE, {"changes": [{"_batch": LATER}]}, DecidedFate(Fate.APPLIED, None, LATER)),
         (UPDATE, {"events": [event("duplicate")]}, DecidedFate(Fate.DUPLICATE, None, 7)),
         (HEARTBEAT, {"events": [event("duplicate")]}, DecidedFate(Fate.DUPLICATE, None, 7)),
