@@ -25,7 +25,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.moments import Moment
+from sessionlake.silver.tables.as_of import AsOf
 from support.folding import plain, truth_of
 from support.lakes import write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
@@ -92,7 +92,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic)
-    assert plain(table_as_of(reader, settings, known, Moment(ts=now))) == plain(local)
+    assert plain(table_as_of(reader, settings, known, AsOf(ts=now))) == plain(local)
 
 
 def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(

@@ -97,7 +97,7 @@ def feed(spark, tmp_path) -> Feed:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed: int):
-    """Late within the tail and far beneath it, ties, several metrics and sessions, forgotten sessions."""
+    """Late within the tail and far older, ties, several metrics and sessions, forgotten sessions."""
     rng = random.Random(seed)
     changes = []
     for i in range(150):
@@ -113,7 +113,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
     assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
 
 
-def test_a_point_far_beneath_the_tail_refines_old_rows_alone(feed: Feed):
+def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
     changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(40)]
     feed.write(changes).run()
     late = change("s", "r", 100, 15 * SECOND, price=50.0)
@@ -140,7 +140,7 @@ def test_a_point_far_beneath_the_tail_refines_old_rows_alone(feed: Feed):
 def test_a_batch_that_dies_between_any_two_commits_and_is_replayed_counts_once(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, inline: int, place: str, nth: int
 ):
-    """The second batch has new rows and changed rows of both tables, and points beneath the tail."""
+    """The second batch has new rows and changed rows of both tables, and points older than the tail."""
     first = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(30)]
     second = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285, 310, 400])]
     feed.write(first).run()

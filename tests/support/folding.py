@@ -18,7 +18,7 @@ from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.tables.net import net_changes, refolded
+from sessionlake.silver.tables.net_changes import net_changes, refolded
 
 INT64_MAX = 2**63 - 1
 INTERVAL = 600_000
@@ -69,7 +69,7 @@ def _shard(message: KafkaMessage, shards: int) -> int:
 
 
 class Folder:
-    """Runs micro-batches through pack, fold and net, keeping every shard's state as the bytes that Spark would keep."""
+    """Runs micro-batches through pack, fold and net changes, keeping shards' states as the bytes that Spark would keep."""
 
     def __init__(
         self,
@@ -157,11 +157,11 @@ class Folder:
                 counts[name] += getattr(part, name)
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
-        beneath = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(are_of(changes, beneath)))
+        filled_late = progress.filter(progress["beneath"])
+        usual = changes.filter(pc.invert(are_of(changes, filled_late)))
         apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        whole = history.filter(are_of(history, beneath))
+        whole = history.filter(are_of(history, filled_late))
         apply_net(self.silver.rows, refolded(whole, self._columns), self._columns)
 
 

@@ -145,7 +145,7 @@ TIMELINES = [
     ("once", "isolate", "s0@0 u2@1 !102 u3@103 u1@103 s4@104", "+ + q q +", "open",
      ["gap applied", "gap isolated", "healed applied"]),
     ("once", "isolate", "s0@0 s2@1 !102 u3@103", "+ + +", "open", ["gap applied", "gap isolated"]),
-    # once: an end has its place in seq order; what is missing beneath it may still come, nothing may above it.
+    # once: an end has its place in seq order; what is missing below it may still come, nothing may above it.
     ("once", ALL, "s0 u1 e3 u2", "+ + + +", "ended", ["gap applied"]),
     ("once", ALL, "s0 e3 u1 u2 u1", "+ + + + d", "ended", ["gap applied", "duplicate dropped"]),
     ("once", ALL, "s0 e1 e1 u1", "+ + d d", "ended", ["duplicate dropped"] * 2),
@@ -163,7 +163,7 @@ TIMELINES = [
     ("once", "isolate", "s0 u5 e2 u3 u1 u5", "+ + + q + d", "ended",
      ["gap applied", "after_end isolated", "duplicate dropped"]),
     ("once", "record", "s0 u5 e2 u3 u1", "+ + + + +", "ended", ["gap applied", "after_end recorded"]),
-    # once: a gap beneath the end that is not filled in time.
+    # once: a gap below the end that is not filled in time.
     ("once", "fail", "s0@0 e2@1 !101 !102", "+ +", "ended", ["gap applied", "gap stopped"]),
     ("once", "fail", "s0@0 e2@1 u1@101 !102", "+ + +", "ended", ["gap applied"]),
     ("once", "isolate", "s0@0 e2@1 !102 u1@103 u3@104", "+ + + q", "ended",
@@ -249,7 +249,7 @@ def test_a_session_ends_at_the_event_time_of_its_end() -> None:
     assert run("s0 e1", rules("strict", "fail"))[0].ended_at == 1
 
 
-def test_once_a_message_beneath_the_end_changes_nothing_but_the_table() -> None:
+def test_once_a_message_below_the_end_changes_nothing_but_the_table() -> None:
     cursor, out, _ = run("s0@0 e3t9@1 s1t1@2 e2t20@3", rules("once", "fail"))
     assert (cursor.ended_at, cursor.end_seq, cursor.last_seq, cursor.last_ts) == (9, 3, 3, 20)
     assert (out.epoch.tolist(), out.position.tolist(), out.late_fills) == ([0, 0, 2, 2], [0, 1, 2, 3], {0})
@@ -257,7 +257,7 @@ def test_once_a_message_beneath_the_end_changes_nothing_but_the_table() -> None:
     assert cursor.changed_at == 2
 
 
-def test_once_one_gap_too_many_beneath_an_end_is_a_violation_and_the_session_stays_ended() -> None:
+def test_once_one_gap_too_many_below_an_end_is_a_violation_and_the_session_stays_ended() -> None:
     cursor, out, _ = run("s0 e9 u5 u1", rules("once", "isolate", max_gaps=1))
     assert (told(out), cursor.status) == (["gap applied", "gap_limit isolated"], Status.ENDED)
     assert [MARKS[Verdict(v)] for v in out.verdict.tolist()] == ["+", "+", "q", "+"]

@@ -85,7 +85,7 @@ def test_these_streams_have_every_fault_of_the_protocol() -> None:
     assert statuses == {"open", "ended", "expired", "broken"}
 
 
-def test_these_streams_have_all_that_can_come_beneath_an_end() -> None:
+def test_these_streams_have_all_that_can_come_below_an_end() -> None:
     found = set()
     for seed in range(STREAMS):
         messages = stream(seed)[1]
@@ -98,20 +98,20 @@ def test_these_streams_have_all_that_can_come_beneath_an_end() -> None:
             if row["reason"] == "end":
                 ends[life] = row["position"]
                 said = json.loads(values[row["topic"], row["partition"], row["offset"]] or b"")
-                found |= {"an end beneath applied messages"} if said["seq"] + 1 < row["next_seq"] else set()
+                found |= {"an end below applied messages"} if said["seq"] + 1 < row["next_seq"] else set()
             elif life in ends:
                 found.add(f"cut again at {row['reason']}")
         for row in truth.session_changes:  # what follows the end of a session's last life
             key = row["topic"], row["session_id"]
             if row["_position"] > ends.get((*key, truth.sessions[key]["first_offset"]), row["_position"]):
-                found.add(f"beneath an end: {row['change']}")
+                found.add(f"below an end: {row['change']}")
     assert found == {
-        "an end beneath applied messages",
+        "an end below applied messages",
         "cut again at interval",
         "cut again at expiry",
-        "beneath an end: clear",
-        "beneath an end: upsert",
-        "beneath an end: delete",
+        "below an end: clear",
+        "below an end: upsert",
+        "below an end: delete",
     }
 
 

@@ -1,4 +1,4 @@
-"""The exact way for points that reach beneath the tails: from all points of their keys, which the table holds."""
+"""Averages of keys with points older than their tails: computed from all points of the key, which the table holds."""
 
 from __future__ import annotations
 

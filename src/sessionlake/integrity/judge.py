@@ -10,8 +10,8 @@ leaves a choice, these hold:
   plus `gap_timeout`; that violation bears the revealing message's offset and is not counted again. A session that has
   ended, or has a newer snapshot, is not broken by it: under `isolate`, too, an ended session stays ended.
 - `once`: a session ends by the first `end` that is applied, and its seq is where it ends. A lower seq that was not
-  applied yet fills in beneath, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
-  that itself fills in beneath ends the session as well: what was applied with higher seqs stays applied.
+  applied yet is a late fill, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
+  that is a late fill itself ends the session as well: what was applied with higher seqs stays applied.
 - More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
   applied all the same, the oldest held message, or gap, makes room for it.
 - A message whose own timestamp is more than the session timeout behind stream time expires its session as it comes.
@@ -236,7 +236,7 @@ class Judge:
             self._apply(message, releasing)
 
     def _fills_in(self, message: MessageHeader) -> bool:
-        """Whether a message that is no duplicate has its place beneath the session's end."""
+        """Whether a message that is no duplicate has a seq below that of the session's end."""
         return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
     def _while_broken(self, message: MessageHeader, releasing: int) -> None:

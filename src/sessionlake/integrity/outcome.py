@@ -100,7 +100,7 @@ class Outcome:
         by: of applied messages: offset of the one whose arrival led to it, `NO_OFFSET` if that was expiry.
         life: the offset that names the session's life; of a message an operator had skipped, nothing.
         events: in the order of judging, session after session.
-        late_fills: sessions of which a message was applied beneath newer ones (class `once`).
+        late_fills: sessions of which a message was applied after some with higher seqs (class `once`).
         decided: sessions and offsets at which an operator's decision was taken.
     """
 

@@ -2,7 +2,7 @@
 
 Adding doubles does not commute, so a minute's sum is defined as the sum in event order, oldest first. That makes it
 a left fold: points at the end extend it, and a point that comes late needs the points after it again. Those are in
-the tail, and of the points beneath the tail a summary of the one minute that reaches into it is enough.
+the tail, and of the points older than the tail a summary of the one minute that reaches into it is enough.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Older:
-    """What is known of the points beneath each key's tail.
+    """What is known of the points older than each key's tail.
 
     Attributes:
         some: whether there are, or may be, any.
@@ -125,7 +125,7 @@ class Older:
         return result
 
     def without(self, key: Ints, minute: Ints) -> Older:
-        """Forgets the minute of the keys that got a point beneath the tail in that very minute."""
+        """Forgets the minute of the keys that got a point older than the tail in that very minute."""
         known = self.known.copy()
         known[key[minute == minute_of(self.ts[key])]] = False
         return Older(self.some, self.ts, known, self.minute.where(known))
@@ -180,7 +180,7 @@ def touched_minutes(older: Older, key: Ints, ts: Ints, value: Doubles, fresh: Fl
 
 
 def sink(older: Older, key: Ints, ts: Ints, value: Doubles) -> Older:
-    """Takes in the points that leave the tails, sorted by key and event time; they are later than all beneath."""
+    """Takes in the points that leave the tails, sorted by key and event time; they are later than all before."""
     if not len(key):
         return older
     last = np.flatnonzero(np.diff(key, append=-1))

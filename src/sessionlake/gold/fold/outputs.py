@@ -28,7 +28,7 @@ class GoldOutput(StrEnum):
     NEW_MINUTES = "new_minutes"
     CHANGED_MINUTES = "changed_minutes"
     BEYOND = "beyond"
-    """New points that reach beneath the tails; their rows follow from the table."""
+    """New points that reach further back than the tails; their rows follow from the table."""
     REPORT = "report"
 
 

@@ -37,8 +37,8 @@ class Evolution:
 
     Attributes:
         tail: the newest points of each key, at most `keep`.
-        older: what is known of the points beneath the tail.
-        unproven: keys whose new points reach beneath the tail: their rows must be computed from all their points.
+        older: what is known of the points older than the tail.
+        unproven: keys whose new points reach further back than the tail: their rows follow from all their points.
         averages: rows of the other keys.
         minutes: rows of the other keys.
     """
@@ -76,9 +76,9 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
         window: N, the number of points an average covers.
         keep: length of a tail, at least N - 1.
     """
-    line, beneath = _weave(tail, older, new)
-    unproven = _unproven(line, older, beneath, window)
-    older = older.without(beneath.key, minute_of(beneath.ts))
+    line, too_old = _weave(tail, older, new)
+    unproven = _unproven(line, older, too_old, window)
+    older = older.without(too_old.key, minute_of(too_old.ts))
     dropped = line.left >= keep
     return Evolution(
         tail=line.points.take(~dropped),
@@ -90,7 +90,7 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
 
 
 def _weave(tail: Points, older: Older, new: Points) -> tuple[SortedPoints, Points]:
-    """Tail and new points as one timeline, and apart from it the new points that lie beneath the tail."""
+    """Tail and new points as one timeline, and apart from it the new points that are older than the tail."""
     both = Points.concat(tail, new)
     order = np.lexsort((both.ordinal, both.position, both.ts, both.key))
     points, fresh = both.take(order), order >= len(tail)
@@ -107,13 +107,13 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[SortedPoints, Point
     return line, points.take(~known)
 
 
-def _unproven(line: SortedPoints, older: Older, beneath: Points, window: int) -> Flags:
-    """Keys with a new point that lies beneath the tail, or whose window or minute reaches beneath it."""
+def _unproven(line: SortedPoints, older: Older, too_old: Points, window: int) -> Flags:
+    """Keys with a new point that is older than the tail, or whose window or minute reaches further back."""
     key, ts = line.points.key, line.points.ts
     short = line.rank < window - 1
     unknown = ~older.known[key] & (minute_of(ts) == minute_of(older.ts[key]))
     found = np.zeros(len(older), np.bool_)
-    found[beneath.key] = True
+    found[too_old.key] = True
     found[key[line.fresh & older.some[key] & (short | unknown)]] = True
     return found
 

@@ -19,7 +19,7 @@ from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODES
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.silver.fold.changes import change_rows
 from sessionlake.silver.fold.schemas import (
     CUTS_SCHEMA,
@@ -54,7 +54,7 @@ class Judged:
         keys: `topic NUL session_id` of every session that is another now.
         cursors: theirs.
         timeouts: their session timeouts, ms.
-        beneath: whether a message of theirs was applied beneath newer ones.
+        late_fills: whether a message of theirs was applied after some with higher seqs (class `once`).
         cuts: where tables are cut.
         cut_keys: `topic NUL session_id` of each.
         cut_partitions: partition of each.
@@ -70,7 +70,7 @@ class Judged:
     keys: pa.Array
     cursors: Cursors
     timeouts: Int64s
-    beneath: npt.NDArray[np.bool_]
+    late_fills: Bools
     cuts: Cuts
     cut_keys: pa.Array
     cut_partitions: npt.NDArray[np.int32]
@@ -120,7 +120,7 @@ def _progress(judged: Judged) -> pa.Table:
         *(pa.array(field(name)) for name in ("first_offset", "last_offset", "partition")),
         timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
         timestamps(field("last_kafka_ts")),
-        pa.array(judged.beneath),
+        pa.array(judged.late_fills),
     ]
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 

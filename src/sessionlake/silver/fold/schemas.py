@@ -69,7 +69,7 @@ PROGRESS_SCHEMA = pa.schema(
         ("partition", pa.int32()),
         ("ended_at", TIMESTAMP),
         ("last_kafka_timestamp", TIMESTAMP),
-        ("beneath", pa.bool_()),
+        ("beneath", pa.bool_()),  # whether it had a late fill: a message applied after some with higher seqs
     ]
 )
 CUTS_SCHEMA = pa.schema(

@@ -163,7 +163,7 @@ class ShardJudge:
             keys=state.keys.take(pa.array(touched)),
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
-            beneath=np.isin(touched, places[sorted(out.late_fills)]),
+            late_fills=np.isin(touched, places[sorted(out.late_fills)]),
             cuts=cuts,
             cut_keys=state.keys.take(pa.array(cuts["session"])),
             cut_partitions=state.cursors["partition"][cuts["session"]],

@@ -12,7 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import ROWS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import RESCUED
-from sessionlake.silver.tables.net import MARKS
+from sessionlake.silver.tables.net_changes import MARKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

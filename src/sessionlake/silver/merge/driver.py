@@ -17,7 +17,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.merge.seq_history import ReadTable, history_of
-from sessionlake.silver.tables.net import net_changes, refolded
+from sessionlake.silver.tables.net_changes import net_changes, refolded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,12 +62,12 @@ class DriverSource(Source):
         return as_frame(self._spark, latest)
 
     def rows(self) -> DataFrame:
-        """Net changes (see `net.net_schema`), with a delete for each row that a clear leaves behind."""
+        """Net changes (see `net_changes.net_schema`), with a delete for each row that a clear leaves behind."""
         changes = self._changes
-        beneath = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
-        if beneath.num_rows:
-            usual = net_changes(changes.filter(pc.invert(are_of(changes, beneath))), self._columns)
-            net = pa.concat_tables([usual, self._refolded(beneath)])
+        filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
+        if filled_late.num_rows:
+            usual = net_changes(changes.filter(pc.invert(are_of(changes, filled_late))), self._columns)
+            net = pa.concat_tables([usual, self._refolded(filled_late)])
         else:
             net = net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
@@ -80,7 +80,7 @@ class DriverSource(Source):
         return as_frame(self._spark, rows)
 
     def _refolded(self, sessions: pa.Table) -> pa.Table:
-        """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
+        """Net changes of sessions (class `once`) that had a late fill: a message applied after some with higher seqs.
 
         Who wrote a value last is then a matter of more than the range's changes.
         """

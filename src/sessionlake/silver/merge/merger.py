@@ -32,7 +32,7 @@ from sessionlake.silver.merge.batch_range import KEY, BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
 from sessionlake.silver.merge.sources import SMALL_CHANGES, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.net import MARKS
+from sessionlake.silver.tables.net_changes import MARKS
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder

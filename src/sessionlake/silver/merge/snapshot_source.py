@@ -91,8 +91,8 @@ class SnapshotSource:
         held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), *named)
         rows = held.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         if anew.num_rows:
-            bases, history = history_of(read, anew, earlier, batches.last, self._columns, named)
-            rows = pa.concat_tables([rows.select(bases.column_names).cast(bases.schema), bases])
+            begun, history = history_of(read, anew, earlier, batches.last, self._columns, named)
+            rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
             changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, anew))), history])
         made = snapshots(due.select(CUT_COLUMNS), rows, changes, anew, self._columns)
         return pa.concat_tables([snapshots_schema(self._columns).empty_table(), *made])
@@ -100,7 +100,7 @@ class SnapshotSource:
     def _anew(
         self, read: Callable[..., pa.Table], changes: pa.Table, last: pa.Table, until: Sequence[Condition]
     ) -> pa.Table:
-        """The sessions that something was applied beneath newer messages in, since their last cuts.
+        """The sessions that had a late fill since their last cuts.
 
         Args:
             changes: what was applied since then.
@@ -129,9 +129,9 @@ class SnapshotSource:
         earlier = self._read(CUTS).where(F.col("_batch") < batches.first).join(sessions, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch")).alias("last")
         last = earlier.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
-        beneath = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= batches.last))
+        filled_late = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= batches.last))
         anew = (
-            beneath.join(sessions, list(SESSION), "left_semi")
+            filled_late.join(sessions, list(SESSION), "left_semi")
             .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
             .where(F.col("_last").isNull() | (F.col("_batch") >= F.col("_last")))
             .select(*SESSION)

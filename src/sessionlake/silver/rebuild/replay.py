@@ -40,7 +40,7 @@ from sessionlake.silver.job import (
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.cluster import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_slice

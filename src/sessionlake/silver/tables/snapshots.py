@@ -16,7 +16,7 @@ from sessionlake.protocol.arrow import are_of, codes, one, ranges, session_keys
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
-from sessionlake.silver.tables.net import MARKS, net_changes, refolded
+from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
 
 KEY = ("topic", "session_id", "row_id")
 CUT_COLUMNS = ("topic", "session_id", "snapshot_at", "reason", "position")
@@ -46,7 +46,7 @@ def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.T
 
     Args:
         rows: see `rows_schema`; of any sessions, in any order.
-        net: see `net.net_schema`.
+        net: see `net_changes.net_schema`.
     """
     gone = pc.is_null(net["row_id"])
     cleared, changed = net.filter(gone), net.filter(pc.invert(gone)).combine_chunks()
@@ -77,8 +77,8 @@ def snapshots(
         cuts: columns `CUT_COLUMNS`, each once; any number a session.
         rows: the sessions' tables at their last cuts before.
         changes: what was applied since, with `change_columns`.
-        anew: topic and id of the sessions (class `once`) in which something was applied beneath newer messages since:
-            their tables and changes are what `bases.history_of` gives, or all their changes from the beginning.
+        anew: topic and id of the sessions (class `once`) with a late fill since:
+            their tables and changes are what `seq_history.history_of` gives, or all their changes from the beginning.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in ("topic", "session_id", "position", "snapshot_at")])
     session, names = codes(session_keys(cuts))
@@ -87,7 +87,7 @@ def snapshots(
     first_in = _Shares(_first_cuts(cuts, session, names, changes), len(session))
     is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)[session]
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
-    bases = rows.filter(are_of(rows, anew))
+    begun = rows.filter(are_of(rows, anew))
     for number in range(int(rank.max(initial=-1)) + 1):
         here = np.flatnonzero(rank == number)
         usual, fresh = here[~is_anew[here]], here[is_anew[here]]
@@ -96,7 +96,7 @@ def snapshots(
         nets = [
             net_changes(changes.take(first_in.of(usual)), columns),
             refolded(
-                changes.take(first_in.of(until)), columns, bases.filter(are_of(bases, cuts.take(pa.array(fresh))))
+                changes.take(first_in.of(until)), columns, begun.filter(are_of(begun, cuts.take(pa.array(fresh))))
             ),
         ]
         present = names.take(pa.array(session[here]))

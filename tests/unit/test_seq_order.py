@@ -14,7 +14,7 @@ from sessionlake.lake.reading import among
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.tables.net import refolded
+from sessionlake.silver.tables.net_changes import refolded
 from sessionlake.silver.tables.snapshots import change_columns
 from support.folding import Folder
 from support.snapshots import SESSION, Cutter
