@@ -286,7 +286,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
-    from sessionlake.local import broker
+    from sessionlake.laptop import broker
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

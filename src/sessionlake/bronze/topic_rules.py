@@ -38,7 +38,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to a topic, in words for the operator."""
+    """What happened to a topic: its new state, and words for the operator."""
 
     state: TopicState
     what: str

@@ -25,7 +25,7 @@ class Part:
 
     @property
     def whole(self) -> bool:
-        """Whether all payloads are at hand."""
+        """Whether all payloads were brought along to the driver."""
         return self.folded.at_hand() is not None
 
     @staticmethod

@@ -57,7 +57,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
 
 
 def metrics_of(settings: Settings) -> tuple[str, ...]:
-    """The declared columns that have averages."""
+    """The declared numeric columns, of which gold computes averages and minutes."""
     return tuple(column.name for column in settings.capture.declared if column.numeric)
 
 

@@ -136,7 +136,7 @@ class _Question:
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._reached)
 
     def table(self) -> pa.Table:
-        """The rows.
+        """The session's rows at the moment, by row id.
 
         Raises:
             LakeError: the moment is not known.

@@ -66,7 +66,7 @@ class Evidence:
 
 
 class DecidedFate(NamedTuple):
-    """What became of a message.
+    """Fate, reason and deciding batch of one message.
 
     Attributes:
         reason: why it is in quarantine.

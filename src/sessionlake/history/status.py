@@ -25,7 +25,7 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class LayerStatus:
-    """One layer's totals.
+    """One layer's totals and how far it is behind; a row of `sessionlake status`.
 
     Attributes:
         last_batch: its id, None before the first.

@@ -84,7 +84,7 @@ class TracedMessage:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of the message.
+    """What silver decided about the message, why, and in which batch.
 
     Attributes:
         reason: why it is in quarantine.
@@ -126,7 +126,7 @@ class Trace:
 
 
 def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
-    """Follows one message.
+    """Follows one message through the layers, by offset.
 
     Raises:
         NotThereError: bronze has not read it, or silver has not judged it yet; the text says what is known.

@@ -38,7 +38,7 @@ _CLASSES = list(Integrity)
 
 
 def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
-    """Judges everything.
+    """Judges a shard's batch and moves its cursors on: the fast way where it serves, else message by message.
 
     Args:
         bulk: False judges every message one by one; the result is the same.

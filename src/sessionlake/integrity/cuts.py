@@ -27,7 +27,7 @@ Cuts = npt.NDArray[np.void]
 
 
 class CutReason(IntEnum):
-    """Why a table is cut. Numbers are places in `sent.py`'s list of names."""
+    """Why a table is cut. Numbers are places in the list of names in `silver.fold.emit`."""
 
     INTERVAL = 0
     END = 1
@@ -57,13 +57,13 @@ def cut_after(now: T, interval: int) -> T:
 
 
 def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
-    """When tables that have not been cut since these times are; `NEVER` for those that have."""
+    """Stream time (ms) of the next cut of tables, by when each first changed since its last; `NEVER` if it has not."""
     waits = changed_at != NEVER
     return np.where(waits, cut_after(np.where(waits, changed_at, 0), interval), NEVER)
 
 
 def no_cuts(count: int = 0) -> Cuts:
-    """An array to fill."""
+    """An array of `count` cuts that are yet to be filled in."""
     return np.zeros(count, CUT_DTYPE)
 
 

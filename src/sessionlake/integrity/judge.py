@@ -46,7 +46,7 @@ class ViolationError(Exception):
 
 
 class Judge:
-    """One session before the judge.
+    """Judges one session, message after message, and keeps its cursor.
 
     Args:
         cursor: moved on, in place.

@@ -13,7 +13,7 @@ from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, Cuts
 
 
 class Verdict(IntEnum):
-    """What becomes of a message."""
+    """What the judge decides about a message. Numbers are places in the report's counts."""
 
     APPLIED = 0
     DUPLICATE = 1
@@ -22,7 +22,7 @@ class Verdict(IntEnum):
 
 
 class EventKind(StrEnum):
-    """What was not fine."""
+    """What was not fine about a message or a gap: `event` in `silver.integrity_events`."""
 
     DUPLICATE = "duplicate"
     GAP = "gap"
@@ -36,7 +36,7 @@ class EventKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done about it."""
+    """What was done about an event: `action` in `silver.integrity_events`."""
 
     DROPPED = "dropped"
     APPLIED = "applied"
@@ -124,5 +124,5 @@ class Outcome:
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
     def cut(self, cuts: Cuts) -> None:
-        """Adds cuts."""
+        """Adds cuts; their `session` is numbered as in events."""
         self._cuts.append(cuts)

@@ -41,7 +41,7 @@ _decoder = msgspec.msgpack.Decoder(_Stored)
 
 @dataclass
 class ShardState:
-    """All that a shard remembers.
+    """What a shard remembers between batches of all its sessions.
 
     Attributes:
         keys: `topic NUL session_id` of each cursor: neither part can contain a NUL.

@@ -29,7 +29,7 @@ class How(Enum):
 
 
 class Step(NamedTuple):
-    """A column's rule.
+    """The rule by which one column of the cursor follows from the messages that are applied.
 
     Attributes:
         value: the column of `Run` that it looks at.

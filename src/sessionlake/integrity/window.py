@@ -181,7 +181,7 @@ class _Releases:
         return found
 
     def keep(self, wanted: Bools) -> None:
-        """Leaves out the other sessions."""
+        """Keeps these sessions alone."""
         kept = wanted[self.owner]
         self.releasing, self.at = self.releasing[kept], self.at[kept]
         self._select(kept)

@@ -18,7 +18,7 @@ Session = tuple[str, str]
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome.
+    """What comparing the tables with the truth has shown.
 
     Attributes:
         exact: sessions whose table is what it must be.

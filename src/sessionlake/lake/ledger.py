@@ -134,7 +134,7 @@ _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
 def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same of rows that are at hand, with `ENTRY`."""
+    """As `current`, of ledger rows that are at hand, which have the columns `ENTRY`."""
     known = list(rows)
     since = rebuilt(known)
     return [row for row in known if row["layer"] not in since or row[since[row["layer"]][0]] >= since[row["layer"]][1]]

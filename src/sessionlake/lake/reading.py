@@ -48,7 +48,7 @@ class TableReader(Protocol):
         """The rows that meet all conditions; times are aware, in UTC."""
 
     def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
-        """The same as one Arrow table. The table must be there."""
+        """The rows that meet all conditions, as one Arrow table. The table must be there."""
 
     def any(self, table: str, *conditions: Condition) -> bool:
         """Whether a row meets all conditions; reads no further than to the first."""

@@ -37,7 +37,7 @@ class FailureAction(StrEnum):
 
 
 class ProcessorFailure(msgspec.Struct):
-    """Where and how a processor failed.
+    """One call of a processor that raised, and what was done about it: a row of `silver.processor_errors`.
 
     Attributes:
         event: `message`, `timer` or `expiry`.
@@ -58,7 +58,7 @@ class ProcessorFailure(msgspec.Struct):
 
     @classmethod
     def at(cls, place: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
-        """A failure at a place."""
+        """A failure at the message, timer or expiry that `place` names."""
         return cls(
             place.topic,
             place.session_id,
@@ -73,7 +73,7 @@ class ProcessorFailure(msgspec.Struct):
         )
 
     def place(self) -> tuple[str, int, int]:
-        """By which the first of several is found: the same one however sessions are sharded."""
+        """Sorts failures: the first of several is the same one however sessions are sharded."""
         return self.topic, self.partition, self.offset
 
 

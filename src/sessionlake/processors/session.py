@@ -30,7 +30,7 @@ _TIMER_BYTES = 9
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one session and one call of its processor."""
+    """How much a session may keep, and one call may emit; more is a failure."""
 
     state_bytes: int
     records_per_call: int
@@ -54,7 +54,7 @@ def workings(name: str, processor: Processor[Any], limits: Limits) -> Workings:
 
 @dataclass
 class Results:
-    """What came of a batch.
+    """The records and failures of one shard's batch.
 
     Attributes:
         failed: indices of the messages that the processor did not take.
@@ -70,7 +70,7 @@ class ProcessorStoppedError(Exception):
 
 
 class Life:
-    """One life of a session.
+    """Gives a processor the messages, timers and expiry of one life of a session, and keeps its state.
 
     Args:
         kept: what was kept of it, changed in place; its state is decoded when first needed.

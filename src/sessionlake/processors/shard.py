@@ -62,7 +62,7 @@ class MessageByMessage:
 
     @property
     def rules(self) -> RuleBook:
-        """Of the topics."""
+        """The integrity rules of the topics."""
         self._rules = self._rules or RuleBook(self.capture)
         return self._rules
 
@@ -132,7 +132,7 @@ class _ShardBatch:
         self.results = Results()
 
     def work(self) -> None:
-        """Does everything that the batch brings."""
+        """Gives every session of the shard its messages and timers of the batch."""
         spans = self._life_spans()
         applied = _Applied(self._applied())
         for key in sorted({*self._due(), *self._released_or_come()}):
@@ -240,7 +240,7 @@ class _Applied:
         self._head = next(messages, None)
 
     def of(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
-        """Those of one life; passes over what is left of lives before it."""
+        """The applied messages of one life; those left of lives before it are passed over."""
         while self._head is not None and self._head[:2] < (key, life):
             self._head = next(self._messages, None)
         while self._head is not None and self._head[:2] == (key, life):

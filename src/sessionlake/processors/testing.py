@@ -148,7 +148,7 @@ def fold_raw(
     shards: int,
     **settings: Any,
 ) -> Result:
-    """As `fold`.
+    """As `fold`, of raw messages as they are in bronze.
 
     Args:
         batches: each as the tables of raw messages, as `silver.fold.pack.Packer` takes them, that several tasks read.

@@ -37,7 +37,7 @@ class Allowed:
     seqless: Bools
 
     def part(self, which: Any) -> Allowed:
-        """Of some of the messages."""
+        """What is known of these messages alone."""
         return Allowed(self.reasons[which].copy(), self.latest[which], self.seqless[which])
 
 

@@ -76,7 +76,7 @@ def parse(
 def parse_object(
     loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """The same for what a value of another format says, as the JSON object that says it."""
+    """Parses a value of another format, given as the JSON object that says the same."""
     try:
         return _message(loaded, types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:

@@ -45,7 +45,7 @@ class Schemas(Protocol):
     """Where schemas come from."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are."""
+        """The definitions of these schema ids; one that is unknown is absent."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GivenSchemas:
     by_id: tuple[tuple[int, Definition], ...] = ()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are."""
+        """The definitions of these schema ids; one that is unknown is absent."""
         if self.every is not None:
             return dict.fromkeys(ids, self.every)
         known = dict(self.by_id)

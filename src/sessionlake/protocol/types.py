@@ -1,4 +1,4 @@
-"""Types that every room spells alike."""
+"""Aliases of array and row types, defined once for all packages."""
 
 from __future__ import annotations
 

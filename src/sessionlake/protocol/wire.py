@@ -23,7 +23,7 @@ _MAX_VARINT = 5
 
 @dataclass(frozen=True)
 class Headers:
-    """Headers of many payloads.
+    """The wire headers of many payloads, each distinct one kept once.
 
     Attributes:
         which: for each payload, the index of its header in `found`; -1 where it has none.

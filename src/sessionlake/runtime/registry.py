@@ -52,7 +52,7 @@ class RegistrySchemas:
     auth: str | None = field(default=None, repr=False)
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are.
+        """The definitions of these schema ids; one that is unknown is absent.
 
         Raises:
             RegistryError: the registry does not answer, or not as a registry does.
@@ -69,7 +69,7 @@ class _Cache:
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are; what is not known yet is asked for, a few at a time."""
+        """The definitions of these schema ids; what is not known yet is asked for, a few at a time."""
         lately = time.monotonic() - _UNKNOWN_SECONDS
         found = {schema: self._known[schema] for schema in ids if schema in self._known}
         for schema in found:

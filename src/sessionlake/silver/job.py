@@ -277,7 +277,7 @@ class SilverStoppedError(IntegrityViolationError):
 
     @property
     def place(self) -> str:
-        """The place alone."""
+        """The message and what is wrong with it, without the ways to go on."""
         return _place(self.violation)
 
 

@@ -79,7 +79,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class SparkFailure:
-    """An error, taken apart.
+    """An error of Spark's, Delta's or a worker's, taken apart into exceptions.
 
     Attributes:
         chain: the JVM's exceptions, from the outermost to the first cause.
@@ -98,7 +98,7 @@ class SparkFailure:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """By what a failure is known, and what the operator is told instead.
+    """A failure that has an explanation: by what it is known, and what the operator is told instead.
 
     Attributes:
         error: what it becomes.
@@ -250,7 +250,7 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
 
 
 def failure_of(error: BaseException) -> SparkFailure:
-    """An error, taken apart."""
+    """An error of Spark's, Delta's or a worker's, taken apart into exceptions."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -36,7 +36,7 @@ class Summary:
 
     @staticmethod
     def nothing(groups: int) -> Summary:
-        """Of no points."""
+        """The summary of no points, an entry for each of `groups`."""
         zero = np.zeros(groups)
         return Summary(np.zeros(groups, np.int64), zero + np.inf, zero - np.inf, zero, zero.copy())
 
@@ -94,7 +94,7 @@ class Older:
 
     @staticmethod
     def nothing(keys: int) -> Older:
-        """For keys that are all in their tails."""
+        """What is known where no point has left the tail yet."""
         return Older(np.zeros(keys, np.bool_), np.zeros(keys, np.int64), np.ones(keys, np.bool_), Summary.nothing(keys))
 
     @staticmethod
@@ -104,7 +104,7 @@ class Older:
 
     @staticmethod
     def concat(*parts: Older) -> Older:
-        """One after the other."""
+        """The entries of several, one behind the other."""
         return Older(
             np.concatenate([p.some for p in parts]),
             np.concatenate([p.ts for p in parts]),

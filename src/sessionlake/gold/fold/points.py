@@ -35,7 +35,7 @@ class Points:
         return Points(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def under(self, key: Ints) -> Points:
-        """The same points with other key codes."""
+        """These points, with their keys numbered anew."""
         return Points(key, self.ts, self.position, self.ordinal, self.value)
 
     @staticmethod

@@ -29,7 +29,7 @@ def tail_length(window: int) -> int:
 
 @dataclass(frozen=True)
 class GoldFold:
-    """The fold of one shard; see `runtime.sharded.ShardFold`.
+    """The fold of one shard; see `streaming.sharded.ShardFold`.
 
     Attributes:
         metrics: names of the numeric columns, in the chunks' order.

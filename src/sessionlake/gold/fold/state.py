@@ -73,7 +73,7 @@ class Forgotten:
         return found, np.where(found, self.newest[place], 0)
 
     def add(self, names: list[str], newest: Ints) -> Forgotten:
-        """These and more; of a session forgotten twice the later time counts."""
+        """These and others together; of a session forgotten twice the later time counts."""
         mark, time = np.concatenate([self.mark, _marks(names)]), np.concatenate([self.newest, newest])
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
@@ -105,14 +105,14 @@ class GoldShardState:
 
     @staticmethod
     def empty(window: int, metrics: tuple[str, ...]) -> GoldShardState:
-        """Of a shard that has seen nothing."""
+        """The state of a shard before its first batch."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         sessions = Sessions(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
         return GoldShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
 
     def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
-        """The same state with keys for these metrics.
+        """This state with its keys numbered for the metrics that are declared now.
 
         Raises:
             LakeError: a metric that has points is not among them.
@@ -163,7 +163,7 @@ class GoldShardState:
         )
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
         older = self.older
         tables = {
             "sessions": _table(self.sessions),
@@ -179,7 +179,7 @@ class GoldShardState:
 
     @staticmethod
     def decode(content: bytes) -> GoldShardState:
-        """From bytes.
+        """Reads what `encode` wrote.
 
         Raises:
             LakeError: they are of another format.

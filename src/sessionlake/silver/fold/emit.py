@@ -41,7 +41,7 @@ _CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
 
 @dataclass(frozen=True)
 class Judged:
-    """A judged batch.
+    """One shard's judged batch, with all that its rows and report are made of.
 
     Attributes:
         messages: rows of a chunk: what was held back before, then the batch.

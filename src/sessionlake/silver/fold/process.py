@@ -69,7 +69,7 @@ def join(judging: bytes, memory: bytes | None) -> bytes:
 
 
 def split(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Takes apart what `join` put together."""
+    """A shard's state as the two parts that `join` put together: judging's and the processor's."""
     if state is None or not state.startswith(_MAGIC):
         return state, None
     return _pairs.decode(memoryview(state)[len(_MAGIC) :])

@@ -31,7 +31,7 @@ from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
 
 @dataclass
 class SilverFold:
-    """The silver fold of one shard; see `runtime.sharded.ShardFold`.
+    """The silver fold of one shard; see `streaming.sharded.ShardFold`.
 
     Attributes:
         decisions: what operators decided about single places.
@@ -71,7 +71,7 @@ class SilverFold:
 
 
 class ShardJudge:
-    """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
+    """Judges one shard's batch: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
         self, state: ShardState, rules: RuleBook, decisions: dict[DecisionKey, Decision], segments: list[Segments]

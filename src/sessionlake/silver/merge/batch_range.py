@@ -25,7 +25,7 @@ NAMED_SESSIONS = 500
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Batches that are merged at once.
+    """A range of silver's batches, both ends included, that is merged at once.
 
     Attributes:
         rows: for each of them, its rows by table where they are at hand.

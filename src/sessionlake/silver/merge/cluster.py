@@ -15,7 +15,7 @@ from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, S
 
 
 class ClusterSource(Source):
-    """Works in Spark: for any size."""
+    """Makes the sources of the two MERGEs by Spark, for ranges of any size."""
 
     def _between(self, table: str) -> DataFrame:
         from pyspark.sql import functions as F

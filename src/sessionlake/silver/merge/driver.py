@@ -29,7 +29,7 @@ DRIVER_BYTES = 384 << 20
 
 
 class DriverSource(Source):
-    """Works in the driver.
+    """Makes the sources of the two MERGEs in the driver, for ranges that fit in its memory.
 
     Raises:
         TooLargeError: what it would read of local tables is too much for that.

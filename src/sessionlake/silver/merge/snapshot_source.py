@@ -117,7 +117,7 @@ class SnapshotSource:
     # -- on the cluster
 
     def on_cluster(self, batches: BatchRange, cuts: int, tasks: int = 1) -> DataFrame:
-        """The same by Spark, whatever the size.
+        """The snapshots of a range of batches, made by Spark, whatever their size.
 
         Args:
             tasks: among how many, at least, to share the work.

@@ -64,7 +64,7 @@ class AsOf:
         return -1 if self.seq is None else self.seq
 
     def cuts_before(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
-        """The cuts that hold nothing but what the moment has seen, the nearest first."""
+        """The cuts that hold nothing applied after the moment, the nearest first."""
         at, reason = milliseconds(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
         if self.ts is not None:
             # Expiry is cut at its time, but stream time must be past that for it to be.
@@ -79,7 +79,7 @@ class AsOf:
         return cuts.filter(pa.array(fits)).sort_by([("position", "descending"), ("snapshot_at", "descending")])
 
     def seen(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
-        """Those of the changes since a base that the moment has seen."""
+        """Those of the changes since a cut that had been applied by the moment."""
         if self.ts is not None:
             return changes.filter(pa.array(milliseconds(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:

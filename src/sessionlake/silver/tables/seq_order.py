@@ -16,7 +16,7 @@ from sessionlake.protocol.types import Int64s
 
 
 def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
-    """Those of the cuts that everything applied since follows in seq order, too.
+    """The cuts from which a table can be folded on: all that was applied since has higher seqs.
 
     Args:
         cuts: with `position`, `life` and `next_seq`.
