@@ -165,10 +165,10 @@ def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """What each layer has done, and how far it is behind."""
     settings = settings_of(config)
     from sessionlake.commands.show import show
-    from sessionlake.history.status import COLUMNS, layer_statuses
+    from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 
     found = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show(COLUMNS, [layer.row() for layer in found], form)
+    show(STATUS_COLUMNS, [layer.row() for layer in found], form)
 
 
 @app.command()

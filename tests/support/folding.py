@@ -69,7 +69,7 @@ def _shard(message: KafkaMessage, shards: int) -> int:
 
 
 class Folder:
-    """Runs micro-batches through pack, fold and net changes, keeping shards' states as the bytes that Spark would keep."""
+    """Runs micro-batches through pack, fold and net changes, and keeps states as the bytes that Spark would keep."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
-from sessionlake.gold.fold.outputs import KEY, GoldOutput, GoldReport, read_rows, total
+from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, GoldReport, read_rows, total
 from sessionlake.gold.fold.pack import PointPacker, ReadChanges, read_chunks
 from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState
@@ -72,12 +72,12 @@ class Gold:
         content = dict(out)
         for kind in (GoldOutput.NEW_AVERAGES, GoldOutput.CHANGED_AVERAGES):
             for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
-                key = (*(row[n] for n in KEY), row["ts"], row["position"])
+                key = (*(row[n] for n in METRIC_KEY), row["ts"], row["position"])
                 assert (key in self.averages) == (kind is GoldOutput.CHANGED_AVERAGES)
                 self.averages[key] = row
         for kind in (GoldOutput.NEW_MINUTES, GoldOutput.CHANGED_MINUTES):
             for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
-                key = (*(row[n] for n in KEY), row["window_start"].timestamp() // 60)
+                key = (*(row[n] for n in METRIC_KEY), row["window_start"].timestamp() // 60)
                 assert (key in self.minutes) == (kind is GoldOutput.CHANGED_MINUTES)
                 self.minutes[key] = row
         if GoldOutput.BEYOND in content:
@@ -87,7 +87,7 @@ class Gold:
     def _with_history(self, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
         new = beyond.append_column("fresh", pa.array([True] * beyond.num_rows))
-        keys = {tuple(row[n] for n in KEY) for row in beyond.to_pylist()}
+        keys = {tuple(row[n] for n in METRIC_KEY) for row in beyond.to_pylist()}
         held = [row | {"fresh": False} for key, row in self.averages.items() if key[:4] in keys]
         return pa.concat_tables([new, pa.Table.from_pylist(held, new.schema)])
 

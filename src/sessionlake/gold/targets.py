@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sessionlake.gold.fold.outputs import KEY, GoldOutput, RowRange
+from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
 from sessionlake.lake.names import AVERAGES, MINUTES
 from sessionlake.lake.schemas import TABLES
 
@@ -43,7 +43,7 @@ class Target:
             changed: of the rows that are in the table; as literals its bounds let Delta skip files.
         """
         low, high = (self._literal(value) for value in (changed.low, changed.high))
-        equal = (f"t.{name} = s.{name}" for name in (*KEY, *self.order))
+        equal = (f"t.{name} = s.{name}" for name in (*METRIC_KEY, *self.order))
         return " AND ".join([f"t.{self.time} >= {low} AND t.{self.time} <= {high}", *equal])
 
     def clauses(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:

@@ -55,11 +55,11 @@ class LayerStatus:
     age_seconds: float | None = None
 
     def row(self) -> tuple[Any, ...]:
-        """The fields' values, in the order of `COLUMNS`."""
+        """The fields' values, in the order of `STATUS_COLUMNS`."""
         return astuple(self)
 
 
-COLUMNS = tuple(item.name for item in fields(LayerStatus))
+STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
 def begun(settings: Settings) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 from sessionlake.capture import Integrity
 from sessionlake.integrity.cursor import (
     NEVER,
-    NO_SEQ,
     NO_TIME,
     Cursor,
     Cursors,
@@ -28,10 +27,10 @@ from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_tabl
 from sessionlake.integrity.judge import TAKING, Judge, ViolationError
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Rules
-from sessionlake.integrity.shard_batch import COLUMNS, ShardBatch, Stream
+from sessionlake.integrity.shard_batch import STREAM_COLUMNS, ShardBatch, Stream
 from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
-from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 
 _CLASSES = list(Integrity)
@@ -229,7 +228,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     if start == end:
         return
     out = judge.outcome
-    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in COLUMNS))
+    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in STREAM_COLUMNS))
     places = slice(base + start, base + end)
     epochs = _epochs(part, np.array([cursor.epoch]))
     out.verdict[places] = Verdict.APPLIED

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.seq_set import SeqSet
+from sessionlake.protocol.message import NO_SEQ
 
-NO_SEQ = -1
 NO_EPOCH = -1
 NO_POSITION = -1
 NO_TIME = int(np.iinfo(np.int64).min)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.protocol.message import MessageType
-from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 NO_OFFSET = -1
 Cuts = npt.NDArray[np.void]
@@ -67,7 +67,7 @@ def no_cuts(count: int = 0) -> Cuts:
     return np.zeros(count, CUT_DTYPE)
 
 
-def changes_table(kind: npt.NDArray[np.int8]) -> Bools:
+def changes_table(kind: Int8s) -> Bools:
     """Which types of message may change a table."""
     return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
 
@@ -94,7 +94,7 @@ class Applied(NamedTuple):
     """
 
     session: Int64s
-    type: npt.NDArray[np.int8]
+    type: Int8s
     seq: Int64s
     at: Int64s
     by: Int64s

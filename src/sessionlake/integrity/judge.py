@@ -27,12 +27,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from sessionlake.capture import Integrity, OnViolation
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, Hole, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, cut_after
 from sessionlake.integrity.outcome import Action, Event, EventKind, MessageHeader, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import INT64_MAX, MessageType
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 
 CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})

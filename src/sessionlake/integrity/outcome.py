@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.integrity.cursor import NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, Cuts
+from sessionlake.protocol.types import Int8s, Int64s
 
 
 class Verdict(IntEnum):
@@ -105,13 +105,13 @@ class Outcome:
     """
 
     def __init__(self, count: int) -> None:
-        self.verdict: npt.NDArray[np.int8] = np.full(count, Verdict.HELD, np.int8)
-        self.reason: npt.NDArray[np.int8] = np.zeros(count, np.int8)
-        self.epoch: npt.NDArray[np.int64] = np.full(count, NO_EPOCH, np.int64)
-        self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.by: npt.NDArray[np.int64] = np.full(count, NO_OFFSET, np.int64)
+        self.verdict: Int8s = np.full(count, Verdict.HELD, np.int8)
+        self.reason: Int8s = np.zeros(count, np.int8)
+        self.epoch: Int64s = np.full(count, NO_EPOCH, np.int64)
+        self.position: Int64s = np.zeros(count, np.int64)
+        self.at: Int64s = np.zeros(count, np.int64)
+        self.life: Int64s = np.zeros(count, np.int64)
+        self.by: Int64s = np.full(count, NO_OFFSET, np.int64)
         self.events: list[Event] = []
         self._cuts: list[Cuts] = []
         self.late_fills: set[int] = set()

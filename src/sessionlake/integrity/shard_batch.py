@@ -44,11 +44,11 @@ class Stream:
 
     def header(self, index: int, base: int = 0) -> MessageHeader:
         """One message; the outcome knows it as `base + index`."""
-        columns: Any = (getattr(self, name)[index].item() for name in COLUMNS)
+        columns: Any = (getattr(self, name)[index].item() for name in STREAM_COLUMNS)
         return MessageHeader(*(*columns, base + index))
 
 
-COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
+STREAM_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
 
 
 @dataclass

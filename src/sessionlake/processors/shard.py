@@ -32,9 +32,8 @@ from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.protocol.types import TopicPartition
+from sessionlake.protocol.types import Payloads, TopicPartition
 from sessionlake.silver.fold.emit import Judged, first_violations, partition_counts
-from sessionlake.silver.fold.process import Payloads
 
 
 @dataclass

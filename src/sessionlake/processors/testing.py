@@ -26,6 +26,7 @@ from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.chunk import read_ipc
+from sessionlake.protocol.types import Payloads
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
@@ -185,7 +186,7 @@ def _folded(
         yield from emitted
 
 
-def _keep(result: Result, name: str, emitted: list[tuple[str, bytes]]) -> None:
+def _keep(result: Result, name: str, emitted: Payloads) -> None:
     reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
     if violation := violation_of([*reports]):
         raise violation

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sessionlake.protocol.types import Bools, Int64s
 
 Path = tuple[int, ...]
 WireHeader = tuple[int, Path]
@@ -31,7 +32,7 @@ class Headers:
         bodies: the payloads without their headers, binary; null where there is none.
     """
 
-    which: npt.NDArray[np.int64]
+    which: Int64s
     found: list[WireHeader]
     bodies: pa.Array
 
@@ -85,7 +86,7 @@ def _path(text: bytes) -> Path | None:
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 
-def _bodies(values: pa.Array, skip: npt.NDArray[np.int64], without: npt.NDArray[np.bool_]) -> pa.Array:
+def _bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
     end = pc.max(pc.binary_length(values)).as_py() or 0  # to be named: slices without an end fail on short values
     for width in np.unique(skip[~without]).tolist():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from sessionlake.errors import note_place
+from sessionlake.protocol.types import Payloads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,9 +24,7 @@ FOLDED_SCHEMA = "kind string, payload binary"
 class ShardFold(Protocol):
     """A pure fold of one shard; must be picklable, since Spark ships it to its workers."""
 
-    def __call__(
-        self, shard: int, state: bytes | None, chunks: list[bytes]
-    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks of a shard.
 
         Args:
@@ -88,9 +87,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
-def _folded(
-    fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]
-) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
     """What the fold returns; what it raises says of which shard, as nothing else does once Spark passes it on."""
     try:
         return fold(shard, state, chunks)

@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from sessionlake.gold.fold.minutes import MINUTE_MS, Minutes
 from sessionlake.gold.fold.pack import ReadChanges
-from sessionlake.gold.fold.points import Flags, Ints, Points
+from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.types import Bools, Int64s, Payloads
 
-KEY = ("topic", "session_id", "row_id", "metric")
-Names = Callable[[Ints], dict[str, pa.Array]]
+METRIC_KEY = ("topic", "session_id", "row_id", "metric")
+Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns `topic, session_id, row_id, metric` of key codes."""
 
 
@@ -57,7 +58,7 @@ class GoldReport(msgspec.Struct):
     spans: dict[str, RowRange] = {}
 
 
-def payloads(found: Evolution, new: Points, names: Names, read: ReadChanges) -> list[tuple[str, bytes]]:
+def payloads(found: Evolution, new: Points, names: Names, read: ReadChanges) -> Payloads:
     """The payloads of one shard and batch.
 
     Args:
@@ -116,7 +117,7 @@ def _point_columns(points: Points) -> dict[str, pa.Array]:
     }
 
 
-def _average_rows(averages: Averages, chosen: Flags, names: Names) -> pa.Table:
+def _average_rows(averages: Averages, chosen: Bools, names: Names) -> pa.Table:
     points = averages.points.take(chosen)
     computed = {
         "average": pa.array(averages.average[chosen]),
@@ -125,7 +126,7 @@ def _average_rows(averages: Averages, chosen: Flags, names: Names) -> pa.Table:
     return pa.table(names(points.key) | _point_columns(points) | computed)
 
 
-def _minute_rows(minutes: Minutes, chosen: Flags, names: Names) -> pa.Table:
+def _minute_rows(minutes: Minutes, chosen: Bools, names: Names) -> pa.Table:
     summary = minutes.summary.take(chosen)
     start = minutes.minute[chosen] * (MINUTE_MS * 1000)
     with np.errstate(invalid="ignore"):  # a sum may be infinite

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.fold.points import Ints
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
@@ -102,7 +102,7 @@ def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.
     """One table a shard; without rows one empty table, on shard 0, to carry what was read."""
     if not table.num_rows:
         return [0], [table]
-    code: Ints = shard.to_numpy()
+    code: Int64s = shard.to_numpy()
     order = np.argsort(code, kind="stable")
     code, table = code[order], table.take(pa.array(order)).combine_chunks()
     starts = np.flatnonzero(np.diff(code, prepend=-1))

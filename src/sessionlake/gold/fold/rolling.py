@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sessionlake.gold.fold.minutes import Minutes, Older, minute_of, sink, touched_minutes
-from sessionlake.gold.fold.points import Doubles, Flags, Ints, Points
+from sessionlake.gold.fold.points import Points
+from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Averages:
     """
 
     points: Points
-    average: Doubles
-    size: Ints
-    fresh: Flags
+    average: Float64s
+    size: Int64s
+    fresh: Bools
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Evolution:
 
     tail: Points
     older: Older
-    unproven: Flags
+    unproven: Bools
     averages: Averages
     minutes: Minutes
 
@@ -61,9 +62,9 @@ class SortedPoints:
     """
 
     points: Points
-    fresh: Flags
-    rank: Ints
-    left: Ints
+    fresh: Bools
+    rank: Int64s
+    left: Int64s
 
 
 def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -> Evolution:
@@ -107,7 +108,7 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[SortedPoints, Point
     return line, points.take(~known)
 
 
-def _unproven(line: SortedPoints, older: Older, too_old: Points, window: int) -> Flags:
+def _unproven(line: SortedPoints, older: Older, too_old: Points, window: int) -> Bools:
     """Keys with a new point that is older than the tail, or whose window or minute reaches further back."""
     key, ts = line.points.key, line.points.ts
     short = line.rank < window - 1
@@ -118,7 +119,7 @@ def _unproven(line: SortedPoints, older: Older, too_old: Points, window: int) ->
     return found
 
 
-def _averages(line: SortedPoints, unproven: Flags, window: int) -> Averages:
+def _averages(line: SortedPoints, unproven: Bools, window: int) -> Averages:
     """Averages of the new points and of the up to N - 1 points that follow each."""
     place = np.arange(len(line.points))
     last_fresh = np.maximum.accumulate(np.where(line.fresh, place, -1))

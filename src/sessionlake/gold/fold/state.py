@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.minutes import Older, Summary
-from sessionlake.gold.fold.points import Flags, Ints, Points
+from sessionlake.gold.fold.points import Points
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.types import Bools, Int64s
 
 FORMAT = "sessionlake.gold.state/1"
 _NEVER = np.iinfo(np.int64).min
@@ -36,13 +37,13 @@ class Sessions:
     """
 
     name: pa.Array
-    partition: Ints
-    seen: Ints
-    newest: Ints
-    back: Flags
-    floor: Ints
+    partition: Int64s
+    seen: Int64s
+    newest: Int64s
+    back: Bools
+    floor: Int64s
 
-    def take(self, index: Flags) -> Sessions:
+    def take(self, index: Bools) -> Sessions:
         """The sessions at these places."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
         return Sessions(self.name.filter(pa.array(index)), *columns)
@@ -61,9 +62,9 @@ class Forgotten:
     """
 
     mark: npt.NDArray[np.uint64]
-    newest: Ints
+    newest: Int64s
 
-    def find(self, names: list[str]) -> tuple[Flags, Ints]:
+    def find(self, names: list[str]) -> tuple[Bools, Int64s]:
         """Which of the sessions are among these, and their latest event time."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
@@ -72,7 +73,7 @@ class Forgotten:
         found = self.mark[place] == marks
         return found, np.where(found, self.newest[place], 0)
 
-    def add(self, names: list[str], newest: Ints) -> Forgotten:
+    def add(self, names: list[str], newest: Int64s) -> Forgotten:
         """These and others together; of a session forgotten twice the later time counts."""
         mark, time = np.concatenate([self.mark, _marks(names)]), np.concatenate([self.newest, newest])
         order = np.lexsort((time, mark))
@@ -98,7 +99,7 @@ class GoldShardState:
     metrics: tuple[str, ...]
     sessions: Sessions
     rows: pa.Array
-    session: Ints
+    session: Int64s
     older: Older
     tail: Points
     forgotten: Forgotten
@@ -147,7 +148,7 @@ class GoldShardState:
         gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
         return self._only(kept, self.forgotten.add(gone, self.sessions.newest[~kept])) if gone else self
 
-    def _only(self, kept: Flags, forgotten: Forgotten) -> GoldShardState:
+    def _only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
         rows = kept[self.session]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]

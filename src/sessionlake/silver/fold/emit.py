@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +18,7 @@ from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODES
-from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.types import Bools, Int32s, Int64s, Payloads
 from sessionlake.silver.fold.changes import change_rows
 from sessionlake.silver.fold.schemas import (
     CUTS_SCHEMA,
@@ -73,12 +72,10 @@ class Judged:
     late_fills: Bools
     cuts: Cuts
     cut_keys: pa.Array
-    cut_partitions: npt.NDArray[np.int32]
+    cut_partitions: Int32s
 
 
-def payloads(
-    judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook
-) -> list[tuple[str, bytes]]:
+def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
     """Payloads by kind: rows where there are any, and the report."""
     out = judged.outcome
     quarantine = _quarantine(judged, malformed)
@@ -107,7 +104,7 @@ def _progress(judged: Judged) -> pa.Table:
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
 
-    def field(name: str) -> npt.NDArray[np.int64]:
+    def field(name: str) -> Int64s:
         return np.ascontiguousarray(cursors[name])
 
     arrays = [

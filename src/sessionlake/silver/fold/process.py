@@ -15,9 +15,9 @@ import pyarrow as pa
 from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.types import Payloads
 from sessionlake.silver.fold.emit import Judged, payloads
 
-Payloads = list[tuple[str, bytes]]
 _MAGIC = b"sessionlake.shard/1\n"
 
 

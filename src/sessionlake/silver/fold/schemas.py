@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.types import Int64s
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -53,7 +53,7 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
     )
 
 
-def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
+def timestamps(milliseconds: Int64s) -> pa.Array:
     """Milliseconds since the epoch as Arrow timestamps; the least int64 is null."""
     never = milliseconds == np.iinfo(np.int64).min
     return pa.array(milliseconds * 1000, mask=never).cast(TIMESTAMP)

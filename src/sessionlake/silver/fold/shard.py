@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sessionlake.capture import CaptureSettings
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
-from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
@@ -24,7 +24,8 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.message import NO_SEQ
+from sessionlake.protocol.types import Bools, Int64s, Payloads
 from sessionlake.silver.fold.emit import Judged
 from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
 
@@ -48,9 +49,7 @@ class SilverFold:
     processor: ShardProcessor | None = None
     _rules: RuleBook | None = field(default=None, repr=False)
 
-    def __call__(
-        self, shard: int, state: bytes | None, chunks: list[bytes]
-    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks."""
         del shard
         self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from sessionlake.lake.names import CHANGES, PROGRESS
 from sessionlake.lake.tables import quote
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, Source
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, Source
 
 
 class ClusterSource(Source):
@@ -47,7 +48,7 @@ class ClusterSource(Source):
         named = [row["session_id"] for row in clears.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
         if not named:
             return rows
-        gone = self._held(clears, named).join(rows.select(*KEY), list(KEY), "left_anti")
+        gone = self._held(clears, named).join(rows.select(*ROW_KEY), list(ROW_KEY), "left_anti")
         return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
 
     def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:

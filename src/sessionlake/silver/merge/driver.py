@@ -18,11 +18,12 @@ from sessionlake.protocol.arrow import are_of
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.merge.seq_history import ReadTable, history_of
 from sessionlake.silver.tables.net_changes import net_changes, refolded
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, BatchRange, Source
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
 
 # What the driver may read for one merge; in all it takes about four times the bytes.
 DRIVER_BYTES = 384 << 20
@@ -75,7 +76,7 @@ class DriverSource(Source):
         if clears.num_rows:
             named = clears["session_id"].slice(0, NAMED_SESSIONS + 1).to_pylist()
             held = self._held(as_frame(self._spark, clears), named).toArrow()
-            gone = held.join(rows.select(KEY), list(KEY), join_type="left anti")
+            gone = held.join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
         return as_frame(self._spark, rows)
 
@@ -93,5 +94,5 @@ class DriverSource(Source):
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:
     count = keys.num_rows
-    given = {**{name: keys[name] for name in KEY}, "_delete": pa.array([True] * count, pa.bool_())}
+    given = {**{name: keys[name] for name in ROW_KEY}, "_delete": pa.array([True] * count, pa.bool_())}
     return pa.Table.from_arrays([given.get(f.name, pa.nulls(count, f.type)) for f in schema], schema=schema)

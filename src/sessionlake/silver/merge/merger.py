@@ -28,11 +28,12 @@ from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver.merge.batch_range import KEY, BatchRange
+from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
 from sessionlake.silver.merge.sources import SMALL_CHANGES, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.net_changes import MARKS
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -212,7 +213,7 @@ class TableMerger:
 
     def _merge_rows(self, net: DataFrame, txn: Txn) -> TableOutput:
         columns = self._settings.capture.declared
-        same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+        same = " AND ".join(f"t.{name} = s.{name}" for name in ROW_KEY)
         merge(self._lake, ROWS, net, same, lambda builder: _row_clauses(builder, columns), txn)
         commit = self._lake.last_commit(self._spark, ROWS)
         return TableOutput(ROWS, commit.version, commit.rows)
@@ -242,7 +243,7 @@ def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]
         for i, c in enumerate(columns)
     }
     new: dict[str, str | Column] = {quote(c.name): f"s.{quote(c.name)}" for c in columns}
-    keys: dict[str, str | Column] = {name: f"s.{name}" for name in KEY}
+    keys: dict[str, str | Column] = {name: f"s.{name}" for name in ROW_KEY}
     return (
         builder.whenMatchedDelete("s._delete")
         .whenMatchedUpdate(set=kept | fixed)

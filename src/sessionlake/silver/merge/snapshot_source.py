@@ -151,15 +151,11 @@ class SnapshotSource:
             .where(F.col("_anew").isNotNull() | F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
             .drop("_anew", "_last")
         )
-        rows = (
-            self._read(SNAPSHOTS)
-            .join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-            .drop("reason", "position")
-        )
+        rows = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
         heads = due.select(*CUT_COLUMNS).join(anew, list(SESSION), "left")
         parts = [
             heads.withColumnsRenamed({"position": "_position", "_anew": "_life"}).withColumn("_kind", F.lit("cut")),
-            rows.drop("snapshot_at").withColumn("_kind", F.lit("row")),
+            rows.drop("snapshot_at", "reason", "position").withColumn("_kind", F.lit("row")),
             changes.withColumn("_kind", F.lit("change")),
         ]
         whole = parts[2]

@@ -17,13 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
-from sessionlake.protocol.types import Bools
+from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.silver.tables.net_changes import in_seq_order, net_changes
 from sessionlake.silver.tables.snapshots import advanced
 
@@ -96,9 +95,9 @@ class AsOf:
         return changes.filter(pa.array(position <= position[before].max(initial=-1)))
 
 
-def milliseconds(times: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def milliseconds(times: pa.ChunkedArray) -> Int64s:
     """Timestamps as ms since the epoch, none of them null."""
-    micros: npt.NDArray[np.int64] = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
+    micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
 
 
@@ -107,8 +106,8 @@ def _known(column: pa.ChunkedArray) -> Bools:
     return found
 
 
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = pc.fill_null(column, 0).to_numpy()
+def _numbers(column: pa.ChunkedArray) -> Int64s:
+    found: Int64s = pc.fill_null(column, 0).to_numpy()
     return found
 
 

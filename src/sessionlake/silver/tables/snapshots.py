@@ -18,14 +18,14 @@ from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
 
-KEY = ("topic", "session_id", "row_id")
+ROW_KEY = ("topic", "session_id", "row_id")
 CUT_COLUMNS = ("topic", "session_id", "snapshot_at", "reason", "position")
 
 
 def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Rows of session tables: the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
-    texts = [(name, pa.string()) for name in KEY]
+    texts = [(name, pa.string()) for name in ROW_KEY]
     return pa.schema([*texts, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
 
 
@@ -38,7 +38,7 @@ def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
 def change_columns(columns: tuple[Column, ...]) -> list[str]:
     """The columns of `session_changes` that a fold takes."""
     own = ("change", "_set", "_position", "ordinal", "_life")
-    return [*KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
+    return [*ROW_KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
 
 
 def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
