@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from sessionlake.protocol.columns import Column, parse_columns
-from sessionlake.protocol.payload import Format
+from sessionlake.protocol.payload import PayloadFormat
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
 _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "m": 60_000, "min": 60_000,
@@ -129,7 +129,7 @@ class PayloadSettings(Section):
 class CaptureSettings(Section):
     """What the messages say and how strictly a session's stream is judged."""
 
-    format: Format = Format.JSON
+    format: PayloadFormat = PayloadFormat.JSON
     payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
     integrity: Integrity = Integrity.STRICT
@@ -165,9 +165,9 @@ class CaptureSettings(Section):
         return parse_columns(self.columns)
 
 
-def _wrong_payload(kind: Format, payload: PayloadSettings) -> str | None:
+def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
     """What about the payload's settings does not go together."""
-    if kind is Format.JSON:
+    if kind is PayloadFormat.JSON:
         return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None
     sources = [name for name in ("schema_file", "schema_files", "registry_url") if getattr(payload, name)]
     found = " and ".join(sources) or "none"
@@ -175,8 +175,8 @@ def _wrong_payload(kind: Format, payload: PayloadSettings) -> str | None:
     wrong = {
         f"format {kind} needs one of schema_file, schema_files and registry_url, found {found}": len(sources) != 1,
         f"{found} finds schemas by the id in the wire header: leave out wire_header": by_id and not payload.header,
-        "message names a Protobuf type; leave it out": kind is Format.AVRO and bool(payload.message),
-        "message must name the Protobuf type, as in my.package.Capture": kind is Format.PROTOBUF
+        "message names a Protobuf type; leave it out": kind is PayloadFormat.AVRO and bool(payload.message),
+        "message must name the Protobuf type, as in my.package.Capture": kind is PayloadFormat.PROTOBUF
         and not (payload.message or payload.registry_url),
         "registry_auth is of no use without registry_url": bool(payload.registry_auth and not payload.registry_url),
     }

@@ -27,7 +27,7 @@ from sessionlake.commands.context import (
     with_spark,
 )
 from sessionlake.commands.groups import GROUPS
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 from sessionlake.errors import SessionlakeError
 
 if TYPE_CHECKING:
@@ -161,14 +161,14 @@ def run(
 
 
 @app.command()
-def status(form: Form = Format.TABLE, config: Config = None) -> None:
+def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """What each layer has done, and how far it is behind."""
     settings = settings_of(config)
     from sessionlake.commands.show import show
-    from sessionlake.history.status import COLUMNS, layer_statuses
+    from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 
     found = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show(COLUMNS, [layer.row() for layer in found], form)
+    show(STATUS_COLUMNS, [layer.row() for layer in found], form)
 
 
 @app.command()
@@ -176,7 +176,7 @@ def trace(
     topic: Annotated[str, typer.Argument(help="Kafka topic.")],
     partition: Annotated[int, typer.Argument(help="Its partition.", min=0, max=INT32_MAX)],
     offset: Annotated[int, typer.Argument(help="The message's offset there.", min=0, max=INT64_MAX)],
-    form: Form = Format.TABLE,
+    form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
     """Where one Kafka message is: bronze commit, silver batch, what became of it and why, the row changes it made."""
@@ -188,7 +188,7 @@ def trace(
 
 
 @app.command()
-def doctor(form: Form = Format.TABLE, config: Config = None) -> None:
+def doctor(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """Check this machine, Kafka, and that the tables account for every message."""
     from sessionlake.commands.doctor import Level, examine
     from sessionlake.commands.show import show
@@ -209,7 +209,7 @@ def query(
     batch: Annotated[
         int | None, typer.Option("--as-of-batch", help="Silver's tables as of one of its batches.", min=0)
     ] = None,
-    form: Form = Format.TABLE,
+    form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
     """Ask the tables in SQL; json gives one object a line."""

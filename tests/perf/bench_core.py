@@ -25,7 +25,7 @@ from sessionlake.lab.simulate import Scenario, generate
 from sessionlake.protocol.decode import decode
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.tables.net import net_changes
+from sessionlake.silver.tables.net_changes import net_changes
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 SHARDS = 64

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from sessionlake import cli
 from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
@@ -25,7 +25,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.moments import Moment
+from sessionlake.silver.tables.as_of import AsOf
 from support.folding import plain, truth_of
 from support.lakes import write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
@@ -92,7 +92,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic)
-    assert plain(table_as_of(reader, settings, known, Moment(ts=now))) == plain(local)
+    assert plain(table_as_of(reader, settings, known, AsOf(ts=now))) == plain(local)
 
 
 def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
@@ -108,13 +108,13 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     changes = later.read(spark, "silver.session_changes").count()
     assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
     sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
-    assert answer_as_of(spark, settings, sql, 0, Format.JSON) == 0
+    assert answer_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "silver.session_rows", "rows": rows}
     for batch in (2, -1):
         with pytest.raises(LakeError, match="committed batches 0 to 1"):
             as_of_batch(spark, settings, batch)
     with pytest.raises(UsageError, match=r"bronze\.messages cannot be read as of a batch"):
-        answer_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, Format.JSON)
+        answer_as_of(spark, settings, "SELECT * FROM bronze.messages", 0, OutputFormat.JSON)
 
 
 def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:

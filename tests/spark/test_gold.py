@@ -97,7 +97,7 @@ def feed(spark, tmp_path) -> Feed:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed: int):
-    """Late within the tail and far beneath it, ties, several metrics and sessions, forgotten sessions."""
+    """Late within the tail and far older, ties, several metrics and sessions, forgotten sessions."""
     rng = random.Random(seed)
     changes = []
     for i in range(150):
@@ -113,7 +113,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
     assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
 
 
-def test_a_point_far_beneath_the_tail_refines_old_rows_alone(feed: Feed):
+def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
     changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(40)]
     feed.write(changes).run()
     late = change("s", "r", 100, 15 * SECOND, price=50.0)
@@ -140,7 +140,7 @@ PLACES = [
 def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each batch has new rows and changed rows of both tables, points beneath the tail, and a session of its own."""
+    """Each batch has new rows and changed rows of both tables, points older than the tail, and a session of its own."""
     changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(30)]
     feed.write(changes).run()
     for number, (inline, place, nth) in enumerate(PLACES):

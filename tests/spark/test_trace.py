@@ -24,9 +24,9 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, write
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.reading import DirectReader, Reader, SparkReader
+from sessionlake.lake.reading import DirectReader, SparkReader, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver import job
@@ -87,7 +87,7 @@ class Traced:
         entry = LedgerEntry(
             layer="bronze", txn=Txn("b", batch), source="kafka", started_at=datetime.now(UTC),
             offsets=(OffsetRange(TOPIC, 0, first, end - 1, end - first),),
-            outputs=(Output("bronze.messages", version, end - first),), messages=end - first, applied=end - first,
+            outputs=(TableOutput("bronze.messages", version, end - first),), messages=end - first, applied=end - first,
         )  # fmt: skip
         write(self.spark, self.lake, entry)
 
@@ -102,7 +102,7 @@ class Traced:
         schema = self.lake.read(self.spark, "bronze.messages").limit(0).toArrow().schema
         append(self.spark, self.lake, "bronze.messages", pa.Table.from_pylist(rows, schema), Txn("b", batch))
 
-    def at(self, offset: int, reader: Reader | None = None, topic: str = TOPIC, partition: int = 0) -> Trace:
+    def at(self, offset: int, reader: TableReader | None = None, topic: str = TOPIC, partition: int = 0) -> Trace:
         return trace(reader or self.direct, self.settings, topic, partition, offset)
 
 

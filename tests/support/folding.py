@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
-from sessionlake.integrity.rules import Decision, Place, decode_rules
+from sessionlake.integrity.rules import Decision, DecisionKey, decode_rules
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import Account, Output, Violation, read_account
+from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.tables.net import net_changes, refolded
+from sessionlake.silver.tables.net_changes import net_changes, refolded
 
 INT64_MAX = 2**63 - 1
 INTERVAL = 600_000
@@ -36,7 +36,7 @@ _RAW = pa.schema(
 )
 
 
-class StoppedError(Exception):
+class ViolationError(Exception):
     """The batch must not be committed."""
 
     def __init__(self, violation: Violation) -> None:
@@ -69,7 +69,7 @@ def _shard(message: KafkaMessage, shards: int) -> int:
 
 
 class Folder:
-    """Runs micro-batches through pack, fold and net, keeping every shard's state as the bytes that Spark would keep."""
+    """Runs micro-batches through pack, fold and net changes, and keeps states as the bytes that Spark would keep."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Folder:
         rnd: random.Random,
         *,
         bulk: bool = True,
-        decisions: dict[Place, Decision] | None = None,
+        decisions: dict[DecisionKey, Decision] | None = None,
         interval: int = INTERVAL,
     ) -> None:
         columns = capture.declared
@@ -89,28 +89,28 @@ class Folder:
         self._states: dict[int, bytes | None] = {}
         self._history: list[pa.Table] = []
         self.parts: list[dict[str, pa.Table]] = []
-        """The rows that each batch sent on, by kind."""
+        """The rows that each batch gave, by kind."""
         self.silver = Silver()
 
     def batch(self, messages: list[KafkaMessage]) -> None:
         """One micro-batch, split over tasks at random.
 
         Raises:
-            StoppedError: with the first violation; nothing of the batch is kept.
+            ViolationError: with the first violation; nothing of the batch is kept.
         """
         states, payloads = dict(self._states), []
         for shard, chunks in self._chunks(messages).items():
             self._rnd.shuffle(chunks)
             states[shard], out = self._fold(shard, states.get(shard), chunks)
             payloads += out
-        accounts = [read_account(payload) for kind, payload in payloads if kind == Output.ACCOUNT]
-        violations = [violation for account in accounts for violation in account.violations]
+        reports = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
+        violations = [violation for report in reports for violation in report.violations]
         if violations:
-            raise StoppedError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
+            raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self._states = states
-        self._keep(payloads, accounts)
+        self._keep(payloads, reports)
 
-    def table(self, kind: Output, schema: pa.Schema) -> pa.Table:
+    def table(self, kind: SilverOutput, schema: pa.Schema) -> pa.Table:
         """All rows of a kind, with the number of their batch."""
         whole = schema.append(pa.field("_batch", pa.int64()))
         found = [
@@ -131,35 +131,37 @@ class Folder:
                 chunks.setdefault(shard, []).append(chunk)
         return chunks
 
-    def _keep(self, payloads: list[tuple[str, bytes]], accounts: list[Account]) -> None:
+    def _keep(self, payloads: list[tuple[str, bytes]], reports: list[ShardReport]) -> None:
         tables = {kind: pa.concat_tables(found) for kind, found in _by_kind(payloads).items()}
         told = {
-            kind: sum(account.rows.get(kind, 0) for account in accounts) for kind in Output if kind != Output.ACCOUNT
+            kind: sum(report.rows.get(kind, 0) for report in reports)
+            for kind in SilverOutput
+            if kind != SilverOutput.REPORT
         }
         assert {kind: tables[kind].num_rows if kind in tables else 0 for kind in told} == told
         self.parts.append(tables)
         silver = self.silver
-        if Output.CHANGES in tables:
-            silver.changes += plain(tables[Output.CHANGES])
-            self._history.append(tables[Output.CHANGES])
-            self._merge(tables[Output.CHANGES], tables[Output.PROGRESS])
-        for row in plain(tables[Output.PROGRESS]) if Output.PROGRESS in tables else ():
+        if SilverOutput.CHANGES in tables:
+            silver.changes += plain(tables[SilverOutput.CHANGES])
+            self._history.append(tables[SilverOutput.CHANGES])
+            self._merge(tables[SilverOutput.CHANGES], tables[SilverOutput.PROGRESS])
+        for row in plain(tables[SilverOutput.PROGRESS]) if SilverOutput.PROGRESS in tables else ():
             del row["beneath"]
             silver.sessions[row["topic"], row["session_id"]] = row
-        silver.cuts += plain(tables[Output.CUTS]) if Output.CUTS in tables else []
-        silver.quarantine += plain(tables[Output.QUARANTINE]) if Output.QUARANTINE in tables else []
-        silver.events += plain(tables[Output.EVENTS]) if Output.EVENTS in tables else []
-        for part in (part for account in accounts for part in account.partitions):
+        silver.cuts += plain(tables[SilverOutput.CUTS]) if SilverOutput.CUTS in tables else []
+        silver.quarantine += plain(tables[SilverOutput.QUARANTINE]) if SilverOutput.QUARANTINE in tables else []
+        silver.events += plain(tables[SilverOutput.EVENTS]) if SilverOutput.EVENTS in tables else []
+        for part in (part for report in reports for part in report.partitions):
             counts = silver.counts.setdefault((part.topic, part.partition), dict.fromkeys(_COUNTS, 0))
             for name in _COUNTS:
                 counts[name] += getattr(part, name)
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
-        beneath = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(are_of(changes, beneath)))
+        filled_late = progress.filter(progress["beneath"])
+        usual = changes.filter(pc.invert(are_of(changes, filled_late)))
         apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        whole = history.filter(are_of(history, beneath))
+        whole = history.filter(are_of(history, filled_late))
         apply_net(self.silver.rows, refolded(whole, self._columns), self._columns)
 
 
@@ -171,7 +173,7 @@ _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
     found: dict[str, list[pa.Table]] = {}
     for kind, payload in payloads:
-        if kind != Output.ACCOUNT:
+        if kind != SilverOutput.REPORT:
             found.setdefault(kind, []).append(pa.ipc.open_stream(payload).read_all())
     return found
 
@@ -220,7 +222,7 @@ def fold(
     shards: int,
     rnd: random.Random,
     bulk: bool = True,
-    decisions: dict[Place, Decision] | None = None,
+    decisions: dict[DecisionKey, Decision] | None = None,
     interval: int = INTERVAL,
 ) -> Silver:
     """What silver holds after these micro-batches."""

@@ -29,7 +29,7 @@ import sessionlake
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import LakeError, RegistryError, SessionlakeError
 from sessionlake.runtime.spark import spark_session, stop_spark
-from sessionlake.silver.pack import Packer
+from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming.query import Batch, LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
@@ -286,7 +286,7 @@ def _lost(case: Case, lose: Callable[[Any], object]) -> BaseException | None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
-    from sessionlake.local import broker
+    from sessionlake.laptop import broker
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

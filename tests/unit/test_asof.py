@@ -17,8 +17,8 @@ from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
 from sessionlake.lake.reading import Condition, Span
 from sessionlake.protocol.types import Row
-from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
-from sessionlake.silver.tables.moments import Moment
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.tables.as_of import AsOf
 from support.folding import Folder, plain, truth_rules
 from support.snapshots import Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
@@ -72,9 +72,9 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
     return Tables(
         {
             "bronze.messages": raw,
-            "silver.session_changes": folder.table(Output.CHANGES, changes_schema(capture.declared)),
-            "silver.session_cuts": folder.table(Output.CUTS, CUTS),
-            "silver.session_progress": folder.table(Output.PROGRESS, PROGRESS),
+            "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
+            "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
+            "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
             "ops.ledger": pa.table({"layer": ["silver_tables"], "source_to": [merged - 1]}),
         },
@@ -107,7 +107,7 @@ def truth(messages: list[KafkaMessage], settings: Settings) -> dict[str, dict[st
     return {session: rows for (_, session), rows in judge.finish().session_rows.items()}
 
 
-def at(tables: Tables, settings: Settings, topic: str, session: str, moment: Moment) -> dict[str, Row] | None:
+def at(tables: Tables, settings: Settings, topic: str, session: str, moment: AsOf) -> dict[str, Row] | None:
     """The table by row id; None before it begins."""
     try:
         found = table_as_of(tables, settings, find_session(tables, settings, session, topic), moment)
@@ -132,7 +132,7 @@ def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, 
             expected = truth(lane[:count], settings)
             for session in sessions:
                 offset = lane[count - 1].offset
-                found = at(tables, settings, topic, session, Moment(offset=offset))
+                found = at(tables, settings, topic, session, AsOf(offset=offset))
                 assert_equal(found, expected.get(session), (topic, partition, session, offset))
 
 
@@ -151,7 +151,7 @@ def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity:
             known.append(KafkaMessage(topic, partition, (known or lane)[-1].offset + 1, ts, b"", b""))
             expected = truth(known, settings)
             for session in truth(lane, settings):
-                found = at(tables, settings, topic, session, Moment(ts=ts))
+                found = at(tables, settings, topic, session, AsOf(ts=ts))
                 assert_equal(found, expected.get(session), (topic, partition, session, ts))
 
 
@@ -172,7 +172,7 @@ def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int
                 last = max(row["_position"] for row in below)
                 inside = [row for row in own if row["_position"] <= last]
                 expected = folded(sorted(inside, key=lambda r: (r["_position"], r["ordinal"])))
-            assert_equal(at(tables, settings, topic, name, Moment(seq=seq)), expected, (topic, name, seq))
+            assert_equal(at(tables, settings, topic, name, AsOf(seq=seq)), expected, (topic, name, seq))
 
 
 def folded(changes: list[Row]) -> dict[str, Row]:

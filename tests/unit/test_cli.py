@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from sessionlake import cli, pipeline
 from sessionlake.commands.demo import run_demo
 from sessionlake.commands.query import first_word, mentioned, one_line
-from sessionlake.commands.show import Format, plain, show
+from sessionlake.commands.show import OutputFormat, plain, show
 from sessionlake.commands.simulate import every_fault
 from sessionlake.config import Settings
 from sessionlake.errors import IntegrityViolationError, MachineError
@@ -221,7 +221,7 @@ NAMES = tuple("abcdefghij")
 
 def test_json_is_one_object_a_line_in_types_that_json_has():
     out = io.StringIO()
-    show(NAMES, [ROW, ROW], Format.JSON, out)
+    show(NAMES, [ROW, ROW], OutputFormat.JSON, out)
     first, second = out.getvalue().splitlines()
     assert first == second
     assert list(json.loads(first).values()) == [
@@ -231,11 +231,11 @@ def test_json_is_one_object_a_line_in_types_that_json_has():
 
 def test_csv_has_a_header_and_empty_cells_for_null():
     out = io.StringIO()
-    show(("a", "b"), [(None, 'say "x", y')], Format.CSV, out)
+    show(("a", "b"), [(None, 'say "x", y')], OutputFormat.CSV, out)
     assert out.getvalue() == 'a,b\n,"say ""x"", y"\n'
 
 
-@pytest.mark.parametrize(("form", "text"), [(Format.JSON, ""), (Format.CSV, "a\n")])
+@pytest.mark.parametrize(("form", "text"), [(OutputFormat.JSON, ""), (OutputFormat.CSV, "a\n")])
 def test_an_empty_answer_is_fine(form, text):
     out = io.StringIO()
     show(("a",), [], form, out)
@@ -244,19 +244,19 @@ def test_an_empty_answer_is_fine(form, text):
 
 def test_a_table_in_a_pipe_is_neither_cut_nor_folded():
     out = io.StringIO()
-    show(("a",), [("x" * 300,)], Format.TABLE, out)
+    show(("a",), [("x" * 300,)], OutputFormat.TABLE, out)
     assert "x" * 300 in out.getvalue()
 
 
 def test_a_table_in_a_pipe_has_no_line_longer_than_what_it_says():
     out = io.StringIO()
-    show(("name", "n"), [("a", 1), ("b", None)], Format.TABLE, out)
+    show(("name", "n"), [("a", 1), ("b", None)], OutputFormat.TABLE, out)
     assert out.getvalue() == "\n name      n\n ───────────\n a         1\n b      null\n\n"
     out = io.StringIO()
-    show(("name", "n"), [("x" * 20_000, "long"), ("y", "s")], Format.TABLE, out)
+    show(("name", "n"), [("x" * 20_000, "long"), ("y", "s")], OutputFormat.TABLE, out)
     assert [len(line) for line in out.getvalue().split("\n")] == [0, 20_005, 20_008, 20_008, 20_005, 0, 0]
     out = io.StringIO()
-    show(("name",), [], Format.TABLE, out)
+    show(("name",), [], OutputFormat.TABLE, out)
     assert out.getvalue() == "\n name\n ────\n\nno rows\n"
 
 

@@ -92,7 +92,7 @@ def test_a_cut_holds_the_table_of_its_moment_and_a_later_change_does_not_reach_i
     assert [sorted(cut["rows"]) for cut in truth.session_snapshots] == [["r0", "r1"], ["r0", "r1", "r2"]]
 
 
-def test_once_what_fills_in_beneath_is_in_the_next_cut_and_not_in_the_one_before() -> None:
+def test_once_a_late_fill_is_in_the_next_cut_and_not_in_the_one_before() -> None:
     stream = messages("s0@10 u3@20 u1@110 -@200")
     truth = truth_of(stream, ONCE, INTERVAL)
     assert [sorted(cut["rows"]) for cut in truth.session_snapshots] == [["r0", "r1"], ["r0", "r1", "r2"]]

@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import MachineError, UsageError
-from sessionlake.integrity.rules import Decision, Place
+from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import DECISIONS, LEDGER
 from sessionlake.lake.reading import DirectReader
@@ -75,7 +75,7 @@ def withdraw(settings: Settings, offset: int | None = None) -> None:
     resolve(None, settings, "s", None, offset=offset, topic=None, why="a mistake")
 
 
-def known(settings: Settings) -> dict[Place, Decision]:
+def known(settings: Settings) -> dict[DecisionKey, Decision]:
     return decisions(DirectReader(Lake(settings)))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sessionlake.config import CaptureSettings
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lab.truth.reading import MalformedError, Reader
+from sessionlake.lab.truth.reading import MalformedError, MessageParser
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.reasons import CODES
@@ -24,7 +24,7 @@ from support.streams import COLUMNS, MAX_BYTES, SKEW, WILD, StreamMaker
 NOW = 1_700_000_000_000
 CAPTURE = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES)
 RULES = DecodeRules(CAPTURE.declared, MAX_BYTES, SKEW)
-READER = Reader(truth_rules(CAPTURE))
+PARSER = MessageParser(truth_rules(CAPTURE))
 KINDS = ("clear", "upsert", "delete")
 
 
@@ -60,7 +60,7 @@ def _change(change: dict[str, Any]) -> tuple[object, ...]:
 def told(message: KafkaMessage) -> str:
     """The same from the truth."""
     try:
-        found = READER.read(message)
+        found = PARSER.parse(message)
     except MalformedError as error:
         return repr(error.reason)
     parts: list[tuple[Any, ...]] = [("clear", None, {}, None)] if found.kind == "snapshot" else []

@@ -24,8 +24,8 @@ from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
 from sessionlake.integrity.cuts import CutReason
-from sessionlake.integrity.judge import Judge, StoppedError
-from sessionlake.integrity.outcome import Header, Outcome, Verdict
+from sessionlake.integrity.judge import Judge, ViolationError
+from sessionlake.integrity.outcome import MessageHeader, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import FORMAT, ShardState
@@ -45,9 +45,9 @@ def rules(integrity: str, policy: str, **limits: int) -> Rules:
     return Rules(Integrity(integrity), OnViolation(policy), TIMEOUT, LATENESS, GAP_TIMEOUT, **limits)
 
 
-def headers(timeline: str) -> list[Header | int]:
+def headers(timeline: str) -> list[MessageHeader | int]:
     """Messages, and the stream times that come between them."""
-    found: list[Header | int] = []
+    found: list[MessageHeader | int] = []
     now = stream_time = offset = 0
     for word in timeline.split():
         if word.startswith("!"):
@@ -57,7 +57,7 @@ def headers(timeline: str) -> list[Header | int]:
         before, kind, seq, ts, at, ahead = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
         now = int(at) if at else now + {"~": TIMEOUT + 1, "=": TIMEOUT}.get(before, 1)
         stream_time = max(stream_time, now, int(ahead or 0))
-        header = Header(
+        header = MessageHeader(
             type=TYPES[kind],
             seq=int(seq) if seq else -1,
             ts=int(ts) if ts else now - 1,
@@ -77,12 +77,12 @@ def headers(timeline: str) -> list[Header | int]:
 def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None) -> tuple[Cursor, Outcome, bool]:
     """The cursor, what became of the messages, and whether the job stopped."""
     found = headers(timeline)
-    cursor, out = Cursor(), Outcome(sum(isinstance(item, Header) for item in found))
+    cursor, out = Cursor(), Outcome(sum(isinstance(item, MessageHeader) for item in found))
     judge = Judge(cursor, [], how, out, decisions)
     try:
         for item in found:
-            judge.arrive(item) if isinstance(item, Header) else judge.pass_time(item)
-    except StoppedError:
+            judge.arrive(item) if isinstance(item, MessageHeader) else judge.pass_time(item)
+    except ViolationError:
         return cursor, out, True
     cursor.held = len(judge.held)
     return cursor, out, False
@@ -145,7 +145,7 @@ TIMELINES = [
     ("once", "isolate", "s0@0 u2@1 !102 u3@103 u1@103 s4@104", "+ + q q +", "open",
      ["gap applied", "gap isolated", "healed applied"]),
     ("once", "isolate", "s0@0 s2@1 !102 u3@103", "+ + +", "open", ["gap applied", "gap isolated"]),
-    # once: an end has its place in seq order; what is missing beneath it may still come, nothing may above it.
+    # once: an end has its place in seq order; what is missing below it may still come, nothing may above it.
     ("once", ALL, "s0 u1 e3 u2", "+ + + +", "ended", ["gap applied"]),
     ("once", ALL, "s0 e3 u1 u2 u1", "+ + + + d", "ended", ["gap applied", "duplicate dropped"]),
     ("once", ALL, "s0 e1 e1 u1", "+ + d d", "ended", ["duplicate dropped"] * 2),
@@ -163,7 +163,7 @@ TIMELINES = [
     ("once", "isolate", "s0 u5 e2 u3 u1 u5", "+ + + q + d", "ended",
      ["gap applied", "after_end isolated", "duplicate dropped"]),
     ("once", "record", "s0 u5 e2 u3 u1", "+ + + + +", "ended", ["gap applied", "after_end recorded"]),
-    # once: a gap beneath the end that is not filled in time.
+    # once: a gap below the end that is not filled in time.
     ("once", "fail", "s0@0 e2@1 !101 !102", "+ +", "ended", ["gap applied", "gap stopped"]),
     ("once", "fail", "s0@0 e2@1 u1@101 !102", "+ + +", "ended", ["gap applied"]),
     ("once", "isolate", "s0@0 e2@1 !102 u1@103 u3@104", "+ + + q", "ended",
@@ -204,7 +204,7 @@ def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, sta
 def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, Outcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
-    messages = [item for item in found if isinstance(item, Header)]
+    messages = [item for item in found if isinstance(item, MessageHeader)]
     types = {"type": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
     names = [field.name for field in fields(Stream)][1:]
     arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]
@@ -249,7 +249,7 @@ def test_a_session_ends_at_the_event_time_of_its_end() -> None:
     assert run("s0 e1", rules("strict", "fail"))[0].ended_at == 1
 
 
-def test_once_a_message_beneath_the_end_changes_nothing_but_the_table() -> None:
+def test_once_a_message_below_the_end_changes_nothing_but_the_table() -> None:
     cursor, out, _ = run("s0@0 e3t9@1 s1t1@2 e2t20@3", rules("once", "fail"))
     assert (cursor.ended_at, cursor.end_seq, cursor.last_seq, cursor.last_ts) == (9, 3, 3, 20)
     assert (out.epoch.tolist(), out.position.tolist(), out.late_fills) == ([0, 0, 2, 2], [0, 1, 2, 3], {0})
@@ -257,7 +257,7 @@ def test_once_a_message_beneath_the_end_changes_nothing_but_the_table() -> None:
     assert cursor.changed_at == 2
 
 
-def test_once_one_gap_too_many_beneath_an_end_is_a_violation_and_the_session_stays_ended() -> None:
+def test_once_one_gap_too_many_below_an_end_is_a_violation_and_the_session_stays_ended() -> None:
     cursor, out, _ = run("s0 e9 u5 u1", rules("once", "isolate", max_gaps=1))
     assert (told(out), cursor.status) == (["gap applied", "gap_limit isolated"], Status.ENDED)
     assert [MARKS[Verdict(v)] for v in out.verdict.tolist()] == ["+", "+", "q", "+"]

@@ -9,10 +9,10 @@ from dataclasses import asdict
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
-from sessionlake.integrity.rules import Decision, Place
+from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.reasons import Reason
-from support.folding import Folder, StoppedError, fold, of_silver, of_truth, truth_of, truth_rules
+from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.streams import CALM, COLUMNS, HASTY, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
 
 STREAMS = 134
@@ -85,7 +85,7 @@ def test_these_streams_have_every_fault_of_the_protocol() -> None:
     assert statuses == {"open", "ended", "expired", "broken"}
 
 
-def test_these_streams_have_all_that_can_come_beneath_an_end() -> None:
+def test_these_streams_have_all_that_can_come_below_an_end() -> None:
     found = set()
     for seed in range(STREAMS):
         messages = stream(seed)[1]
@@ -98,20 +98,20 @@ def test_these_streams_have_all_that_can_come_beneath_an_end() -> None:
             if row["reason"] == "end":
                 ends[life] = row["position"]
                 said = json.loads(values[row["topic"], row["partition"], row["offset"]] or b"")
-                found |= {"an end beneath applied messages"} if said["seq"] + 1 < row["next_seq"] else set()
+                found |= {"an end below applied messages"} if said["seq"] + 1 < row["next_seq"] else set()
             elif life in ends:
                 found.add(f"cut again at {row['reason']}")
         for row in truth.session_changes:  # what follows the end of a session's last life
             key = row["topic"], row["session_id"]
             if row["_position"] > ends.get((*key, truth.sessions[key]["first_offset"]), row["_position"]):
-                found.add(f"beneath an end: {row['change']}")
+                found.add(f"below an end: {row['change']}")
     assert found == {
-        "an end beneath applied messages",
+        "an end below applied messages",
         "cut again at interval",
         "cut again at expiry",
-        "beneath an end: clear",
-        "beneath an end: upsert",
-        "beneath an end: delete",
+        "below an end: clear",
+        "below an end: upsert",
+        "below an end: delete",
     }
 
 
@@ -152,7 +152,7 @@ def test_fail_stops_at_the_truth_s_violation_and_commits_nothing_of_that_batch(s
             done += batch
             continue
         for _ in range(2):  # it stops again at the same place
-            with pytest.raises(StoppedError) as stopped:
+            with pytest.raises(ViolationError) as stopped:
                 folder.batch(batch)
             assert told(stopped.value.violation) == told(due)
         break
@@ -164,7 +164,7 @@ def test_fail_stops_at_the_truth_s_violation_and_commits_nothing_of_that_batch(s
 def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginning(seed: int, integrity: str) -> None:
     rnd, messages = stream(seed)
     rules = capture(integrity, "fail", seed)
-    decisions: dict[Place, Decision] = {}
+    decisions: dict[DecisionKey, Decision] = {}
     folder = Folder(rules, rnd.randint(1, 4), rnd, decisions=decisions)
     for batch in cut(rnd, messages, rnd.randint(1, 8)):
         here = {(message.topic, message.partition, message.offset) for message in batch}
@@ -172,7 +172,7 @@ def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginni
             try:
                 folder.batch(batch)
                 break
-            except StoppedError as stopped:
+            except ViolationError as stopped:
                 at = stopped.violation
                 place = at.topic, at.session_id, at.offset
                 assert place not in decisions, "a place is passed once it is decided"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sessionlake.config import CaptureSettings
 from sessionlake.protocol.decode import DecodeRules, decode
-from sessionlake.protocol.payload import Format, GivenSchemas, Payload
+from sessionlake.protocol.payload import GivenSchemas, Payload, PayloadFormat
 from sessionlake.protocol.reasons import CODES
 from support.payloads import (
     AVRO_ROW,
@@ -91,12 +91,12 @@ def reasons(values: list[bytes | None], payload: Payload) -> list[str | None]:
 
 
 def of_avro(schema: Any, **more: Any) -> Payload:
-    return Payload(Format.AVRO, GivenSchemas(every=(json.dumps(schema).encode(),)), **more)
+    return Payload(PayloadFormat.AVRO, GivenSchemas(every=(json.dumps(schema).encode(),)), **more)
 
 
 def of_protobuf(file: Any = None, **more: Any) -> Payload:
     found = GivenSchemas(every=((file or proto_file()).SerializeToString(),))
-    return Payload(Format.PROTOBUF, found, **({"message": MESSAGE} | more))
+    return Payload(PayloadFormat.PROTOBUF, found, **({"message": MESSAGE} | more))
 
 
 PLAIN_AVRO, PLAIN_PROTOBUF = of_avro(avro_schema()), of_protobuf()
@@ -113,11 +113,14 @@ def test_the_same_messages_say_the_same_in_every_format(found: list[dict[str, An
     expected = said(decode(raw([json.dumps(body).encode() for body in found]), rules(None)))
     data = [avro(body) for body in found]
     assert said(decoded(data, PLAIN_AVRO)) == expected
-    assert said(decoded([header(7) + datum for datum in data], Payload(Format.AVRO, BY_ID, header=True))) == expected
+    assert (
+        said(decoded([header(7) + datum for datum in data], Payload(PayloadFormat.AVRO, BY_ID, header=True)))
+        == expected
+    )
     messages = [protobuf(body, rnd) for body in found]
     assert said(decoded(messages, PLAIN_PROTOBUF)) == expected
     headed = [_headed(body, rnd) for body in found]
-    assert said(decoded(headed, Payload(Format.PROTOBUF, PROTO_BY_ID, header=True))) == expected
+    assert said(decoded(headed, Payload(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True))) == expected
 
 
 def _headed(body: dict[str, Any], rnd: random.Random) -> bytes:
@@ -249,10 +252,10 @@ def test_an_enum_s_symbol_names_a_type_in_any_case_with_any_prefix(symbol: str) 
 GOOD = {"type": "update", "seq": 5, "ts": NOW, "rows": [{"id": "a", "price": 1.5, "status": "ü"}], "deleted": ["b"]}
 FORMATS: list[tuple[Payload, bytes, str]] = [
     (PLAIN_AVRO, avro(GOOD), "not_avro"),
-    (Payload(Format.AVRO, BY_ID, header=True), header(7) + avro(GOOD), "not_avro"),
+    (Payload(PayloadFormat.AVRO, BY_ID, header=True), header(7) + avro(GOOD), "not_avro"),
     (PLAIN_PROTOBUF, protobuf(GOOD, random.Random(1)), "not_protobuf"),
     (
-        Payload(Format.PROTOBUF, PROTO_BY_ID, header=True),
+        Payload(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True),
         header(2**31, PATHS[MESSAGE]) + protobuf(GOOD, random.Random(1)),
         "not_protobuf",
     ),
@@ -285,7 +288,7 @@ def test_a_truncated_payload_never_says_the_whole(payload: Payload, good: bytes,
     whole = said(decoded([good], payload))[0]
     found = decoded(cut, payload)
     assert whole not in said(found.set_column(2, "offset", pa.array([0] * len(cut), pa.int64())))
-    if payload.format is Format.AVRO:
+    if payload.format is PayloadFormat.AVRO:
         assert set(found["reason"].to_pylist()) == {CODES.index(reason)}  # type: ignore[arg-type]
         assert reasons([good + b"\x00"], payload) == [reason]
 
@@ -411,14 +414,14 @@ BODY = protobuf(GOOD, random.Random(1))
     ],
 )
 def test_a_header_names_the_type_by_its_path(head: bytes, reason: str | None) -> None:
-    payload = Payload(Format.PROTOBUF, PROTO_BY_ID, header=True)
+    payload = Payload(PayloadFormat.PROTOBUF, PROTO_BY_ID, header=True)
     found = reasons([head + BODY], payload)
     assert found == (["bad_type"] if reason == "unknown" else [reason])
 
 
 @pytest.mark.parametrize("short", [b"", b"\x00", b"\x00\x00\x00\x00"])
 def test_less_than_a_header_is_no_payload(short: bytes) -> None:
-    assert reasons([short, header(8), header(7)], Payload(Format.AVRO, BY_ID, header=True)) == [
+    assert reasons([short, header(8), header(7)], Payload(PayloadFormat.AVRO, BY_ID, header=True)) == [
         "not_avro",
         "unknown_schema",
         "not_avro",
@@ -439,7 +442,7 @@ def test_messages_of_many_schemas_keep_their_order() -> None:
             seq % 4, lambda b=body: datum_of(text, b | {"rows": []})
         )
         values.append(header(seq % 4) + datum())
-    chunk = decoded(values, Payload(Format.AVRO, schemas, header=True))
+    chunk = decoded(values, Payload(PayloadFormat.AVRO, schemas, header=True))
     assert chunk["seq"].to_pylist() == [None if seq % 4 == 3 else seq for seq in range(30)]
     assert [row[0]["_rescued"] for row in chunk["changes"].to_pylist()[1::4]] == [
         f'{{"extra":{s}}}' for s in range(1, 30, 4)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
-from sessionlake.gold.fold.outputs import KEY, Account, Kind, read_rows, total
-from sessionlake.gold.fold.pack import PointPacker, Read, read_chunks
+from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, GoldReport, read_rows, total
+from sessionlake.gold.fold.pack import PointPacker, ReadChanges, read_chunks
 from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
-from sessionlake.gold.fold.state import Forgotten, ShardState
+from sessionlake.gold.fold.state import Forgotten, GoldShardState
 
 METRICS = ("price", "qty")
 WINDOW = 3
@@ -49,14 +49,14 @@ class Gold:
         self.minutes: dict[tuple[Any, ...], Change] = {}
         self.beyond = 0
 
-    def batch(self, changes: list[Change]) -> Account:
-        accounts = []
+    def batch(self, changes: list[Change]) -> GoldReport:
+        reports = []
         for shard, chunks in self._packed(changes).items():
             state, out = self.fold(shard, self.states.get(shard), chunks)
             assert state is not None
             self.states[shard] = state
-            accounts.extend(self._write(out))
-        return total(accounts)
+            reports.extend(self._write(out))
+        return total(reports)
 
     def _packed(self, changes: list[Change]) -> dict[int, list[bytes]]:
         rows = [c | {"shard": zlib.crc32(c["session_id"].encode()) % self.shards} for c in changes]
@@ -70,24 +70,24 @@ class Gold:
 
     def _write(self, out: list[tuple[str, bytes]]) -> list[bytes]:
         content = dict(out)
-        for kind in (Kind.NEW_AVERAGES, Kind.CHANGED_AVERAGES):
+        for kind in (GoldOutput.NEW_AVERAGES, GoldOutput.CHANGED_AVERAGES):
             for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
-                key = (*(row[n] for n in KEY), row["ts"], row["position"])
-                assert (key in self.averages) == (kind is Kind.CHANGED_AVERAGES)
+                key = (*(row[n] for n in METRIC_KEY), row["ts"], row["position"])
+                assert (key in self.averages) == (kind is GoldOutput.CHANGED_AVERAGES)
                 self.averages[key] = row
-        for kind in (Kind.NEW_MINUTES, Kind.CHANGED_MINUTES):
+        for kind in (GoldOutput.NEW_MINUTES, GoldOutput.CHANGED_MINUTES):
             for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
-                key = (*(row[n] for n in KEY), row["window_start"].timestamp() // 60)
-                assert (key in self.minutes) == (kind is Kind.CHANGED_MINUTES)
+                key = (*(row[n] for n in METRIC_KEY), row["window_start"].timestamp() // 60)
+                assert (key in self.minutes) == (kind is GoldOutput.CHANGED_MINUTES)
                 self.minutes[key] = row
-        if Kind.BEYOND in content:
-            self._write(recompute(self._with_history(read_rows([content[Kind.BEYOND]])), WINDOW))
-        return [content[Kind.ACCOUNT]] if Kind.ACCOUNT in content else []
+        if GoldOutput.BEYOND in content:
+            self._write(recompute(self._with_history(read_rows([content[GoldOutput.BEYOND]])), WINDOW))
+        return [content[GoldOutput.REPORT]] if GoldOutput.REPORT in content else []
 
     def _with_history(self, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
         new = beyond.append_column("fresh", pa.array([True] * beyond.num_rows))
-        keys = {tuple(row[n] for n in KEY) for row in beyond.to_pylist()}
+        keys = {tuple(row[n] for n in METRIC_KEY) for row in beyond.to_pylist()}
         held = [row | {"fresh": False} for key, row in self.averages.items() if key[:4] in keys]
         return pa.concat_tables([new, pa.Table.from_pylist(held, new.schema)])
 
@@ -158,10 +158,10 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
 @given(histories(), st.integers(1, 5), st.sampled_from([0, HOUR, 10 * HOUR]))
 def test_any_batches_shards_and_idle_times_equal_a_recomputation(batches: list[list[Change]], shards: int, idle: int):
     gold = Gold(shards, idle)
-    accounts = [gold.batch(batch) for batch in batches]
+    reports = [gold.batch(batch) for batch in batches]
     assert held(gold) == by_hand([c for batch in batches for c in batch])
-    assert sum(a.points for a in accounts) == len(gold.averages)
-    assert sum(a.read.changes for a in accounts) == sum(map(len, batches))
+    assert sum(a.points for a in reports) == len(gold.averages)
+    assert sum(a.read.changes for a in reports) == sum(map(len, batches))
 
 
 @settings(deadline=None)
@@ -171,7 +171,7 @@ def test_state_survives_its_bytes(batches: list[list[Change]]):
     for batch in batches:
         gold.batch(batch)
     content = gold.states[0]
-    assert ShardState.decode(content).encode() == content
+    assert GoldShardState.decode(content).encode() == content
 
 
 def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back_exact():
@@ -181,7 +181,7 @@ def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back
     later = [change("quiet", "r", 6 + i, (60 + i) * 1000, HOUR + 6, price=float(i)) for i in range(6)]
     gold.batch(quiet)
     gold.batch([busy])
-    state = ShardState.decode(gold.states[0])
+    state = GoldShardState.decode(gold.states[0])
     assert state.sessions.name.to_pylist() == ["capture.a\0busy"]
     assert len(state.rows) == len(state.tail) == 1
     assert len(state.forgotten.mark) == 1
@@ -195,31 +195,31 @@ def test_a_session_idle_for_just_the_limit_is_kept():
     gold = Gold(1, idle_ms=HOUR)
     gold.batch([change("quiet", "r", 0, 0, 0, price=1.0)])
     gold.batch([change("busy", "r", 1, 0, HOUR, price=1.0)])
-    assert len(ShardState.decode(gold.states[0]).sessions.name) == 2
+    assert len(GoldShardState.decode(gold.states[0]).sessions.name) == 2
 
 
 def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
     gold = Gold(1)
-    account = gold.batch([change("s", "r", 0, 0), change("s", "r", 1, 0, price=-0.0), change("s", None, 2, 0)])
-    assert account.points == len(gold.averages) == 1
+    report = gold.batch([change("s", "r", 0, 0), change("s", "r", 1, 0, price=-0.0), change("s", None, 2, 0)])
+    assert report.points == len(gold.averages) == 1
     assert str(next(iter(gold.averages.values()))["value"]) == "0.0"
 
 
 def test_a_batch_without_points_still_says_what_was_read():
-    account = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
-    assert account == Account(Read(2, 7, 9), 0, {})
+    report = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
+    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {})
 
 
 def test_the_account_of_what_was_read_is_not_repeated_by_every_shard():
     changes = [change(f"s{i}", "r", i, 0, price=1.0) for i in range(20)]
-    assert Gold(5).batch(changes).read == Read(20, 0, 19)
+    assert Gold(5).batch(changes).read == ReadChanges(20, 0, 19)
 
 
 def test_a_new_metric_finds_the_state_of_the_others():
     gold = Gold(1)
     first = [change("s", "r", i, i, price=float(i)) for i in range(4)]
     gold.batch(first)
-    state = ShardState.decode(gold.states[0]).for_metrics(("extra", "price", "qty"))
+    state = GoldShardState.decode(gold.states[0]).for_metrics(("extra", "price", "qty"))
     assert set((state.tail.key % 3).tolist()) == {1}
     assert state.for_metrics(("extra", "price", "qty")) is state
     assert len(state.older) == 3
@@ -227,7 +227,7 @@ def test_a_new_metric_finds_the_state_of_the_others():
 
 def test_a_metric_that_is_no_longer_declared_is_refused():
     with pytest.raises(LakeError, match="qty"):
-        ShardState.empty(WINDOW, METRICS).for_metrics(("price",))
+        GoldShardState.empty(WINDOW, METRICS).for_metrics(("price",))
 
 
 def test_state_of_another_window_is_refused_with_both_numbers():
@@ -239,9 +239,9 @@ def test_state_of_another_window_is_refused_with_both_numbers():
 
 
 def test_state_of_another_format_is_refused():
-    content = ShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/1", b"gold.state/9")
+    content = GoldShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/1", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
-        ShardState.decode(content)
+        GoldShardState.decode(content)
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
@@ -262,7 +262,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
     )
     assert packed["shard"].to_pylist() == [4]
     table, read = read_chunks(packed["chunk"].to_pylist())
-    assert read == Read(1, 0, 0)
+    assert read == ReadChanges(1, 0, 0)
     assert table.to_pylist() == [
         {"session": "capture.a\0s", "row": "capture.a\0s\0r", "partition": 0, "kafka_ms": 0, "ts": 5, "position": 0}
         | {"ordinal": 0, "value:0": None, "value:1": 2.0}
@@ -275,5 +275,5 @@ def test_without_numeric_columns_there_are_no_points():
     packed = next(PointPacker(0)([batch]))
     state, out = GoldFold((), WINDOW, HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is not None
-    assert [kind for kind, _ in out] == [Kind.ACCOUNT]
-    assert total([out[0][1]]) == Account(Read(1, 0, 0), 0, {})
+    assert [kind for kind, _ in out] == [GoldOutput.REPORT]
+    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {})

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.config import CaptureSettings, OnViolation
 from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorError
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
-from sessionlake.processors.memory import FORMAT, Kept, Memory, StateCodec
+from sessionlake.processors.memory import FORMAT, Kept, ProcessorMemory, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
 
 HOUR = 3_600_000
@@ -404,9 +404,9 @@ def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(sta
 
 
 def test_a_memory_of_another_format_is_refused_by_name():
-    stored = Memory(sessions={"t\0s": Kept(1, b"", 0, 0, 0)}).encode("p", 4)
-    assert Memory.decode(stored).sessions["t\0s"].life == 0
+    stored = ProcessorMemory(sessions={"t\0s": Kept(1, b"", 0, 0, 0)}).encode("p", 4)
+    assert ProcessorMemory.decode(stored).sessions["t\0s"].life == 0
     with pytest.raises(LakeError, match=r"processor p: its state is of format 'sessionlake.processor/9'"):
-        Memory.decode(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
+        ProcessorMemory.decode(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
     with pytest.raises(LakeError, match="cannot be read"):
-        Memory.decode(b"\x81")
+        ProcessorMemory.decode(b"\x81")

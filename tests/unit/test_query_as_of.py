@@ -7,7 +7,7 @@ import pytest
 from sessionlake.commands.query_as_of import as_views
 from sessionlake.commands.session import moment_of
 from sessionlake.errors import UsageError
-from sessionlake.silver.tables.moments import Moment
+from sessionlake.silver.tables.as_of import AsOf
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_any_other_table_is_refused(sql: str, named: str) -> None:
     ],
 )
 def test_a_time_is_iso_8601_in_utc_or_milliseconds(ts: str, milliseconds: int) -> None:
-    assert moment_of(ts, None, None) == Moment(ts=milliseconds)
+    assert moment_of(ts, None, None) == AsOf(ts=milliseconds)

@@ -11,8 +11,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from sessionlake.config import CaptureSettings
 from sessionlake.errors import ConfigError, RegistryError
-from sessionlake.protocol.binary import reader_of
-from sessionlake.protocol.payload import Format, Payload
+from sessionlake.protocol.binary import decoder_of
+from sessionlake.protocol.payload import Payload, PayloadFormat
 from sessionlake.runtime import registry as client
 from sessionlake.runtime.registry import RegistrySchemas
 from sessionlake.streaming.payloads import payload_of
@@ -29,7 +29,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
         yield found
 
 
-def schemas(registry: Registry, kind: Format = Format.AVRO, auth: str | None = None) -> RegistrySchemas:
+def schemas(registry: Registry, kind: PayloadFormat = PayloadFormat.AVRO, auth: str | None = None) -> RegistrySchemas:
     return RegistrySchemas(kind, registry.url, auth)
 
 
@@ -85,8 +85,8 @@ def test_references_come_before_what_refers_to_them(registry: Registry) -> None:
     registry.add_avro(3, capture, [{"name": "lab.Row", "subject": "row/avro", "version": 2}])
     definition = schemas(registry).definitions([3])[3]
     assert [json.loads(text)["name"] for text in definition] == ["Row", "Capture"]
-    payload = Payload(Format.AVRO, schemas(registry), header=True)
-    assert reader_of(payload, definition, (), CaptureSettings(columns=COLUMNS).declared).layout is not None
+    payload = Payload(PayloadFormat.AVRO, schemas(registry), header=True)
+    assert decoder_of(payload, definition, (), CaptureSettings(columns=COLUMNS).declared).layout is not None
 
 
 def test_references_in_a_ring_end(registry: Registry) -> None:
@@ -100,16 +100,16 @@ def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(r
     file = proto_file()
     file.dependency.append("google/protobuf/timestamp.proto")
     registry.add_protobuf(5, file)
-    definition = schemas(registry, Format.PROTOBUF).definitions([5])[5]
+    definition = schemas(registry, PayloadFormat.PROTOBUF).definitions([5])[5]
     assert registry.asked == ["/schemas/ids/5?format=serialized"]
-    payload = Payload(Format.PROTOBUF, schemas(registry, Format.PROTOBUF), header=True)
-    assert reader_of(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared).layout is not None
+    payload = Payload(PayloadFormat.PROTOBUF, schemas(registry, PayloadFormat.PROTOBUF), header=True)
+    assert decoder_of(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared).layout is not None
 
 
 def test_a_registry_that_gives_source_text_only_is_told_apart(registry: Registry) -> None:
     registry.schemas[5] = {"schemaType": "PROTOBUF", "schema": 'syntax = "proto3";'}
     with pytest.raises(RegistryError, match=r"source text only; name descriptor sets in capture.payload.schema_files"):
-        schemas(registry, Format.PROTOBUF).definitions([5])
+        schemas(registry, PayloadFormat.PROTOBUF).definitions([5])
 
 
 def test_a_schema_of_another_format_is_none(registry: Registry) -> None:
@@ -164,7 +164,7 @@ def test_an_answer_without_end_is_cut(registry: Registry, monkeypatch: pytest.Mo
 def test_a_registry_that_is_away_is_named_after_some_tries(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_PAUSES", (0.0, 0.0))
     with pytest.raises(RegistryError, match=rf"127.0.0.1:{free_port}: no answer: .*refused"):
-        RegistrySchemas(Format.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
+        RegistrySchemas(PayloadFormat.AVRO, f"http://127.0.0.1:{free_port}").definitions([1])
 
 
 # -- from the configuration
@@ -183,7 +183,7 @@ def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "a.avsc").write_text(json.dumps(avro_schema()))
     (tmp_path / "c.desc").write_bytes(descriptor_set())
     avro = payload_of(capture(schema_file=tmp_path / "a.avsc"))
-    assert (avro.format, avro.header) == (Format.AVRO, False)
+    assert (avro.format, avro.header) == (PayloadFormat.AVRO, False)
     by_id = payload_of(capture(schema_files={4: tmp_path / "a.avsc"}))
     assert (by_id.header, list(by_id.schemas.definitions([3, 4]))) == (True, [4])
     proto = payload_of(capture(format="protobuf", schema_file=tmp_path / "c.desc", message=MESSAGE, wire_header=True))

@@ -159,8 +159,8 @@ def seconds(*at: float, position: int = 0) -> list[Point]:
         (9.5, False),
         (8.5, False),
         (7.5, False),  # two of the tail before it: just enough
-        (6.5, True),  # its window would begin beneath the tail
-        (5.5, True),  # itself beneath the tail
+        (6.5, True),  # its window would begin before the tail
+        (5.5, True),  # itself older than the tail
     ],
 )
 def test_a_late_point_is_proven_as_long_as_its_window_is_in_the_tail(late: float, unproven: bool):
@@ -179,7 +179,7 @@ def test_a_late_point_refines_the_following_n_minus_1_averages_and_no_more():
     assert found.averages.average.tolist() == [2.0, 3.0, 4.0]
 
 
-def test_a_minute_goes_on_beneath_the_tail_without_its_points():
+def test_a_minute_goes_on_before_the_tail_without_its_points():
     tables = Tables(1, window=2, keep=2)
     for second in range(59):
         tables.fold(seconds(second, position=second))
@@ -187,7 +187,7 @@ def test_a_minute_goes_on_beneath_the_tail_without_its_points():
     assert tables.minutes[0, 0] == (59, 0.0, 58.0, 1711.0, 0.0, 58.0)
 
 
-def test_a_point_beneath_the_tail_leaves_its_minute_unknown_until_the_next_minute():
+def test_a_point_older_than_the_tail_leaves_its_minute_unknown_until_the_next_minute():
     tables = Tables(1, window=1, keep=1)
     tables.fold(seconds(10, 20, 30))
     tables.fold(seconds(5, position=10))

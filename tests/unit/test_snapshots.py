@@ -10,7 +10,7 @@ import pytest
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.silver.fold.schemas import changes_schema
-from sessionlake.silver.tables.snapshots import CUT, rows_schema, snapshots, snapshots_schema
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots, snapshots_schema
 from support.folding import Folder, Row, plain, truth_of
 from support.snapshots import SESSION, Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
@@ -25,7 +25,7 @@ def lines(rows: list[Row]) -> list[str]:
 def of_truth(messages: list[KafkaMessage], capture: CaptureSettings, interval: int) -> list[str]:
     return lines(
         [
-            {**{name: found[name] for name in CUT}, "row_id": row_id, **row}
+            {**{name: found[name] for name in CUT_COLUMNS}, "row_id": row_id, **row}
             for found in truth_of(messages, capture, interval).session_snapshots
             for row_id, row in found["rows"].items()
         ]
@@ -55,6 +55,6 @@ def test_snapshots_of_any_stretches_are_the_truth_s(seed: int, integrity: Integr
 
 def test_nothing_to_cut_gives_nothing() -> None:
     columns = CaptureSettings(columns=COLUMNS).declared
-    cuts, changes = snapshots_schema(columns).empty_table().select(CUT), changes_schema(columns).empty_table()
+    cuts, changes = snapshots_schema(columns).empty_table().select(CUT_COLUMNS), changes_schema(columns).empty_table()
     none = changes.select(SESSION)
     assert list(snapshots(cuts, rows_schema(columns).empty_table(), changes, none, columns)) == []

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.commands import state as command
-from sessionlake.commands.show import Format, show
+from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.history.state import readable, session_state
 from sessionlake.integrity.clock import Clock, LaneTime
@@ -56,7 +56,7 @@ def test_people_get_times_to_read(stored, tmp_path):
     assert told["ended_at"] == -(10**17)  # no calendar has it
 
 
-@pytest.mark.parametrize(("form", "at"), [(Format.TABLE, "2026-01-02T12:00:00.000Z"), (Format.JSON, NOON)])
+@pytest.mark.parametrize(("form", "at"), [(OutputFormat.TABLE, "2026-01-02T12:00:00.000Z"), (OutputFormat.JSON, NOON)])
 def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at):
     out = io.StringIO()
     monkeypatch.setattr(command, "shard_of", lambda *_: 3)
@@ -65,4 +65,4 @@ def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at)
     command.show_session_state(None, Settings(home=tmp_path), "s", "t", form)
     told = out.getvalue()
     rows = dict(line.split(maxsplit=1) for line in told.splitlines() if line.strip(" ─"))
-    assert (json.loads(told) if form is Format.JSON else rows)["first_ts"] == at
+    assert (json.loads(told) if form is OutputFormat.JSON else rows)["first_ts"] == at

@@ -24,7 +24,7 @@ from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import Raised, Said, explain, failure_of, parse
+from sessionlake.streaming.errors import JvmException, Raised, explain, failure_of, parse
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -184,7 +184,7 @@ def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
     )
     failure = parse(text)
     assert failure.raised == Raised("KeyError", "1")
-    assert failure.chain[0] == Said("org.apache.spark.SparkException", "", "")
+    assert failure.chain[0] == JvmException("org.apache.spark.SparkException", "", "")
 
 
 def test_a_job_s_failure_tells_its_cause() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import Decision, Seen, decide
+from sessionlake.bronze.topic_rules import Seen, TopicUpdate, decide
 from sessionlake.config import OnTopicChange
 from sessionlake.errors import OffsetHoleError
 from sessionlake.lake.ledger import OffsetRange
@@ -32,7 +32,7 @@ def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> Seen:
     return Seen(topic_id, dict(enumerate(spans)))
 
 
-def after(known: Topic | None, found: Seen | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> Decision:
+def after(known: Topic | None, found: Seen | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
     return decide(
         {} if known is None else {"t": known},
         {} if found is None else {"t": found},
@@ -42,7 +42,7 @@ def after(known: Topic | None, found: Seen | None, rule: OnTopicChange = FAIL, n
     )
 
 
-def states(decision: Decision) -> list[tuple[int, str, int | None]]:
+def states(decision: TopicUpdate) -> list[tuple[int, str, int | None]]:
     return [(row.generation, str(row.state), row.lost) for row in decision.rows]
 
 

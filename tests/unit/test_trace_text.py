@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.trace import show_trace
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import Commit, Judgement, Message, Trace
+from sessionlake.history.trace import BatchCommit, Judgement, Trace, TracedMessage
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, 12, 0, 1, tzinfo=UTC)
@@ -28,15 +28,15 @@ def change(number: int) -> dict[str, Any]:
 
 
 def trace(judgement: Judgement, changes: int = 0) -> Trace:
-    message = Message(b"s", "s", "update", 5, 10, NOON, 33, NOON)
-    bronze, silver = (Commit(batch, "q", NOON, {}) for batch in (1, 7))
+    message = TracedMessage(b"s", "s", "update", 5, 10, NOON, 33, NOON)
+    bronze, silver = (BatchCommit(batch, "q", NOON, {}) for batch in (1, 7))
     rows = [change(number) for number in range(changes)]
     return Trace("capture.a", 0, 4, bronze, message, silver, judgement, None, rows, None)
 
 
 def text(found: Trace) -> str:
     out = io.StringIO()
-    show_trace(found, Format.TABLE, out)
+    show_trace(found, OutputFormat.TABLE, out)
     return out.getvalue()
 
 

@@ -402,7 +402,7 @@ def test_same_session_id_in_two_topics_is_two_sessions():
 # -- classes `once`, `window`, `none`
 
 
-def test_once_fills_older_messages_in_beneath_newer_ones():
+def test_once_fills_older_messages_in_below_newer_ones():
     tables = judged(
         snapshot(0, [{"id": "a", "price": 0.5, "qty": 0}]),
         update(3, [{"id": "a", "qty": 3}]),

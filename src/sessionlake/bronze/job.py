@@ -19,7 +19,7 @@ from sessionlake.bronze.topics import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, Output, config_hash, write
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
@@ -243,7 +243,7 @@ def _entry(
         source="kafka",
         started_at=started,
         offsets=ranges,
-        outputs=(Output(MESSAGES, version, messages),),
+        outputs=(TableOutput(MESSAGES, version, messages),),
         messages=messages,
         applied=messages,
         config_hash=config_hash(settings),

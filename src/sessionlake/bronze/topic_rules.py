@@ -38,14 +38,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to a topic, in words for the operator."""
+    """What happened to a topic: its new state, and words for the operator."""
 
     state: TopicState
     what: str
 
 
 @dataclass(frozen=True)
-class Decision:
+class TopicUpdate:
     """What is to be written to `ops.topics`, and why bronze must not go on, if it must not."""
 
     rows: tuple[Topic, ...]
@@ -59,7 +59,7 @@ def decide(
     rule: OnTopicChange,
     now: datetime,
     inactive_after: timedelta,
-) -> Decision:
+) -> TopicUpdate:
     """Compares the last known generation of topics with Kafka.
 
     Args:
@@ -82,7 +82,7 @@ def decide(
             refusals.append(f"topic {name} {change.what}; {_read_so_far(topic)}")
         else:
             rows.extend(_handled(topic, found, change, rule, now))
-    return Decision(tuple(rows), tuple(refusals))
+    return TopicUpdate(tuple(rows), tuple(refusals))
 
 
 def change_of(topic: Topic, found: Seen | None) -> Change | None:

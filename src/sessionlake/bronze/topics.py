@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.topic_rules import READ, Decision, Seen, decide
+from sessionlake.bronze.topic_rules import READ, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
 from sessionlake.errors import TopicChangedError
 from sessionlake.lake.ledger import OffsetRange
@@ -158,7 +158,7 @@ class TopicBook:
         """Whether the running query must not go on without a topic, or with it."""
         return row.topic in self._pruned if row.state in READ else row.state is not TopicState.INACTIVE
 
-    def _decide(self, names: Iterable[str], ids: dict[str, str | None]) -> Decision:
+    def _decide(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
         looked, kafka = set(names), self._kafka
         return decide(
             {name: row for name, row in self.topics.items() if name in looked},
@@ -168,7 +168,7 @@ class TopicBook:
             inactive_after=kafka.inactive_after,
         )
 
-    def _take_over(self, decision: Decision) -> None:
+    def _take_over(self, decision: TopicUpdate) -> None:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
     def _seen(self, names: Iterable[str], ids: dict[str, str | None]) -> dict[str, Seen]:

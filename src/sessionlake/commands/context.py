@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sessionlake.config import Settings
-    from sessionlake.lake.reading import Reader
+    from sessionlake.lake.reading import TableReader
 
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 T = TypeVar("T")
@@ -24,7 +24,7 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in the home or here]"),
 ]
-Form = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
+Form = Annotated[OutputFormat, typer.Option("--format", help="How the answer is written.")]
 
 
 def say(text: str) -> None:
@@ -62,7 +62,7 @@ def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
         stop_spark()
 
 
-def with_reader(settings: Settings, work: Callable[[Reader], T]) -> T:
+def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
     """With what reads the tables: Spark only where they are in a catalog."""
     from sessionlake.lake.reading import reader_for
     from sessionlake.lake.tables import Lake

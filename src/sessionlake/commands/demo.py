@@ -30,7 +30,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.laptop import broker
 from sessionlake.laptop.home import require_home
 from sessionlake.pipeline import Layer, Pipeline
-from sessionlake.protocol.payload import Format
+from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.runtime.signals import StopFlag
 from sessionlake.runtime.spark import spark_session, stop_spark
 
@@ -211,7 +211,7 @@ def _own_settings(settings: Settings) -> Settings:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
-    capture |= {"format": Format.JSON, "payload": PayloadSettings()}  # as the sensors that it plays
+    capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings()}  # as the sensors that it plays
     kafka = {"bootstrap_servers": address, "options": {}, "topic_pattern": r"capture\..+"}
     return settings.model_copy(
         update={

@@ -19,7 +19,7 @@ from sessionlake.streaming.checkpoint import require_readable, way_on
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.lake.reading import Reader
+    from sessionlake.lake.reading import TableReader
 
 _CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
@@ -134,7 +134,7 @@ def _books(settings: Settings) -> list[Finding]:
     ]
 
 
-def _balanced(reader: Reader, settings: Settings) -> str:
+def _balanced(reader: TableReader, settings: Settings) -> str:
     from sessionlake.history.status import layer_statuses
 
     layers = layer_statuses(reader, settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 
 if TYPE_CHECKING:
     from sessionlake.laptop.broker import BrokerStatus
@@ -30,7 +30,7 @@ GROUPS = {
 def session_show(
     session: Annotated[str, typer.Argument(help="The session's id.")],
     topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
-    form: Form = Format.TABLE,
+    form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
     """The rows of one session's table, now."""
@@ -51,7 +51,7 @@ def session_as_of(
         int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
     ] = None,
     topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
-    form: Form = Format.TABLE,
+    form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
     """The rows of one session's table at any moment of its history."""
@@ -66,7 +66,7 @@ def session_as_of(
 def state_show(
     session: Annotated[str, typer.Option("--session", help="The session's id.")],
     topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
-    form: Form = Format.TABLE,
+    form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
     """One session: where its stream stands, which seqs are missing, what is held back."""
@@ -77,7 +77,7 @@ def state_show(
 
 
 @state_app.command("stats")
-def state_stats(form: Form = Format.TABLE, config: Config = None) -> None:
+def state_stats(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """How many sessions and held-back messages each shard remembers, in how many bytes."""
     settings = settings_of(config)
     from sessionlake.commands.state import show_state_stats

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, Rows, collected, show
+from sessionlake.commands.show import OutputFormat, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.schemas import TABLES
@@ -48,7 +48,7 @@ def check(settings: Settings, sql: str) -> None:
         )
 
 
-def answer(spark: SparkSession, settings: Settings, sql: str, form: Format) -> None:
+def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
     """Writes the answer to one statement to standard output.
 
     Raises:

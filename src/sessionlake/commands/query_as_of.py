@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sessionlake.commands.query import COMMENT, mentioned, one_line
-from sessionlake.commands.show import Format, collected, show
+from sessionlake.commands.show import OutputFormat, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
@@ -20,7 +20,7 @@ _TOKEN = re.compile(rf"({_QUOTED})|(?<![\w.`])`?silver`?\s*\.\s*`?({_NAMES})`?(?
 _OTHER = re.compile(r"\b(?:from|join)\s+(`?\w+`?\s*\.\s*[\w.`]+)", re.IGNORECASE)
 
 
-def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: Format) -> int:
+def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:
     """Writes the answer to a statement over silver's tables as of one batch; returns the batch that was read.
 
     Raises:

@@ -7,13 +7,13 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, show
+from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.asof import find_session, table_as_of, to_ms
 from sessionlake.lake.names import ROWS
-from sessionlake.lake.reading import Reader
-from sessionlake.silver.tables.moments import Moment
+from sessionlake.lake.reading import TableReader
+from sessionlake.silver.tables.as_of import AsOf
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MS = re.compile(r"-?\d{1,18}")
 
 
-def show_session(reader: Reader, settings: Settings, session: str, topic: str | None, form: Format) -> None:
+def show_session(reader: TableReader, settings: Settings, session: str, topic: str | None, form: OutputFormat) -> None:
     """Writes the rows of a session's table as it is now, by row id.
 
     Raises:
@@ -34,7 +34,7 @@ def show_session(reader: Reader, settings: Settings, session: str, topic: str | 
 
 
 def show_session_as_of(
-    reader: Reader, settings: Settings, session: str, topic: str | None, moment: Moment, form: Format
+    reader: TableReader, settings: Settings, session: str, topic: str | None, moment: AsOf, form: OutputFormat
 ) -> None:
     """Writes the rows of a session's table as it was at a moment, by row id.
 
@@ -45,7 +45,7 @@ def show_session_as_of(
     _write(table_as_of(reader, settings, find_session(reader, settings, session, topic), moment), form)
 
 
-def moment_of(ts: str | None, seq: int | None, offset: int | None) -> Moment:
+def moment_of(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
     """The moment that is asked for.
 
     Args:
@@ -57,7 +57,7 @@ def moment_of(ts: str | None, seq: int | None, offset: int | None) -> Moment:
     given = [name for name, value in (("--ts", ts), ("--seq", seq), ("--offset", offset)) if value is not None]
     if len(given) != 1:
         raise UsageError(f"as-of takes exactly one of --ts, --seq and --offset; given: {', '.join(given) or 'none'}")
-    return Moment(ts=None if ts is None else _milliseconds(ts), seq=seq, offset=offset)
+    return AsOf(ts=None if ts is None else _milliseconds(ts), seq=seq, offset=offset)
 
 
 def _milliseconds(ts: str) -> int:
@@ -71,6 +71,6 @@ def _milliseconds(ts: str) -> int:
         ) from None
 
 
-def _write(rows: pa.Table, form: Format) -> None:
+def _write(rows: pa.Table, form: OutputFormat) -> None:
     columns = [column.to_pylist() for column in rows.columns]
     show(rows.column_names, list(zip(*columns, strict=True)), form)

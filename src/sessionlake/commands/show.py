@@ -22,7 +22,7 @@ Rows = Sequence[Sequence[Any]]
 _UNBOUNDED = 1 << 30
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """How rows are written."""
 
     TABLE = "table"
@@ -30,17 +30,17 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def show(names: Sequence[str], rows: Rows, form: Format, out: TextIO | None = None) -> None:
+def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes rows.
 
     JSON is one object a line. There a time is an ISO 8601 string, bytes are their text if they are UTF-8 and Base64 if
     not, and NaN and infinities, which JSON lacks, are strings.
     """
     out = out or sys.stdout
-    if form is Format.JSON:
+    if form is OutputFormat.JSON:
         for row in rows:
             out.write(json.dumps(dict(zip(names, map(plain, row), strict=True)), ensure_ascii=False) + "\n")
-    elif form is Format.CSV:
+    elif form is OutputFormat.CSV:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(names)
         writer.writerows([_cell(value, "") for value in row] for row in rows)

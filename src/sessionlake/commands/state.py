@@ -6,7 +6,7 @@ import operator
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.show import Format, show
+from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.state import STATS, readable, session_state, stats_of
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def show_session_state(spark: SparkSession, settings: Settings, session: str, topic: str | None, form: Format) -> None:
+def show_session_state(
+    spark: SparkSession, settings: Settings, session: str, topic: str | None, form: OutputFormat
+) -> None:
     """Writes what is remembered of one session: a row a field, or one object, whose times are numbers of ms.
 
     Raises:
@@ -31,17 +33,17 @@ def show_session_state(spark: SparkSession, settings: Settings, session: str, to
     if stored is None:
         raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
     found = {"shard": shard, **session_state(stored, settings, topic, session)}
-    if form is Format.TABLE:
+    if form is OutputFormat.TABLE:
         told = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
         show(("field", "value"), told, form)
     else:
         show(list(found), [list(found.values())], form)
 
 
-def show_state_stats(spark: SparkSession, settings: Settings, form: Format) -> None:
+def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
     """Writes a row a shard, by number; in a table, a last row sums them up."""
     rows = sorted(astuple(stats_of(shard, state, settings)) for shard, state in shard_states(spark, settings))
-    if form is Format.TABLE and rows:
+    if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
     show(STATS, rows, form)
 

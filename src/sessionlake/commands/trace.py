@@ -8,23 +8,23 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, TextIO
 
-from sessionlake.commands.show import Format, console_on, show, table_of
+from sessionlake.commands.show import OutputFormat, console_on, show, table_of
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import Commit, Merge, Trace
+from sessionlake.history.trace import BatchCommit, Merge, Trace
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
 _ABSENT = ""
 
 
-def show_trace(found: Trace, form: Format, out: TextIO | None = None) -> None:
+def show_trace(found: Trace, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes a trace. JSON is one nested object; in CSV its parts' fields are columns, as in `silver.batch`."""
     out = out or sys.stdout
-    if form is Format.TABLE:
+    if form is OutputFormat.TABLE:
         _print(found, out)
         return
     whole = asdict(found)
-    if form is Format.CSV:
+    if form is OutputFormat.CSV:
         whole = dict(_flat(whole))
     show(list(whole), [list(whole.values())], form, out)
 
@@ -77,7 +77,7 @@ def _message(found: Trace) -> str:
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
 
 
-def _commit(commit: Commit) -> str:
+def _commit(commit: BatchCommit) -> str:
     return f"batch {commit.batch}, committed {_time(commit.committed_at)}{_wrote(commit)}"
 
 
@@ -87,7 +87,7 @@ def _merge(merge: Merge) -> str:
     return f"silver {taken} merged, committed {_time(merge.committed_at)}{_wrote(merge)}"
 
 
-def _wrote(commit: Commit) -> str:
+def _wrote(commit: BatchCommit) -> str:
     """The tables' versions, as Delta's own time travel spells them."""
     tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
     return f": {tables}" if tables else ""

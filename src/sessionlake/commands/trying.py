@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sessionlake.commands.context import Config, Form, settings_of
-from sessionlake.commands.show import Format
+from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.simulate import every_fault, with_scenario_options
 
 app = typer.Typer(rich_markup_mode=None)
@@ -30,7 +30,7 @@ def simulate(
     messages: Annotated[int | None, typer.Option("--messages", help="How many in all, instead of a duration.")] = None,
     every: Annotated[float | None, typer.Option("--faults", help="Share of every fault not given by itself.")] = None,
     truth: Annotated[Path | None, typer.Option("--truth", help="Folder for what silver must then hold.")] = None,
-    form: Form = Format.JSON,
+    form: Form = OutputFormat.JSON,
     config: Config = None,
     **scenario: Any,
 ) -> None:

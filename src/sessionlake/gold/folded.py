@@ -1,4 +1,4 @@
-"""A folded batch of gold: its account, and its rows as Arrow or as frames."""
+"""A folded batch of gold: its report, and its rows as Arrow or as frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.gold.fold.outputs import Account, Kind, read_rows, total, unpack
+from sessionlake.gold.fold.outputs import GoldOutput, GoldReport, read_rows, total, unpack
 from sessionlake.streaming.folded import Folded, collect
 
 if TYPE_CHECKING:
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """What one fold sent on, with its account."""
+    """What one fold emitted, with its report."""
 
     folded: Folded
-    account: Account
+    report: GoldReport
 
     @property
     def whole(self) -> bool:
-        """Whether all payloads are at hand."""
+        """Whether all payloads were brought along to the driver."""
         return self.folded.at_hand() is not None
 
     @staticmethod
     def collect(frame: DataFrame) -> Part:
-        """Runs the fold (one job) and takes its account."""
-        folded, accounts = collect(frame, Kind.ACCOUNT)
-        return Part(folded, total(accounts))
+        """Runs the fold (one job) and takes its report."""
+        folded, reports = collect(frame, GoldOutput.REPORT)
+        return Part(folded, total(reports))
 
 
-def rows_of(parts: Sequence[Part], kind: Kind, ddl: str) -> DataFrame | pa.Table:
+def rows_of(parts: Sequence[Part], kind: GoldOutput, ddl: str) -> DataFrame | pa.Table:
     """The rows of a kind: at hand if all their payloads are, else unpacked where they are.
 
     Args:

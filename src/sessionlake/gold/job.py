@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.gold.fold.outputs import Kind, Span
+from sessionlake.gold.fold.outputs import GoldOutput, RowRange
 from sessionlake.gold.fold.pack import PointPacker, value_field
 from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
@@ -17,7 +17,7 @@ from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.targets import TARGETS, Target
 from sessionlake.gold.window import hold_window
 from sessionlake.lake.commit import append, merge
-from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
+from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.lake.txn import Txn
@@ -57,7 +57,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
 
 
 def metrics_of(settings: Settings) -> tuple[str, ...]:
-    """The declared columns that have averages."""
+    """The declared numeric columns, of which gold computes averages and minutes."""
     return tuple(column.name for column in settings.capture.declared if column.numeric)
 
 
@@ -106,24 +106,24 @@ class _GoldBatch:
         folded.persist()
         try:
             parts = [Part.collect(folded)]
-            if Kind.BEYOND in parts[0].account.spans:
+            if GoldOutput.BEYOND in parts[0].report.spans:
                 parts.append(Part.collect(self._recomputed(parts[0])))
             small = all(part.whole for part in parts) and self._lake.local
             with interpreted(spark, when=small):
                 outputs = [self._write(target, parts, txn) for target in TARGETS]
         finally:
             folded.unpersist()
-        account = parts[0].account
+        report = parts[0].report
         entry = LedgerEntry(
             layer=LAYER,
             txn=txn,
             source=CHANGES,
-            source_from=account.read.first,
-            source_to=account.read.last,
+            source_from=report.read.first,
+            source_to=report.read.last,
             started_at=started,
             outputs=tuple(output for output in outputs if output),
-            messages=account.read.changes,
-            applied=account.read.changes,
+            messages=report.read.changes,
+            applied=report.read.changes,
             config_hash=config_hash(self._settings),
         )
         write(spark, self._lake, entry)
@@ -131,13 +131,13 @@ class _GoldBatch:
     def _recomputed(self, fast: Part) -> DataFrame:
         gold = self._settings.gold
         spark = fast.folded.frame.sparkSession
-        beyond = as_frame(spark, rows_of([fast], Kind.BEYOND, BEYOND_DDL))
+        beyond = as_frame(spark, rows_of([fast], GoldOutput.BEYOND, BEYOND_DDL))
         averages = self._lake.read(spark, AVERAGES)
         found = recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
         # Not persisted: Spark would compute it again after each write to the table that it was read from.
         return found.localCheckpoint()
 
-    def _write(self, target: Target, parts: Sequence[Part], txn: Txn) -> Output | None:
+    def _write(self, target: Target, parts: Sequence[Part], txn: Txn) -> TableOutput | None:
         """Appends the new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
         spark = parts[0].folded.frame.sparkSession
         new, changed = (_span(parts, kind) for kind in (target.new, target.changed))
@@ -152,9 +152,9 @@ class _GoldBatch:
         if not new and not changed:
             return None
         commit = self._lake.last_commit(spark, target.table)
-        return Output(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
+        return TableOutput(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
-def _span(parts: Sequence[Part], kind: Kind) -> Span | None:
-    found = [part.account.spans[kind] for part in parts if kind in part.account.spans]
+def _span(parts: Sequence[Part], kind: GoldOutput) -> RowRange | None:
+    found = [part.report.spans[kind] for part in parts if kind in part.report.spans]
     return reduce(operator.add, found) if found else None

@@ -1,4 +1,4 @@
-"""The exact way for points that reach beneath the tails: from all points of their keys, which the table holds."""
+"""Averages of keys with points older than their tails: computed from all points of the key, which the table holds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.gold.fold.outputs import KEY
+from sessionlake.gold.fold.outputs import METRIC_KEY
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.streaming.sharded import FOLDED_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BEYOND_DDL = ", ".join(f"{name} string" for name in KEY) + ", ts bigint, position bigint, ordinal int, value double"
+BEYOND_DDL = (
+    ", ".join(f"{name} string" for name in METRIC_KEY) + ", ts bigint, position bigint, ordinal int, value double"
+)
 # So many sessions are named to Delta, which then skips files; beyond that most files are touched anyhow.
 _NAMED_SESSIONS = 200
 
@@ -33,13 +35,13 @@ def recomputed(beyond: DataFrame, averages: DataFrame, *, window: int, shards: i
 
     named = [row[0] for row in beyond.select("session_id").distinct().limit(_NAMED_SESSIONS + 1).collect()]
     held = averages if len(named) > _NAMED_SESSIONS else averages.where(F.col("session_id").isin(named))
-    keys = F.broadcast(beyond.select(*KEY).distinct())
-    history = held.select(*beyond.columns).join(keys, list(KEY), "left_semi")
+    keys = F.broadcast(beyond.select(*METRIC_KEY).distinct())
+    history = held.select(*beyond.columns).join(keys, list(METRIC_KEY), "left_semi")
     points = history.selectExpr("*", "false AS fresh").unionByName(beyond.selectExpr("*", "true AS fresh"))
 
     def call(table: pa.Table) -> pa.Table:
         found = recompute(table, window)
         return pa.table({"kind": [kind for kind, _ in found], "payload": [payload for _, payload in found]})
 
-    shard = F.pmod(F.xxhash64(*KEY), F.lit(shards))
+    shard = F.pmod(F.xxhash64(*METRIC_KEY), F.lit(shards))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, FOLDED_SCHEMA)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sessionlake.gold.fold.outputs import KEY, Kind, Span
+from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
 from sessionlake.lake.names import AVERAGES, MINUTES
 from sessionlake.lake.schemas import TABLES
 
@@ -25,8 +25,8 @@ class Target:
     """
 
     table: str
-    new: Kind
-    changed: Kind
+    new: GoldOutput
+    changed: GoldOutput
     time: str
     order: tuple[str, ...]
     updated: tuple[str, ...]
@@ -36,14 +36,14 @@ class Target:
         """The table's columns."""
         return ", ".join(f"{name} {sql}" for name, sql in TABLES[self.table].columns)
 
-    def same(self, changed: Span) -> str:
+    def same(self, changed: RowRange) -> str:
         """Condition under which a row of the table is the source's.
 
         Args:
             changed: of the rows that are in the table; as literals its bounds let Delta skip files.
         """
         low, high = (self._literal(value) for value in (changed.low, changed.high))
-        equal = (f"t.{name} = s.{name}" for name in (*KEY, *self.order))
+        equal = (f"t.{name} = s.{name}" for name in (*METRIC_KEY, *self.order))
         return " AND ".join([f"t.{self.time} >= {low} AND t.{self.time} <= {high}", *equal])
 
     def clauses(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
@@ -59,16 +59,16 @@ class Target:
 TARGETS = (
     Target(
         AVERAGES,
-        Kind.NEW_AVERAGES,
-        Kind.CHANGED_AVERAGES,
+        GoldOutput.NEW_AVERAGES,
+        GoldOutput.CHANGED_AVERAGES,
         "ts",
         ("ts", "position", "ordinal"),
         ("average", "points"),
     ),
     Target(
         MINUTES,
-        Kind.NEW_MINUTES,
-        Kind.CHANGED_MINUTES,
+        GoldOutput.NEW_MINUTES,
+        GoldOutput.CHANGED_MINUTES,
         "window_start",
         ("window_start",),
         ("points", "min", "max", "sum", "average", "first", "last"),

@@ -13,10 +13,10 @@ from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, MESSAGES, PROGRESS, SILVER_TABLES, SNAPSHOTS
-from sessionlake.lake.reading import Condition, Reader, reader_for
+from sessionlake.lake.reading import Condition, TableReader, reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
-from sessionlake.silver.tables.moments import History, Moment, can_follow, milliseconds, table_after
+from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
 from sessionlake.silver.tables.snapshots import change_columns, rows_schema
 
 if TYPE_CHECKING:
@@ -52,18 +52,18 @@ def session_as_of(
     given = [name for name, value in (("ts", ts), ("seq", seq), ("offset", offset)) if value is not None]
     if len(given) != 1:
         raise UsageError(f"as-of takes one moment, a ts, a seq or an offset; given: {', '.join(given) or 'none'}")
-    moment = Moment(ts=_moment_ms(ts), seq=seq, offset=offset)
+    moment = AsOf(ts=_moment_ms(ts), seq=seq, offset=offset)
     reader = reader_for(Lake(settings), spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic), moment)
 
 
-def table_as_of(reader: Reader, settings: Settings, session: Session, moment: Moment) -> pa.Table:
-    """The same, of a session that was found, through a reader.
+def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> pa.Table:
+    """The rows of a found session's table at one moment: see `session_as_of`.
 
     Raises:
         LakeError: the moment is not known, with what is.
     """
-    return _AsOf(reader, settings, session, moment).table()
+    return _Question(reader, settings, session, moment).table()
 
 
 def _moment_ms(ts: datetime | int | None) -> int | None:
@@ -76,7 +76,7 @@ def to_ms(time: datetime) -> int:
 
 
 @dataclass(frozen=True)
-class Session:
+class SessionSummary:
     """What silver has noted of a session, up to its latest batch."""
 
     topic: str
@@ -90,7 +90,7 @@ class Session:
         return f"session {self.session_id!r} of {self.topic}, partition {self.partition}"
 
 
-def find_session(reader: Reader, settings: Settings, session: str, topic: str | None = None) -> Session:
+def find_session(reader: TableReader, settings: Settings, session: str, topic: str | None = None) -> SessionSummary:
     """The session of this id.
 
     Raises:
@@ -106,11 +106,11 @@ def find_session(reader: Reader, settings: Settings, session: str, topic: str | 
     if len(topics) > 1:
         raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
     last = max(noted, key=lambda row: row["_batch"])
-    beneath = any(row["beneath"] for row in noted)
-    return Session(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], beneath)
+    late_fills = any(row["beneath"] for row in noted)
+    return SessionSummary(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], late_fills)
 
 
-def _unknown(reader: Reader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
+def _unknown(reader: TableReader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
     known: set[tuple[str, str]] = set()
     for row in reader.rows(PROGRESS, columns=["topic", "session_id"]):
         known.add((row["session_id"], row["topic"]))
@@ -122,10 +122,10 @@ def _unknown(reader: Reader, settings: Settings, session: str, topic: str | None
     return UsageError(f"session {session!r}{f' of topic {topic}' if topic else ''} is unknown; there are {some}, …")
 
 
-class _AsOf:
-    """One question."""
+class _Question:
+    """One question for one session's table, answered from the nearest cut before and the changes since."""
 
-    def __init__(self, reader: Reader, settings: Settings, session: Session, moment: Moment) -> None:
+    def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> None:
         self._reader, self._session, self._moment = reader, session, moment
         self._columns = settings.capture.declared
         self._own: list[Condition] = [
@@ -133,19 +133,19 @@ class _AsOf:
             ("session_id", operator.eq, session.session_id),
         ]
         has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
-        self._history = History(session.life, session.in_seq_order, has_seqs, self._reached)
+        self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._reached)
 
     def table(self) -> pa.Table:
-        """The rows.
+        """The session's rows at the moment, by row id.
 
         Raises:
             LakeError: the moment is not known.
         """
         self._refuse_later()
-        bases = self._moment.bases(self._merged_cuts(), self._history)
+        cuts = self._moment.cuts_before(self._merged_cuts(), self._history)
         seen = None
-        for place in range(bases.num_rows):
-            base = bases.slice(place, 1)
+        for place in range(cuts.num_rows):
+            base = cuts.slice(place, 1)
             if seen is not None and not can_follow(base, seen):
                 continue
             seen = self._seen(base)

@@ -42,7 +42,7 @@ _BATCH = "_batch"
 
 @dataclass(frozen=True)
 class AsOfBatch:
-    """Silver as of one batch.
+    """Which version of each of silver's tables belongs to one batch of the ledger.
 
     Attributes:
         asked: the batch that was asked for.

@@ -65,8 +65,8 @@ class Evidence:
     session: Row | None = None
 
 
-class Verdict(NamedTuple):
-    """What became of a message.
+class DecidedFate(NamedTuple):
+    """Fate, reason and deciding batch of one message.
 
     Attributes:
         reason: why it is in quarantine.
@@ -79,28 +79,30 @@ class Verdict(NamedTuple):
     batch: int | None = None
 
 
-def fate_of(content: Content, found: Evidence, integrity: Integrity) -> Verdict | None:
+def fate_of(content: Content, found: Evidence, integrity: Integrity) -> DecidedFate | None:
     """What became of a message; None if the tables contradict the ledger, which counts it."""
     for row in found.quarantine:
-        return Verdict(Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"])
+        return DecidedFate(
+            Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
+        )
     for row in found.changes:
-        return Verdict(Fate.APPLIED, batch=row["_batch"])
+        return DecidedFate(Fate.APPLIED, batch=row["_batch"])
     for row in found.events:
         if row["event"] == EventKind.DUPLICATE:
-            return Verdict(Fate.DUPLICATE, batch=row["_batch"])
+            return DecidedFate(Fate.DUPLICATE, batch=row["_batch"])
     if content.type is None:
         return None
     if integrity is Integrity.WINDOW:
         return _held_or_released(content, found)
-    return None if content.changes else Verdict(Fate.APPLIED, batch=found.batch)
+    return None if content.changes else DecidedFate(Fate.APPLIED, batch=found.batch)
 
 
-def _held_or_released(content: Content, found: Evidence) -> Verdict:
+def _held_or_released(content: Content, found: Evidence) -> DecidedFate:
     for row in found.events:
         if row["event"] in _IN_TURN:
-            return Verdict(Fate.APPLIED, batch=row["_batch"])
+            return DecidedFate(Fate.APPLIED, batch=row["_batch"])
     held = content.changes > 0 or not _passed_by(content, found)
-    return Verdict(Fate.HELD if held else Fate.APPLIED)
+    return DecidedFate(Fate.HELD if held else Fate.APPLIED)
 
 
 def _passed_by(content: Content, found: Evidence) -> bool:

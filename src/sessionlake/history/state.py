@@ -19,7 +19,7 @@ _HELD = ("offset", "seq", "ts", "size")
 
 @dataclass(frozen=True)
 class ShardStats:
-    """One shard's state.
+    """How much one shard's state holds.
 
     Attributes:
         sessions: how many are remembered; of these, how many are past their session timeout, have gaps, and hold

@@ -12,7 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import current_rows
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
-from sessionlake.lake.reading import Reader, Span
+from sessionlake.lake.reading import Span, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
 from sessionlake.protocol.types import Row, TopicPartition
@@ -25,7 +25,7 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class LayerStatus:
-    """One layer's totals.
+    """One layer's totals and how far it is behind; a row of `sessionlake status`.
 
     Attributes:
         last_batch: its id, None before the first.
@@ -55,11 +55,11 @@ class LayerStatus:
     age_seconds: float | None = None
 
     def row(self) -> tuple[Any, ...]:
-        """The fields' values, in the order of `COLUMNS`."""
+        """The fields' values, in the order of `STATUS_COLUMNS`."""
         return astuple(self)
 
 
-COLUMNS = tuple(item.name for item in fields(LayerStatus))
+STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
 def begun(settings: Settings) -> bool:
@@ -68,7 +68,7 @@ def begun(settings: Settings) -> bool:
     return not lake.local or (lake.path(LEDGER) / "_delta_log").is_dir()
 
 
-def layer_statuses(reader: Reader, settings: Settings) -> list[LayerStatus]:
+def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
     """Every layer's status, in the order in which data passes them."""
     batches = _batches(reader)
     if not batches:
@@ -136,7 +136,7 @@ class _Batch(NamedTuple):
 _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 
 
-def _batches(reader: Reader) -> list[_Batch]:
+def _batches(reader: TableReader) -> list[_Batch]:
     """All of them, a narrow row each."""
     columns = ["layer", "app_id", "batch_id", "source_to", *_COUNTS, "committed_at", "outputs"]
     return [_narrow(row) for row in current_rows(reader.rows(LEDGER, columns=columns))]

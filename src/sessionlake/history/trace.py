@@ -17,7 +17,7 @@ from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
-from sessionlake.lake.reading import Condition, Reader
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
@@ -42,7 +42,7 @@ _SESSION = ("session_id", "status", "epoch", "next_seq", "messages", "duplicates
 
 
 @dataclass(frozen=True)
-class Commit:
+class BatchCommit:
     """One micro-batch of a layer, by the ledger.
 
     Attributes:
@@ -56,7 +56,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Merge(Commit):
+class Merge(BatchCommit):
     """A merge, and the first and last silver batch that it took over."""
 
     first_batch: int
@@ -64,7 +64,7 @@ class Merge(Commit):
 
 
 @dataclass(frozen=True)
-class Message:
+class TracedMessage:
     """What bronze holds of the message, and what it says by today's configuration.
 
     Attributes:
@@ -84,11 +84,11 @@ class Message:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of the message.
+    """What silver decided about the message, why, and in which batch.
 
     Attributes:
         reason: why it is in quarantine.
-        batch: the silver batch that decided, as in `verdict.Verdict`, and when that was committed.
+        batch: the silver batch that decided, as in `fate.DecidedFate`, and when that was committed.
         events: what was recorded of it in `integrity_events`.
         broken_by: the event that broke the session, if that is the reason.
     """
@@ -116,17 +116,17 @@ class Trace:
     topic: str
     partition: int
     offset: int
-    bronze: Commit
-    message: Message
-    silver: Commit
+    bronze: BatchCommit
+    message: TracedMessage
+    silver: BatchCommit
     judgement: Judgement
     tables: Merge | None
     changes: list[Row]
     session: Row | None
 
 
-def trace(reader: Reader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
-    """Follows one message.
+def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
+    """Follows one message through the layers, by offset.
 
     Raises:
         NotThereError: bronze has not read it, or silver has not judged it yet; the text says what is known.
@@ -177,8 +177,8 @@ def decoded(raw: Row, settings: Settings) -> Content:
     return Content(kind, seq, message["ts"], message["session_id"], changes)
 
 
-def _message(raw: Row, content: Content) -> Message:
-    return Message(
+def _message(raw: Row, content: Content) -> TracedMessage:
+    return TracedMessage(
         key=raw["key"],
         session_id=content.session_id,
         type=content.type,
@@ -190,10 +190,10 @@ def _message(raw: Row, content: Content) -> Message:
     )
 
 
-def _latest(rows: Iterable[Row]) -> Commit | None:
+def _latest(rows: Iterable[Row]) -> BatchCommit | None:
     """Of the batches that took the message in: one for each time that the layer was rebuilt."""
     found = max(rows, key=lambda row: row["committed_at"], default=None)
-    return None if found is None else Commit(*_head(found))
+    return None if found is None else BatchCommit(*_head(found))
 
 
 def _head(row: Row) -> tuple[int, str, datetime, dict[str, int]]:
@@ -201,7 +201,7 @@ def _head(row: Row) -> tuple[int, str, datetime, dict[str, int]]:
     return row["batch_id"], row["app_id"], row["committed_at"], versions
 
 
-def _changes(reader: Reader, batch: int, place: list[Condition]) -> list[Row]:
+def _changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:
     named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in place]
     return sorted(reader.rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
@@ -212,7 +212,7 @@ def _shown(row: Row) -> Row:
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
-def _session(reader: Reader, topic: str, session_id: str | None, batch: int) -> Row | None:
+def _session(reader: TableReader, topic: str, session_id: str | None, batch: int) -> Row | None:
     """The session's latest row; only a malformed message has none from its own batch on."""
     if session_id is None:
         return None
@@ -222,7 +222,7 @@ def _session(reader: Reader, topic: str, session_id: str | None, batch: int) -> 
 
 
 def _judgement(
-    reader: Reader, settings: Settings, topic: str, content: Content, found: Evidence, silver: Commit
+    reader: TableReader, settings: Settings, topic: str, content: Content, found: Evidence, silver: BatchCommit
 ) -> Judgement:
     integrity = RuleBook(settings.capture).of(topic).integrity
     verdict = fate_of(content, found, integrity)
@@ -244,7 +244,7 @@ def _judgement(
     )
 
 
-def _committed_at(reader: Reader, silver: Commit, batch: int | None) -> datetime | None:
+def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
     if batch is None or batch == silver.batch:
         return silver.committed_at if batch is not None else None
     own: list[Condition] = [("layer", eq, "silver"), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
@@ -252,13 +252,13 @@ def _committed_at(reader: Reader, silver: Commit, batch: int | None) -> datetime
     return next((row["committed_at"] for row in reader.rows(LEDGER, *own, columns=["committed_at"])), None)
 
 
-def _broken_by(reader: Reader, topic: str, content: Content, offset: int) -> Row | None:
+def _broken_by(reader: TableReader, topic: str, content: Content, offset: int) -> Row | None:
     own: list[Condition] = [("topic", eq, topic), ("session_id", eq, content.session_id), ("offset", le, offset)]
     rows = reader.rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 
 
-def _merge(reader: Reader, judgement: Judgement) -> Merge | None:
+def _merge(reader: TableReader, judgement: Judgement) -> Merge | None:
     if judgement.fate is not Fate.APPLIED or judgement.batch is None or judgement.committed_at is None:
         return None
     taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]

@@ -16,7 +16,6 @@ import numpy as np
 from sessionlake.capture import Integrity
 from sessionlake.integrity.cursor import (
     NEVER,
-    NO_SEQ,
     NO_TIME,
     Cursor,
     Cursors,
@@ -25,20 +24,20 @@ from sessionlake.integrity.cursor import (
     encode_memory,
 )
 from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
-from sessionlake.integrity.judge import TAKING, Judge, StoppedError
+from sessionlake.integrity.judge import TAKING, Judge, ViolationError
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Rules
-from sessionlake.integrity.shard_batch import COLUMNS, ShardBatch, Stream
+from sessionlake.integrity.shard_batch import STREAM_COLUMNS, ShardBatch, Stream
 from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
-from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 
 _CLASSES = list(Integrity)
 
 
 def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
-    """Judges everything.
+    """Judges a shard's batch and moves its cursors on: the fast way where it serves, else message by message.
 
     Args:
         bulk: False judges every message one by one; the result is the same.
@@ -193,7 +192,7 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Ou
             for run in _runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
         judge.pass_time(int(batch.ends[number]))
-    except StoppedError:
+    except ViolationError:
         pass  # the batch is not committed: what becomes of the rest does not matter
     cursor.held = len(judge.held)
     batch.memories[number] = encode_memory(cursor.memory())
@@ -229,7 +228,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     if start == end:
         return
     out = judge.outcome
-    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in COLUMNS))
+    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in STREAM_COLUMNS))
     places = slice(base + start, base + end)
     epochs = _epochs(part, np.array([cursor.epoch]))
     out.verdict[places] = Verdict.APPLIED

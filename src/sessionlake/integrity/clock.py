@@ -32,7 +32,7 @@ class LaneTime(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments, each of consecutive offsets of one topic-partition; column-wise, for there can be one a message.
+    """Runs of consecutive offsets, each of one topic-partition; column-wise, for there can be as many as messages.
 
     Attributes:
         names: the topic-partitions.
@@ -160,7 +160,7 @@ class Clock:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.lanes)}
 
     def index(self, lane: TopicPartition) -> int:
-        """Place of a topic-partition in `lanes`."""
+        """The lane of a topic-partition: its place in `lanes`."""
         return self._index[lane]
 
     @property

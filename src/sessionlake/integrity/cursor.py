@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.seq_set import SeqSet
+from sessionlake.protocol.message import NO_SEQ
 
-NO_SEQ = -1
 NO_EPOCH = -1
 NO_POSITION = -1
 NO_TIME = int(np.iinfo(np.int64).min)
@@ -46,7 +46,7 @@ CURSOR = np.dtype(
         ("last_kafka_ts", np.int64),  # Kafka timestamp of the last well-formed message, ms
         ("ended_at", np.int64),  # event time of the end, ms, or the first moment a timestamp can tell
         ("position", np.int64),  # last order of application given out
-        ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `Memory`
+        ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `SeqMemory`
         ("taken_to", np.int64),
         ("epoch_seq", np.int64),  # of the snapshot that `epoch` names
         ("highest_ts", np.int64),  # highest event time that has arrived, ms
@@ -102,7 +102,7 @@ class Hole(msgspec.Struct, array_like=True):
     partition: int
 
 
-class Memory(msgspec.Struct, array_like=True):
+class SeqMemory(msgspec.Struct, array_like=True):
     """What a cursor has no room for: kept only of sessions whose taken seqs have gaps.
 
     Attributes:
@@ -116,22 +116,22 @@ class Memory(msgspec.Struct, array_like=True):
     holes: list[Hole] = []
 
 
-_memories = msgspec.msgpack.Decoder(Memory)
+_memories = msgspec.msgpack.Decoder(SeqMemory)
 
 
-def encode_memory(memory: Memory | None) -> bytes | None:
+def encode_memory(memory: SeqMemory | None) -> bytes | None:
     """A memory as stored."""
     return None if memory is None else msgspec.msgpack.encode(memory)
 
 
-def decode_memory(stored: bytes | None) -> Memory | None:
+def decode_memory(stored: bytes | None) -> SeqMemory | None:
     """Reads what `encode_memory` wrote."""
     return None if stored is None else _memories.decode(stored)
 
 
 @dataclass(slots=True)
 class Cursor:
-    """One session's cursor as plain Python values; fields as in `CURSOR`, then what `Memory` holds."""
+    """One session's cursor as plain Python values; fields as in `CURSOR`, then what `SeqMemory` holds."""
 
     lane: int = 0
     partition: int = 0
@@ -164,7 +164,7 @@ class Cursor:
     holes: list[Hole] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: np.void, memory: Memory | None = None) -> Cursor:
+    def of(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
         """Reads one record of a cursor array."""
         cursor = cls(*record.tolist())
         if memory is not None:
@@ -199,9 +199,9 @@ class Cursor:
         """Stream time past which the next gap is a violation; `NEVER` if there is none."""
         return min((hole.due for hole in self.holes), default=NEVER)
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> SeqMemory | None:
         """What does not go into the record, if it is needed."""
-        return Memory(self.taken.bounds, self.snapshots, self.holes) if self.taken.gaps else None
+        return SeqMemory(self.taken.bounds, self.snapshots, self.holes) if self.taken.gaps else None
 
     def as_tuple(self) -> tuple[int, ...]:
         """The record to put back."""

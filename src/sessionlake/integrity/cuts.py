@@ -20,21 +20,21 @@ import numpy.typing as npt
 from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.protocol.message import MessageType
-from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 NO_OFFSET = -1
 Cuts = npt.NDArray[np.void]
 
 
 class CutReason(IntEnum):
-    """Why a table is cut. Numbers are places in `sent.py`'s list of names."""
+    """Why a table is cut. Numbers are places in the list of names in `silver.fold.emit`."""
 
     INTERVAL = 0
     END = 1
     EXPIRY = 2
 
 
-CUT = np.dtype(
+CUT_DTYPE = np.dtype(
     [
         ("session", np.int64),
         ("at", np.int64),  # stream time, ms
@@ -57,17 +57,17 @@ def cut_after(now: T, interval: int) -> T:
 
 
 def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
-    """When tables that have not been cut since these times are; `NEVER` for those that have."""
+    """Stream time (ms) of the next cut of tables, by when each first changed since its last; `NEVER` if it has not."""
     waits = changed_at != NEVER
     return np.where(waits, cut_after(np.where(waits, changed_at, 0), interval), NEVER)
 
 
 def no_cuts(count: int = 0) -> Cuts:
-    """An array to fill."""
-    return np.zeros(count, CUT)
+    """An array of `count` cuts that are yet to be filled in."""
+    return np.zeros(count, CUT_DTYPE)
 
 
-def changes_table(kind: npt.NDArray[np.int8]) -> Bools:
+def changes_table(kind: Int8s) -> Bools:
     """Which types of message may change a table."""
     return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
 
@@ -94,7 +94,7 @@ class Applied(NamedTuple):
     """
 
     session: Int64s
-    type: npt.NDArray[np.int8]
+    type: Int8s
     seq: Int64s
     at: Int64s
     by: Int64s

@@ -10,8 +10,8 @@ leaves a choice, these hold:
   plus `gap_timeout`; that violation bears the revealing message's offset and is not counted again. A session that has
   ended, or has a newer snapshot, is not broken by it: under `isolate`, too, an ended session stays ended.
 - `once`: a session ends by the first `end` that is applied, and its seq is where it ends. A lower seq that was not
-  applied yet fills in beneath, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
-  that itself fills in beneath ends the session as well: what was applied with higher seqs stays applied.
+  applied yet is a late fill, another `end` too, which then changes nothing; a higher one is `after_end`. An `end`
+  that is a late fill itself ends the session as well: what was applied with higher seqs stays applied.
 - More held back, or more gaps, than the limits allow is a violation of the message that is too much. Where it is
   applied all the same, the oldest held message, or gap, makes room for it.
 - A message whose own timestamp is more than the session timeout behind stream time expires its session as it comes.
@@ -27,12 +27,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from sessionlake.capture import Integrity, OnViolation
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_SEQ, NO_TIME, Cursor, Hole, Status
-from sessionlake.integrity.cuts import CUT, NO_OFFSET, CutReason, cut_after
-from sessionlake.integrity.outcome import Action, Event, EventKind, Header, Outcome, Verdict
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, Hole, Status
+from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, cut_after
+from sessionlake.integrity.outcome import Action, Event, EventKind, MessageHeader, Outcome, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import INT64_MAX, MessageType
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 
 CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
@@ -41,12 +41,12 @@ TAKING = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs they have taken."""
 
 
-class StoppedError(Exception):
-    """A violation under `fail`, already among the events: nothing after it is judged."""
+class ViolationError(Exception):
+    """Raised inside the judge at a violation under `fail`, by then among the events: nothing is judged after it."""
 
 
 class Judge:
-    """One session before the judge.
+    """Judges one session, message after message, and keeps its cursor.
 
     Args:
         cursor: moved on, in place.
@@ -57,7 +57,7 @@ class Judge:
     def __init__(
         self,
         cursor: Cursor,
-        held: list[Header],
+        held: list[MessageHeader],
         rules: Rules,
         outcome: Outcome,
         decisions: Mapping[int, Decision] | None = None,
@@ -70,11 +70,11 @@ class Judge:
         self._decisions = decisions or {}
         self._at, self._by = NO_TIME, NO_OFFSET  # when, and through which message's arrival, what is applied now is
 
-    def arrive(self, message: Header) -> None:
+    def arrive(self, message: MessageHeader) -> None:
         """Judges the session's next message in offset order.
 
         Raises:
-            StoppedError: the job must stop here.
+            ViolationError: the job must stop here.
         """
         self.pass_time(message.now)
         self._at, self._by = message.now, message.offset
@@ -118,7 +118,7 @@ class Judge:
         if reason is CutReason.EXPIRY or (reason is CutReason.END and self._by == NO_OFFSET):
             offset = NO_OFFSET
         values = (cursor.position, cursor.first_offset, cursor.last_seq, cursor.changed_at, offset)
-        self.outcome.cut(np.array([(self.outcome.session, at, reason, *values)], CUT))
+        self.outcome.cut(np.array([(self.outcome.session, at, reason, *values)], CUT_DTYPE))
         cursor.changed_at = NEVER
 
     @property
@@ -142,18 +142,18 @@ class Judge:
             self.cut(CutReason.EXPIRY, at)
         cursor.marked = int(not ended)
 
-    def would_apply_what_follows(self, message: Header) -> bool:
+    def would_apply_what_follows(self, message: MessageHeader) -> bool:
         """Whether messages that go on, seq by seq, after the one just judged are applied, whatever they are."""
         cursor, integrity = self._cursor, self.rules.integrity
         applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
         return bool(applied and latest and integrity is not Integrity.WINDOW and not self._decisions)
 
-    def _is_over(self, message: Header) -> bool:
+    def _is_over(self, message: MessageHeader) -> bool:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
         return last != NO_TIME and (message.kafka_ts - last > timeout or message.now - last > 2 * timeout)
 
-    def _touch(self, message: Header) -> None:
+    def _touch(self, message: MessageHeader) -> None:
         cursor = self._cursor
         cursor.lane, cursor.partition, cursor.marked = message.lane, message.partition, 0
         if cursor.first_offset == NO_TIME:
@@ -171,7 +171,7 @@ class Judge:
 
     # -- class `window`: held back until the watermark passes
 
-    def _hold_back(self, message: Header) -> None:
+    def _hold_back(self, message: MessageHeader) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.highest_ts = max(cursor.highest_ts, message.ts)
         watermark = cursor.highest_ts - rules.lateness
@@ -192,12 +192,12 @@ class Judge:
         while self._too_much_held():
             self._judge(self._next_held(), message.offset)
 
-    def _hold(self, message: Header) -> None:
+    def _hold(self, message: MessageHeader) -> None:
         insort(self.held, message, key=_by_time)
         self._bytes += message.size
         self.outcome.verdict[message.index] = Verdict.HELD
 
-    def _next_held(self) -> Header:
+    def _next_held(self) -> MessageHeader:
         message = self.held.pop(0)
         self._bytes -= message.size
         return message
@@ -211,7 +211,7 @@ class Judge:
 
     # -- every class
 
-    def _judge(self, message: Header, releasing: int) -> None:
+    def _judge(self, message: MessageHeader, releasing: int) -> None:
         """Judges a message that is no duplicate; `releasing` is the offset of the one whose arrival led to it."""
         cursor, integrity = self._cursor, self.rules.integrity
         if cursor.status == Status.ENDED and not self._fills_in(message):
@@ -235,18 +235,18 @@ class Judge:
         else:
             self._apply(message, releasing)
 
-    def _fills_in(self, message: Header) -> bool:
-        """Whether a message that is no duplicate has its place beneath the session's end."""
+    def _fills_in(self, message: MessageHeader) -> bool:
+        """Whether a message that is no duplicate has a seq below that of the session's end."""
         return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
-    def _while_broken(self, message: Header, releasing: int) -> None:
+    def _while_broken(self, message: MessageHeader, releasing: int) -> None:
         if message.type == MessageType.SNAPSHOT and message.seq > self._cursor.last_seq:
             self._event(message, EventKind.HEALED, Action.APPLIED)
             self._apply(message, releasing)
         else:
             self._set_aside(message, Reason.SESSION_BROKEN)
 
-    def _gap(self, message: Header, releasing: int) -> None:
+    def _gap(self, message: MessageHeader, releasing: int) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.gaps += 1
         if rules.integrity is Integrity.STRICT:
@@ -264,7 +264,7 @@ class Judge:
             cursor.holes.append(Hole(start, message.seq, due, message.offset, message.kafka_ts, message.partition))
         self._apply(message, releasing)
 
-    def _apply(self, message: Header, releasing: int) -> None:
+    def _apply(self, message: MessageHeader, releasing: int) -> None:
         cursor, out, index = self._cursor, self.outcome, message.index
         position = max(cursor.position + 1, releasing)
         out.verdict[index] = Verdict.APPLIED
@@ -285,7 +285,7 @@ class Judge:
         elif message.type in CHANGING and cursor.changed_at == NEVER:
             cursor.changed_at = self._at
 
-    def _epoch(self, message: Header) -> int:
+    def _epoch(self, message: MessageHeader) -> int:
         """The offset of the last snapshot up to this message (under `once`: by seq)."""
         cursor, snapshots = self._cursor, self._cursor.snapshots
         if self.rules.integrity is not Integrity.ONCE:
@@ -301,7 +301,7 @@ class Judge:
 
     # -- the gaps between taken seqs (classes `once` and `window`)
 
-    def _has_too_many_gaps(self, message: Header) -> bool:
+    def _has_too_many_gaps(self, message: MessageHeader) -> bool:
         too_many = self._cursor.taken.gaps_with(message.seq) > self.rules.max_gaps
         return too_many and not self._may_pass(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
 
@@ -321,19 +321,19 @@ class Judge:
         action = self._action(hole.offset, policy)
         self._note(EventKind.GAP, action, hole, (expected, hole.end))
         if policy is OnViolation.FAIL:
-            raise StoppedError
+            raise ViolationError
         if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < hole.end:
             cursor.status = Status.BROKEN
             cursor.holes = []
 
     # -- violations
 
-    def _may_pass(self, message: Header, kind: EventKind, reason: Reason) -> bool:
+    def _may_pass(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
         """Notes a violation: True if the message is applied all the same, False if it has been set aside."""
         policy = self._policy(message.offset)
         self._event(message, kind, self._action(message.offset, policy))
         if policy is OnViolation.FAIL:
-            raise StoppedError
+            raise ViolationError
         if policy is OnViolation.RECORD:
             return True
         if self._cursor.status != Status.ENDED:
@@ -353,23 +353,25 @@ class Judge:
             return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
         return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
 
-    def _set_aside(self, message: Header, reason: Reason) -> None:
+    def _set_aside(self, message: MessageHeader, reason: Reason) -> None:
         self.outcome.verdict[message.index] = Verdict.QUARANTINED
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
             self._cursor.taken.discard(message.seq)  # never applied, so sent again it is no duplicate
 
-    def _event(self, message: Header, kind: EventKind, action: Action) -> None:
+    def _event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
         last = self._cursor.last_seq
         # The last possible seq is its own successor, as tables hold no more.
         expected = None if last == NO_SEQ else min(last + 1, INT64_MAX)
         actual = None if message.seq == NO_SEQ else message.seq
         self._note(kind, action, message, (expected, actual))
 
-    def _note(self, kind: EventKind, action: Action, at: Header | Hole, seqs: tuple[int | None, int | None]) -> None:
+    def _note(
+        self, kind: EventKind, action: Action, at: MessageHeader | Hole, seqs: tuple[int | None, int | None]
+    ) -> None:
         number = self.outcome.session
         self.outcome.events.append(Event(number, kind, action, at.partition, at.offset, *seqs, at.kafka_ts))
 
 
-def _by_time(message: Header) -> tuple[int, int]:
+def _by_time(message: MessageHeader) -> tuple[int, int]:
     return message.ts, message.seq

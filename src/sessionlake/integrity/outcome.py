@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.integrity.cursor import NO_EPOCH
-from sessionlake.integrity.cuts import CUT, NO_OFFSET, Cuts
+from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, Cuts
+from sessionlake.protocol.types import Int8s, Int64s
 
 
 class Verdict(IntEnum):
-    """What becomes of a message."""
+    """What the judge decides about a message. Numbers are places in the report's counts."""
 
     APPLIED = 0
     DUPLICATE = 1
@@ -22,7 +22,7 @@ class Verdict(IntEnum):
 
 
 class EventKind(StrEnum):
-    """What was not fine."""
+    """What was not fine about a message or a gap: `event` in `silver.integrity_events`."""
 
     DUPLICATE = "duplicate"
     GAP = "gap"
@@ -36,7 +36,7 @@ class EventKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What was done about it."""
+    """What was done about an event: `action` in `silver.integrity_events`."""
 
     DROPPED = "dropped"
     APPLIED = "applied"
@@ -48,7 +48,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MessageHeader:
     """What judging needs of a message. Times in ms, size in bytes.
 
     Attributes:
@@ -100,18 +100,18 @@ class Outcome:
         by: of applied messages: offset of the one whose arrival led to it, `NO_OFFSET` if that was expiry.
         life: the offset that names the session's life; of a message an operator had skipped, nothing.
         events: in the order of judging, session after session.
-        late_fills: sessions of which a message was applied beneath newer ones (class `once`).
+        late_fills: sessions of which a message was applied after some with higher seqs (class `once`).
         decided: sessions and offsets at which an operator's decision was taken.
     """
 
     def __init__(self, count: int) -> None:
-        self.verdict: npt.NDArray[np.int8] = np.full(count, Verdict.HELD, np.int8)
-        self.reason: npt.NDArray[np.int8] = np.zeros(count, np.int8)
-        self.epoch: npt.NDArray[np.int64] = np.full(count, NO_EPOCH, np.int64)
-        self.position: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.at: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.life: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.by: npt.NDArray[np.int64] = np.full(count, NO_OFFSET, np.int64)
+        self.verdict: Int8s = np.full(count, Verdict.HELD, np.int8)
+        self.reason: Int8s = np.zeros(count, np.int8)
+        self.epoch: Int64s = np.full(count, NO_EPOCH, np.int64)
+        self.position: Int64s = np.zeros(count, np.int64)
+        self.at: Int64s = np.zeros(count, np.int64)
+        self.life: Int64s = np.zeros(count, np.int64)
+        self.by: Int64s = np.full(count, NO_OFFSET, np.int64)
         self.events: list[Event] = []
         self._cuts: list[Cuts] = []
         self.late_fills: set[int] = set()
@@ -121,8 +121,8 @@ class Outcome:
     @property
     def cuts(self) -> Cuts:
         """Where tables are cut; `session` as in events."""
-        return np.concatenate([np.zeros(0, CUT), *self._cuts])
+        return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
     def cut(self, cuts: Cuts) -> None:
-        """Adds cuts."""
+        """Adds cuts; their `session` is numbered as in events."""
         self._cuts.append(cuts)

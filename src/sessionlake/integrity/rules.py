@@ -11,7 +11,7 @@ from sessionlake.protocol.decode import DecodeRules
 
 
 class Decision(StrEnum):
-    """What an operator decided about one place at which a session broke its class."""
+    """What an operator decided about one message at which a session broke its class."""
 
     ACCEPT_GAP = "accept-gap"
     ISOLATE = "isolate"
@@ -19,12 +19,12 @@ class Decision(StrEnum):
 
     @property
     def policy(self) -> OnViolation | None:
-        """The policy it puts in the place of the configured one; None if the message is not to be judged at all."""
+        """The policy that replaces the configured one; None if the message is not to be judged at all."""
         return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
 
 
-Place = tuple[str, str, int]
-"""Topic, session and offset: what a decision is about."""
+DecisionKey = tuple[str, str, int]
+"""Topic, session id and offset of the message that an operator decided about."""
 
 
 @dataclass(frozen=True)

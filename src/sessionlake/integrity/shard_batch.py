@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sessionlake.integrity.cursor import Cursors
-from sessionlake.integrity.outcome import Header
+from sessionlake.integrity.outcome import MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
@@ -42,13 +42,13 @@ class Stream:
         """One past each session's last message."""
         return np.append(self.starts[1:], len(self.seq))
 
-    def header(self, index: int, base: int = 0) -> Header:
+    def header(self, index: int, base: int = 0) -> MessageHeader:
         """One message; the outcome knows it as `base + index`."""
-        columns: Any = (getattr(self, name)[index].item() for name in COLUMNS)
-        return Header(*(*columns, base + index))
+        columns: Any = (getattr(self, name)[index].item() for name in STREAM_COLUMNS)
+        return MessageHeader(*(*columns, base + index))
 
 
-COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
+STREAM_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
 
 
 @dataclass

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +17,7 @@ from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, session_keys
 from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.types import Int64s, Objects
+from sessionlake.protocol.types import Bools, Int64s, Objects
 
 FORMAT = "sessionlake.silver/2"
 # More cursors than this are compressed: to a fifth, for half a microsecond each.
@@ -41,7 +40,7 @@ _decoder = msgspec.msgpack.Decoder(_Stored)
 
 @dataclass
 class ShardState:
-    """All that a shard remembers.
+    """What a shard remembers between batches of all its sessions.
 
     Attributes:
         keys: `topic NUL session_id` of each cursor: neither part can contain a NUL.
@@ -89,7 +88,7 @@ class ShardState:
             self._stored = None
         return cuts
 
-    def keep(self, wanted: npt.NDArray[np.bool_]) -> None:
+    def keep(self, wanted: Bools) -> None:
         """Forgets the other cursors."""
         if not wanted.all():
             self._stored = None
@@ -157,7 +156,7 @@ class ShardState:
         return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
 
 
-def _chosen(keys: pa.Array, mine: Callable[[str, str], bool]) -> npt.NDArray[np.bool_]:
+def _chosen(keys: pa.Array, mine: Callable[[str, str], bool]) -> Bools:
     return np.array([mine(*key.split("\0", 1)) for key in keys.to_pylist()], np.bool_)
 
 

@@ -10,12 +10,11 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sessionlake.integrity.cursor import Cursor, Cursors, Status
 from sessionlake.protocol.columns import FIRST_MS
 from sessionlake.protocol.message import MessageType
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Int8s, Int64s
 
 
 class How(Enum):
@@ -29,7 +28,7 @@ class How(Enum):
 
 
 class Step(NamedTuple):
-    """A column's rule.
+    """The rule by which one column of the cursor follows from the messages that are applied.
 
     Attributes:
         value: the column of `Run` that it looks at.
@@ -62,7 +61,7 @@ class Run(NamedTuple):
     """
 
     starts: Int64s
-    type: npt.NDArray[np.int8]
+    type: Int8s
     seq: Int64s
     ts: Int64s
     position: Int64s

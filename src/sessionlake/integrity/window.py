@@ -13,12 +13,12 @@ import numpy as np
 
 from sessionlake.capture import Integrity
 from sessionlake.integrity.clock import running_maximum
-from sessionlake.integrity.cursor import NO_SEQ, NO_TIME, Status
+from sessionlake.integrity.cursor import NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
 from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
 from sessionlake.integrity.transition import Run, apply_runs
-from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -181,7 +181,7 @@ class _Releases:
         return found
 
     def keep(self, wanted: Bools) -> None:
-        """Leaves out the other sessions."""
+        """Keeps these sessions alone."""
         kept = wanted[self.owner]
         self.releasing, self.at = self.releasing[kept], self.at[kept]
         self._select(kept)

@@ -13,12 +13,12 @@ from sessionlake.lake.tables import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Session = tuple[str, str]
+SessionKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome.
+    """What comparing the tables with the truth has shown.
 
     Attributes:
         exact: sessions whose table is what it must be.
@@ -26,7 +26,7 @@ class Verification:
     """
 
     exact: int
-    differences: dict[Session, str]
+    differences: dict[SessionKey, str]
 
     @property
     def sessions(self) -> int:
@@ -36,7 +36,7 @@ class Verification:
 
 def verify(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
     """Compares `silver.session_rows` with the truth: sessions of either side, all columns."""
-    held: dict[Session, dict[str, dict[str, Any]]] = defaultdict(dict)
+    held: dict[SessionKey, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in lake.read(spark, ROWS).toArrow().to_pylist():
         held[row.pop("topic"), row.pop("session_id")][row.pop("row_id")] = row
     exact, differences = 0, {}

@@ -43,7 +43,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True)
-class Output:
+class TableOutput:
     """One table a batch wrote: its version afterwards and how many rows went in."""
 
     table: str
@@ -69,7 +69,7 @@ class LedgerEntry:
     source_from: int | None = None
     source_to: int | None = None
     offsets: tuple[OffsetRange, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[TableOutput, ...] = ()
     messages: int = 0
     applied: int = 0
     duplicates: int = 0
@@ -134,7 +134,7 @@ _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
 
 def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same of rows that are at hand, with `ENTRY`."""
+    """As `current`, of ledger rows that are at hand, which have the columns `ENTRY`."""
     known = list(rows)
     since = rebuilt(known)
     return [row for row in known if row["layer"] not in since or row[since[row["layer"]][0]] >= since[row["layer"]][1]]

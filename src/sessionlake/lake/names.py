@@ -1,4 +1,4 @@
-"""The names of all tables and layers, in one place: what they hold is in `schemas`, who writes them in the rooms above.
+"""The names of all tables and layers, in one place: what they hold is in `schemas`, and each layer writes its own.
 
 A table is named `<schema>.<table>` throughout; `tables.Lake` knows where that is on a laptop and in a catalog.
 """

@@ -30,7 +30,7 @@ class OffsetLog:
 
     @classmethod
     def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
-        """Before any batch."""
+        """The log before a layer's first batch."""
         return cls({}, lambda: jumps(read_topics(spark, lake)))
 
     @classmethod

@@ -41,14 +41,14 @@ class Span(NamedTuple):
     last: int
 
 
-class Reader(Protocol):
+class TableReader(Protocol):
     """Reads tables; one that is not there yet has no rows."""
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows that meet all conditions; times are aware, in UTC."""
 
     def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
-        """The same as one Arrow table. The table must be there."""
+        """The rows that meet all conditions, as one Arrow table. The table must be there."""
 
     def any(self, table: str, *conditions: Condition) -> bool:
         """Whether a row meets all conditions; reads no further than to the first."""
@@ -60,7 +60,7 @@ class Reader(Protocol):
         """What each layer, as it is now, has taken in of each topic-partition, by the ledger, in that order."""
 
 
-def reader_for(lake: Lake, spark: SparkSession | None = None) -> Reader:
+def reader_for(lake: Lake, spark: SparkSession | None = None) -> TableReader:
     """The lake's reader: local tables need no session.
 
     Raises:
@@ -93,7 +93,7 @@ class DirectReader:
         self._lake = lake
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """See `Reader`."""
+        """See `TableReader`."""
         for batch in self._batches(table, conditions, columns):
             yield from batch.to_pylist()
 
@@ -104,7 +104,7 @@ class DirectReader:
         columns: Sequence[str] | None = None,
         at_most: int | None = None,
     ) -> pa.Table:
-        """See `Reader`.
+        """See `TableReader`.
 
         Args:
             at_most: bytes in memory.
@@ -126,12 +126,12 @@ class DirectReader:
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 
     def any(self, table: str, *conditions: Condition) -> bool:
-        """See `Reader`."""
+        """See `TableReader`."""
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self._batches(table, conditions, named or None))
 
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
-        """See `Reader`."""
+        """See `TableReader`."""
         found: list[Row] = []
         for batch in self._current(("layer", operator.eq, layer)):
             place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
@@ -140,7 +140,7 @@ class DirectReader:
         return found
 
     def spans(self) -> list[Span]:
-        """See `Reader`."""
+        """See `TableReader`."""
         found: dict[tuple[str, str, int], tuple[int, int]] = {}
         for batch in self._current(columns=[*ENTRY, "offsets"]):
             spans = _ranges(batch).group_by(_PLACE).aggregate([("first", "min"), ("last", "max")])
@@ -214,18 +214,18 @@ class SparkReader:
         self._spark = spark
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """See `Reader`."""
+        """See `TableReader`."""
         if self._lake.exists(self._spark, table):
             yield from self.table(table, *conditions, columns=columns).to_pylist()
 
     def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
-        """See `Reader`."""
+        """See `TableReader`."""
         frame = self._where(table, conditions)
         with interpreted(self._spark):
             return (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
 
     def any(self, table: str, *conditions: Condition) -> bool:
-        """See `Reader`."""
+        """See `TableReader`."""
         if not self._lake.exists(self._spark, table):
             return False
         with interpreted(self._spark):
@@ -240,7 +240,7 @@ class SparkReader:
         return frame
 
     def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
-        """See `Reader`."""
+        """See `TableReader`."""
         from pyspark.sql import functions as F
 
         if not self._lake.exists(self._spark, LEDGER):
@@ -251,7 +251,7 @@ class SparkReader:
         return self._collected(rows.withColumn("o", F.explode("offsets")).where(inside).drop("o"))
 
     def spans(self) -> list[Span]:
-        """See `Reader`."""
+        """See `TableReader`."""
         from pyspark.sql import functions as F
 
         if not self._lake.exists(self._spark, LEDGER):

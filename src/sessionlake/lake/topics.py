@@ -94,7 +94,7 @@ class Topic:
 
 
 def read_topics(spark: SparkSession, lake: Lake) -> list[Topic]:
-    """All rows, by topic and generation; none before bronze has run."""
+    """All rows of `ops.topics`, by topic and generation; none before bronze has run."""
     return topics_of(reader_for(lake, spark).rows(TOPICS))
 
 

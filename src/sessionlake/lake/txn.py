@@ -1,4 +1,4 @@
-"""What makes a write recognisable when it is repeated."""
+"""Delta's transaction identifiers, by which a write that is repeated is recognised and skipped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Txn:
-    """One batch of one query: what makes its writes recognisable."""
+    """One batch of one streaming query, as `txnAppId` and `txnVersion` name it."""
 
     app_id: str
     version: int

@@ -99,7 +99,7 @@ def down(settings: Settings) -> bool:
 
 
 def status(settings: Settings) -> BrokerStatus:
-    """Looks, and changes nothing."""
+    """How the configured broker stands now; changes nothing."""
     folder, servers = settings.home / "kafka", settings.kafka.bootstrap_servers
     process = _alive(folder)
     if process is not None:

@@ -21,7 +21,7 @@ NEVER = 2**63 - 1
 
 
 class Session(Struct, frozen=True):
-    """Where messages belong to."""
+    """A session, as its messages name it."""
 
     topic: str
     session_id: str

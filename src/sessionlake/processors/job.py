@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
+from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.reading import reader_for
@@ -23,7 +23,7 @@ from sessionlake.lake.tables import Lake, quote
 from sessionlake.lake.txn import Txn
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.outputs import Account, Kind, read_account, refuse_failures
+from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.runtime.interpreted import interpreted
@@ -116,13 +116,13 @@ class _ProcessorBatch:
         frame.persist()
         try:
             with interpreted(spark, when=self._lake.local and self._few):
-                folded, written = collect(frame, Kind.ACCOUNT)
-            accounts = [read_account(account) for account in written]
-            partitions = total([*accounts])
-            if violation := violation_of([*accounts]):
+                folded, written = collect(frame, ProcessorOutput.REPORT)
+            reports = [read_report(report) for report in written]
+            partitions = total([*reports])
+            if violation := violation_of([*reports]):
                 note_stop(self._settings, violation.violation, own.layer)
                 raise violation
-            refuse_failures(own.name, accounts)
+            refuse_failures(own.name, reports)
             self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=own.layer)
@@ -133,7 +133,7 @@ class _ProcessorBatch:
                     source=MESSAGES,
                     started_at=started,
                     offsets=ranges,
-                    outputs=self._append(folded, accounts, txn),
+                    outputs=self._append(folded, reports, txn),
                     **counts_of(partitions),
                     config_hash=self._hash,
                 )
@@ -149,24 +149,24 @@ class _ProcessorBatch:
         text = config_hash(self._settings) + self._own.model_dump_json()
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _append(self, folded: Folded, accounts: list[Account], txn: Txn) -> tuple[Output, ...]:
+    def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends what there is; a table that gets nothing gets no commit."""
         spark, outputs = folded.frame.sparkSession, []
-        for kind, table in ((Kind.RECORDS, self._own.into), (Kind.ERRORS, PROCESSOR_ERRORS)):
-            count = sum(account.rows.get(kind, 0) for account in accounts)
+        for kind, table in ((ProcessorOutput.RECORDS, self._own.into), (ProcessorOutput.ERRORS, PROCESSOR_ERRORS)):
+            count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
                 append(spark, self._lake, table, rows_of(folded, kind, txn, self._ddl(kind)), txn)
                 commit = self._lake.last_commit(spark, table)
                 # Other processors append to the table of errors too: its last commit need not be this one.
-                if kind is Kind.RECORDS and commit.rows not in (0, count):
+                if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(
                         f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}; if rows "
                         f"were removed from {MESSAGES} by hand, restore it (RESTORE TABLE); if another writes to "
                         f"{table}, name a table of its own under processors.{self._own.name}"
                     )
-                outputs.append(Output(table, commit.version, count))
+                outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs)
 
-    def _ddl(self, kind: Kind) -> str:
-        columns = self._output.ddl if kind is Kind.RECORDS else TABLES[PROCESSOR_ERRORS].columns
+    def _ddl(self, kind: ProcessorOutput) -> str:
+        columns = self._output.ddl if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].columns
         return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)

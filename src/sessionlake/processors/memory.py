@@ -59,8 +59,8 @@ _sessions = msgspec.msgpack.Decoder(dict[str, Kept])
 
 
 @dataclass
-class Memory:
-    """A shard's sessions.
+class ProcessorMemory:
+    """What is kept of a shard's sessions between batches, and when time alone brings one something to do.
 
     Attributes:
         sessions: by `topic NUL session_id`.
@@ -79,7 +79,7 @@ class Memory:
         return any(time < now.get((topic, partition), time) for topic, partition, time in _open(stored).due)
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> Memory:
+    def decode(cls, stored: bytes | None) -> ProcessorMemory:
         """Reads what `encode` wrote.
 
         Raises:
@@ -95,7 +95,7 @@ class Memory:
         return cls({(topic, partition): time for topic, partition, time in found.due}, sessions)
 
     def encode(self, processor: str, shards: int) -> bytes:
-        """As bytes."""
+        """The shard's sessions as msgpack, with format, processor and number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
         return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
 
@@ -123,7 +123,7 @@ _REMEDY = "run the version of sessionlake that wrote it, or start the processor 
 
 
 class StateCodec:
-    """States of one processor as bytes."""
+    """Reads and writes the state that a processor keeps of a session, in the type that its class declares."""
 
     def __init__(self, name: str, processor: Processor[Any]) -> None:
         self._name, self._processor = name, processor

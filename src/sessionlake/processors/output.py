@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS, Kind, parse_columns
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS, JsonType, parse_columns
 from sessionlake.silver.fold.schemas import TIMESTAMP
 
 HEAD = (
@@ -120,8 +120,8 @@ def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
     except ValueError as error:
         text = str(error).replace("column 'value'", f"column {name!r}")
         raise ValueError(f"{text}, timestamp") from None
-    if column.kind is Kind.INTEGER:
+    if column.json_type is JsonType.INTEGER:
         top = 2 ** (column.bits - 1)
         return column.sql, Annotated[int, Meta(ge=-top, le=top - 1)], column.arrow
-    value = {Kind.BOOLEAN: bool, Kind.NUMBER: float, Kind.STRING: str}[column.kind]
+    value = {JsonType.BOOLEAN: bool, JsonType.NUMBER: float, JsonType.STRING: str}[column.json_type]
     return column.sql, value, column.arrow

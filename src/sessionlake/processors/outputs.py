@@ -1,4 +1,4 @@
-"""What a processor's fold sends on: its records, what it failed on, and the account of every message."""
+"""What a processor's fold emits: its records, what it failed on, and the counts of what became of its messages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
 from sessionlake.processors.output import Origin, timestamps
-from sessionlake.silver.fold.schemas import TIMESTAMP
-from sessionlake.silver.fold.schemas import Account as JudgedAccount
+from sessionlake.silver.fold.schemas import TIMESTAMP, ShardReport
 
 _LONGEST = 1000
 
 
-class Kind(StrEnum):
-    """What a payload holds."""
+class ProcessorOutput(StrEnum):
+    """Kinds of payload that a processor's fold emits."""
 
     RECORDS = "records"
     ERRORS = "errors"
-    ACCOUNT = "account"
+    REPORT = "report"
 
 
-class Action(StrEnum):
+class FailureAction(StrEnum):
     """What was done about a failure."""
 
     STOPPED = "stopped"
@@ -37,8 +36,8 @@ class Action(StrEnum):
     """The processor had been stopped for the session."""
 
 
-class Failure(msgspec.Struct):
-    """Where and how a processor failed.
+class ProcessorFailure(msgspec.Struct):
+    """One call of a processor that raised, and what was done about it: a row of `silver.processor_errors`.
 
     Attributes:
         event: `message`, `timer` or `expiry`.
@@ -54,12 +53,12 @@ class Failure(msgspec.Struct):
     ordinal: int
     time: int
     event: str
-    action: Action
+    action: FailureAction
     error: str
 
     @classmethod
-    def at(cls, place: Origin, event: str, action: Action, error: str) -> Failure:
-        """A failure at a place."""
+    def at(cls, place: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
+        """A failure at the message, timer or expiry that `place` names."""
         return cls(
             place.topic,
             place.session_id,
@@ -74,20 +73,20 @@ class Failure(msgspec.Struct):
         )
 
     def place(self) -> tuple[str, int, int]:
-        """By which the first of several is found: the same one however sessions are sharded."""
+        """Sorts failures: the first of several is the same one however sessions are sharded."""
         return self.topic, self.partition, self.offset
 
 
-def refuse_failures(processor: str, accounts: Iterable[Account]) -> None:
+def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
     """Stops the batch, before any commit, at its first failure under `fail`.
 
     Raises:
         ProcessorError: naming processor, session, place and what was raised.
     """
-    found = [failure for account in accounts for failure in account.failures]
+    found = [failure for report in reports for failure in report.failures]
     if not found:
         return
-    first = min(found, key=Failure.place)
+    first = min(found, key=ProcessorFailure.place)
     what = {
         "message": "",
         "timer": f" (a timer, at {first.time})",
@@ -101,13 +100,17 @@ def refuse_failures(processor: str, accounts: Iterable[Account]) -> None:
     )
 
 
-class Account(JudgedAccount):
-    """What one shard did in one batch; `failures` holds the first one at which the job must stop."""
+class ProcessorReport(ShardReport):
+    """What one shard's judging and processor did in one batch.
 
-    failures: list[Failure] = msgspec.field(default_factory=list)
+    Attributes:
+        failures: the one at which the job must stop, if any.
+    """
+
+    failures: list[ProcessorFailure] = msgspec.field(default_factory=list)
 
 
-ERRORS = pa.schema(
+ERRORS_SCHEMA = pa.schema(
     [
         ("processor", pa.string()),
         ("topic", pa.string()),
@@ -124,27 +127,27 @@ ERRORS = pa.schema(
 )
 
 
-def error_rows(processor: str, failures: Sequence[Failure]) -> pa.Table:
+def error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
     """Rows of `silver.processor_errors`, less `_batch`."""
     names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [
         pa.array([processor] * len(failures), pa.string()),
-        *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS)[1:7], strict=True)),
+        *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS_SCHEMA)[1:7], strict=True)),
         timestamps(columns["time"]),
         *(pa.array([str(value) for value in columns[name]], pa.string()) for name in names[7:]),
     ]
-    return pa.Table.from_arrays(arrays, schema=ERRORS)
+    return pa.Table.from_arrays(arrays, schema=ERRORS_SCHEMA)
 
 
-_decoder = msgspec.msgpack.Decoder(Account)
+_decoder = msgspec.msgpack.Decoder(ProcessorReport)
 
 
-def read_account(payload: bytes) -> Account:
-    """Decodes an account payload."""
+def read_report(payload: bytes) -> ProcessorReport:
+    """Decodes a report payload."""
     return _decoder.decode(payload)
 
 
-def write_account(account: Account) -> bytes:
-    """Encodes an account payload."""
-    return msgspec.msgpack.encode(account)
+def write_report(report: ProcessorReport) -> bytes:
+    """Encodes a report payload."""
+    return msgspec.msgpack.encode(report)

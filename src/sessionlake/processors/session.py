@@ -23,14 +23,14 @@ from sessionlake.config import OnViolation
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import Kept, StateCodec
 from sessionlake.processors.output import Origin, OutputColumns
-from sessionlake.processors.outputs import Action, Failure
+from sessionlake.processors.outputs import FailureAction, ProcessorFailure
 
 _TIMER_BYTES = 9
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one session and one call of its processor."""
+    """How much a session may keep, and one call may emit; more is a failure."""
 
     state_bytes: int
     records_per_call: int
@@ -54,23 +54,23 @@ def workings(name: str, processor: Processor[Any], limits: Limits) -> Workings:
 
 @dataclass
 class Results:
-    """What came of a batch.
+    """The records and failures of one shard's batch.
 
     Attributes:
         failed: indices of the messages that the processor did not take.
     """
 
     records: list[tuple[Origin, msgspec.Struct]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ProcessorFailure] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
 
 
-class StoppedError(Exception):
-    """A failure under `fail`, already among the results: nothing after it is worked on."""
+class ProcessorStoppedError(Exception):
+    """Raised inside the fold at a failure under `fail`, by then among the results: nothing is worked on after it."""
 
 
 class Life:
-    """One life of a session.
+    """Gives a processor the messages, timers and expiry of one life of a session, and keeps its state.
 
     Args:
         kept: what was kept of it, changed in place; its state is decoded when first needed.
@@ -90,7 +90,7 @@ class Life:
         """Gives the processor the session's next message, after the timers that stream time has passed.
 
         Raises:
-            StoppedError: the job must stop here.
+            ProcessorStoppedError: the job must stop here.
         """
         kept = self.kept
         self.pass_time(message.stream_time)
@@ -98,7 +98,7 @@ class Life:
         kept.ended |= message.type == "end"
         if kept.stopped is not None:
             said = f"not worked on: the processor was stopped for the session at offset {kept.stopped}"
-            self._fail("message", message.stream_time, Action.SKIPPED, said)
+            self._fail("message", message.stream_time, FailureAction.SKIPPED, said)
             self._results.failed.append(index)
         elif not self._call("message", message.stream_time, lambda state: self._processor.on_message(state, message)):
             self._results.failed.append(index)
@@ -107,7 +107,7 @@ class Life:
         """Fires the timers that stream time `now` is past.
 
         Raises:
-            StoppedError: the job must stop here.
+            ProcessorStoppedError: the job must stop here.
         """
         while self.kept.timers:
             at, name = min((at, name) for name, at in self.kept.timers.items())
@@ -133,7 +133,7 @@ class Life:
             reached: stream time when its last message came, which may bear an old timestamp and so be over at once.
 
         Raises:
-            StoppedError: the job must stop here.
+            ProcessorStoppedError: the job must stop here.
         """
         self.pass_time(min(now, max(reached, self.over_after + 1)))
         self.kept.timers = {}
@@ -207,16 +207,16 @@ class Life:
     def _failed(self, event: str, time: int, error: Exception) -> None:
         said = f"{type(error).__name__}: {error}"
         if self._policy is OnViolation.FAIL:
-            self._fail(event, time, Action.STOPPED, said)
-            raise StoppedError
+            self._fail(event, time, FailureAction.STOPPED, said)
+            raise ProcessorStoppedError
         if self._policy is OnViolation.RECORD:
-            self._fail(event, time, Action.RECORDED, said)
+            self._fail(event, time, FailureAction.RECORDED, said)
             return
-        self._fail(event, time, Action.ISOLATED, said)
+        self._fail(event, time, FailureAction.ISOLATED, said)
         self.kept.stopped, self.kept.state, self.kept.timers = self.kept.offset, b"", {}
 
-    def _fail(self, event: str, time: int, action: Action, said: str) -> None:
-        self._results.failures.append(Failure.at(self._place(time), event, action, said))
+    def _fail(self, event: str, time: int, action: FailureAction, said: str) -> None:
+        self._results.failures.append(ProcessorFailure.at(self._place(time), event, action, said))
         self.kept.ordinal += 1
 
     def _place(self, time: int) -> Origin:

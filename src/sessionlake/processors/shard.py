@@ -17,17 +17,23 @@ from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import Kept, Memory
+from sessionlake.processors.memory import Kept, ProcessorMemory
 from sessionlake.processors.messages import read_messages
-from sessionlake.processors.outputs import Account, Action, Failure, Kind, error_rows, write_account
-from sessionlake.processors.session import Life, Limits, Results, StoppedError, Workings, workings
+from sessionlake.processors.outputs import (
+    FailureAction,
+    ProcessorFailure,
+    ProcessorOutput,
+    ProcessorReport,
+    error_rows,
+    write_report,
+)
+from sessionlake.processors.session import Life, Limits, ProcessorStoppedError, Results, Workings, workings
 from sessionlake.protocol.arrow import codes, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.protocol.types import TopicPartition
-from sessionlake.silver.fold.emit import Judged, first_violations, partition_accounts
-from sessionlake.silver.fold.process import Payloads
+from sessionlake.protocol.types import Payloads, TopicPartition
+from sessionlake.silver.fold.emit import Judged, first_violations, partition_counts
 
 
 @dataclass
@@ -55,7 +61,7 @@ class MessageByMessage:
 
     @property
     def rules(self) -> RuleBook:
-        """Of the topics."""
+        """The integrity rules of the topics."""
         self._rules = self._rules or RuleBook(self.capture)
         return self._rules
 
@@ -68,28 +74,28 @@ class MessageByMessage:
 
     def is_due(self, memory: bytes | None, clock: Clock) -> bool:
         """See `ShardProcessor`."""
-        return Memory.is_due(memory, clock)
+        return ProcessorMemory.is_due(memory, clock)
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
         """See `ShardProcessor`."""
-        batch = _ShardBatch(self, Memory.decode(memory), judged)
+        batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
         batch.work()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed] = Verdict.QUARANTINED
         tables = {
-            Kind.RECORDS: self.workings.output.table(results.records),
-            Kind.ERRORS: error_rows(self.ref.name, results.failures),
+            ProcessorOutput.RECORDS: self.workings.output.table(results.records),
+            ProcessorOutput.ERRORS: error_rows(self.ref.name, results.failures),
         }
-        stopped = [failure for failure in results.failures if failure.action is Action.STOPPED]
-        account = Account(
-            partitions=partition_accounts(judged, malformed),
+        stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
+        report = ProcessorReport(
+            partitions=partition_counts(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
             violations=first_violations(judged, self.rules),
-            failures=sorted(stopped, key=Failure.place)[:1],
+            failures=sorted(stopped, key=ProcessorFailure.place)[:1],
         )
-        sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+        rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
         remembered = batch.memory.encode(self.ref.name, self.shards)
-        return remembered, [*sent, (str(Kind.ACCOUNT), write_account(account))]
+        return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
 
 
 def processor_of(own: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef) -> MessageByMessage:
@@ -117,7 +123,7 @@ class _LifeSpan(NamedTuple):
 class _ShardBatch:
     """Works through the sessions that have messages, or for which it is time, in the order of their keys."""
 
-    def __init__(self, owner: MessageByMessage, memory: Memory, judged: Judged) -> None:
+    def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = {(lane.topic, lane.partition): lane.time for lane in judged.clock.lanes}
         self._keys = session_keys(judged.messages)
@@ -125,11 +131,13 @@ class _ShardBatch:
         self.results = Results()
 
     def work(self) -> None:
-        """Does everything that the batch brings."""
+        """Gives every session of the shard its messages and timers of the batch."""
         spans = self._life_spans()
         applied = _Applied(self._applied())
         for key in sorted({*self._due(), *self._released_or_come()}):
-            with suppress(StoppedError):  # the batch is not committed: what becomes of the rest does not matter
+            with suppress(
+                ProcessorStoppedError
+            ):  # the batch is not committed: what becomes of the rest does not matter
                 self._follow(key, spans.get(key, []), applied)
         self.memory.due = self._next_due()
 
@@ -231,7 +239,7 @@ class _Applied:
         self._head = next(messages, None)
 
     def of(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
-        """Those of one life; passes over what is left of lives before it."""
+        """The applied messages of one life; those left of lives before it are passed over."""
         while self._head is not None and self._head[:2] < (key, life):
             self._head = next(self._messages, None)
         while self._head is not None and self._head[:2] == (key, life):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import Memory, shards_of
+from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
 from sessionlake.silver.fold.process import split
 
@@ -68,6 +68,6 @@ def read_all(state: bytes, processor: MessageByMessage) -> None:
             f"{processor.shards}: set it back, or start the processor over under another name"
         )
     codec = processor.workings.codec
-    for key, kept in Memory.decode(memory).sessions.items():
+    for key, kept in ProcessorMemory.decode(memory).sessions.items():
         if kept.state:
             codec.read(kept.state, kept.version, key.partition("\0")[2])

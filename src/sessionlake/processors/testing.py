@@ -20,12 +20,13 @@ import pyarrow as pa
 from sessionlake.config import CaptureSettings, ProcessorSettings
 from sessionlake.processors.api import Processor
 from sessionlake.processors.load import ProcessorRef, check
-from sessionlake.processors.memory import Memory
+from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD
-from sessionlake.processors.outputs import Kind, read_account, refuse_failures
+from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.chunk import read_ipc
+from sessionlake.protocol.types import Payloads
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
@@ -148,10 +149,10 @@ def fold_raw(
     shards: int,
     **settings: Any,
 ) -> Result:
-    """As `fold`.
+    """As `fold`, of raw messages as they are in bronze.
 
     Args:
-        batches: each as the tables of raw messages, as `silver.pack.Packer` takes them, that several tasks read.
+        batches: each as the tables of raw messages, as `silver.fold.pack.Packer` takes them, that several tasks read.
     """
     own = ProcessorSettings(name="test", target="test:test", **settings)
     ref = ProcessorRef(own.name, type(processor).__name__)
@@ -166,7 +167,7 @@ def fold_raw(
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
     for state in states.values():
-        for key, kept in Memory.decode(split(state)[1]).sessions.items():
+        for key, kept in ProcessorMemory.decode(split(state)[1]).sessions.items():
             topic, session = key.split("\0", 1)
             if kept.state:
                 result.states[topic, session] = each.loaded.codec.read(kept.state, kept.version, session)
@@ -181,20 +182,20 @@ def _folded(
         for shard, chunk in zip(*task.to_pydict().values(), strict=True):
             chunks.setdefault(shard, []).append(chunk)
     for shard, mine in chunks.items():
-        states[shard], sent = judged(shard, states[shard], mine)
-        yield from sent
+        states[shard], emitted = judged(shard, states[shard], mine)
+        yield from emitted
 
 
-def _keep(result: Result, name: str, sent: list[tuple[str, bytes]]) -> None:
-    accounts = [read_account(payload) for kind, payload in sent if kind == Kind.ACCOUNT]
-    if violation := violation_of([*accounts]):
+def _keep(result: Result, name: str, emitted: Payloads) -> None:
+    reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
+    if violation := violation_of([*reports]):
         raise violation
-    refuse_failures(name, accounts)
-    for part in (part for account in accounts for part in account.partitions):
+    refuse_failures(name, reports)
+    for part in (part for report in reports for part in report.partitions):
         for count in _COUNTS:
             result.counts[count] += getattr(part, count)
-    for rows, wanted in ((result.rows, Kind.RECORDS), (result.errors, Kind.ERRORS)):
-        rows += [row for kind, payload in sent if kind == wanted for row in _plain(payload)]
+    for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
+        rows += [row for kind, payload in emitted if kind == wanted for row in _plain(payload)]
 
 
 def _plain(payload: bytes) -> list[dict[str, Any]]:

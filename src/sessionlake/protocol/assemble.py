@@ -24,7 +24,7 @@ from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 @dataclass
 class Columns:
-    """Messages by column.
+    """Well-formed messages, one array a field.
 
     Attributes:
         types, seq, ts: of each message, a `MessageType` and integers; `NO_SEQ` where it has no seq.
@@ -72,7 +72,7 @@ def columns_of(messages: Sequence[Message], rescued: Sequence[list[str | None] |
 
 
 def selected(found: Columns, kept: Bools) -> Columns:
-    """Some of the messages."""
+    """The columns of the chosen messages."""
     if kept.all():
         return found
     of_row, of_deleted = np.repeat(kept, found.n_rows), np.repeat(kept, found.n_deleted)

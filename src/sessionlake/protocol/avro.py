@@ -16,7 +16,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
-from sessionlake.protocol.reader import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.schema_decoder import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
 from sessionlake.protocol.types import Bools
 
 Schema = dict[str, Any]
@@ -33,7 +33,7 @@ _HOLDS = {
 }
 
 
-class AvroReader:
+class AvroDecoder:
     """Reads data of one writer's schema.
 
     Raises:
@@ -49,7 +49,7 @@ class AvroReader:
         self._row_has = frozenset(_fields(row)) if row else frozenset[str]()
         self.layout = _layout(fields, row, columns)
 
-    def read(self, bodies: Sequence[bytes]) -> list[Any]:
+    def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Each payload as a dict; None where it is no datum of the schema, or more than one."""
         found: list[Any] = []
         streams = list(map(BytesIO, bodies))

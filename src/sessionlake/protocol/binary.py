@@ -21,13 +21,13 @@ from sessionlake.protocol.bulk import Allowed, Bulk
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import MessageTypes
 from sessionlake.protocol.parse import Parsed, parse_object
-from sessionlake.protocol.payload import Definition, Format, Payload, UnusableSchemaError
-from sessionlake.protocol.reader import Reader, TooDeepError
+from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, UnusableSchemaError
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.schema_decoder import SchemaDecoder, TooDeepError
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.wire import Headers, Path, split
 
-_MALFORMED = {Format.AVRO: Reason.NOT_AVRO, Format.PROTOBUF: Reason.NOT_PROTOBUF}
+_MALFORMED = {PayloadFormat.AVRO: Reason.NOT_AVRO, PayloadFormat.PROTOBUF: Reason.NOT_PROTOBUF}
 # What a library has decoded can be a hundred times as large as the payload: rows of a few bytes each are objects each.
 _SLICE_BYTES = 1024 * 1024
 _TYPES_WITH_ROWS = ("snapshot", "update")
@@ -70,9 +70,9 @@ class _Slice:
         values = self._raw["value"].combine_chunks()
         headers = self._headers(values)
         parts: list[_Part] = []
-        for reader, places in self._by_reader(headers):
+        for decoder, places in self._by_decoder(headers):
             bodies = headers.bodies.take(pa.array(places)).to_pylist()
-            parts += self._read(reader, places, bodies, fast=fast)
+            parts += self._read(decoder, places, bodies, fast=fast)
         columns = self._types.columns
         if not parts:
             return assemble(self._raw, self._reasons, columns_of([], [], len(columns)), columns)
@@ -82,48 +82,48 @@ class _Slice:
 
     def _headers(self, values: pa.Array) -> Headers:
         if self._payload.header:
-            return split(values, with_path=self._payload.format is Format.PROTOBUF)
+            return split(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
         return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
-    def _by_reader(self, headers: Headers) -> Iterator[tuple[Reader, Int64s]]:
-        """Places of the messages that are not refused yet, by what reads them."""
+    def _by_decoder(self, headers: Headers) -> Iterator[tuple[SchemaDecoder, Int64s]]:
+        """Places of the messages that are not refused yet, by what decodes them."""
         wanted = np.flatnonzero(self._reasons == 0)
         which = headers.which[wanted]
         self._reasons[wanted[which < 0]] = self._malformed
-        readers = _readers(self._payload, headers.found, which[which >= 0], self._types.columns)
-        first: dict[int, int] = {}  # headers that mean the same share a reader
-        known = np.array([-1 if r is None else first.setdefault(id(r), i) for i, r in enumerate(readers)] or [-1])
-        reader_of = np.where(which < 0, -1, known[which])
-        self._reasons[wanted[(which >= 0) & (reader_of < 0)]] = CODE_OF[Reason.UNKNOWN_SCHEMA]
-        for index in np.unique(reader_of[reader_of >= 0]).tolist():
-            reader = readers[index]
-            if reader is not None:
-                yield reader, wanted[reader_of == index]
+        decoders = _decoders(self._payload, headers.found, which[which >= 0], self._types.columns)
+        first: dict[int, int] = {}  # headers that mean the same share a decoder
+        known = np.array([-1 if r is None else first.setdefault(id(r), i) for i, r in enumerate(decoders)] or [-1])
+        decoder_of = np.where(which < 0, -1, known[which])
+        self._reasons[wanted[(which >= 0) & (decoder_of < 0)]] = CODE_OF[Reason.UNKNOWN_SCHEMA]
+        for index in np.unique(decoder_of[decoder_of >= 0]).tolist():
+            decoder = decoders[index]
+            if decoder is not None:
+                yield decoder, wanted[decoder_of == index]
 
-    def _read(self, reader: Reader, places: Int64s, bodies: list[bytes], *, fast: bool) -> list[_Part]:
-        objects, sizes = reader.read(bodies), lengths(bodies)
+    def _read(self, decoder: SchemaDecoder, places: Int64s, bodies: list[bytes], *, fast: bool) -> list[_Part]:
+        objects, sizes = decoder.decode(bodies), lengths(bodies)
         if None in objects:
             missing = np.fromiter((item is None for item in objects), np.bool_, len(objects))
             self._reasons[places[missing]] = self._malformed
             objects = [item for item in objects if item is not None]
             places, sizes = places[~missing], sizes[~missing]
         parts: list[_Part] = []
-        if fast and objects and reader.layout is not None:
+        if fast and objects and decoder.layout is not None:
             try:
-                bulk = Bulk(reader, objects, sizes, self._allowed.part(places), self._types.columns)
+                bulk = Bulk(decoder, objects, sizes, self._allowed.part(places), self._types.columns)
             except (UnicodeDecodeError, TooDeepError):  # of one message; only looking closely tells which
-                return list(self._look_closely(reader, places, objects))
+                return list(self._look_closely(decoder, places, objects))
             good = (bulk.reasons == 0) & ~bulk.unsure
             self._reasons[places] = np.where(bulk.unsure, 0, bulk.reasons)
             parts.append(_Part(places[good], selected(bulk.columns, good)))
             unsure = np.flatnonzero(bulk.unsure)
             places, objects = places[unsure], [objects[index] for index in unsure.tolist()]
-        return [*parts, *self._look_closely(reader, places, objects)]
+        return [*parts, *self._look_closely(decoder, places, objects)]
 
-    def _look_closely(self, reader: Reader, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
+    def _look_closely(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
         kept, messages, rescued = [], [], []
         for place, item in zip(places.tolist(), objects, strict=True):
-            found = self._parsed(reader, item, place)
+            found = self._parsed(decoder, item, place)
             if isinstance(found, Parsed):
                 kept.append(place)
                 messages.append(found.message)
@@ -134,14 +134,14 @@ class _Slice:
             columns = columns_of(messages, rescued if any(rescued) else [], len(self._types.columns))
             yield _Part(np.array(kept, np.int64), columns)
 
-    def _parsed(self, reader: Reader, item: Any, place: int) -> Parsed | Reason:
+    def _parsed(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:
         latest, seqless = int(self._allowed.latest[place]), bool(self._allowed.seqless[place])
         try:
-            heads = reader.heads(item)
+            heads = decoder.heads(item)
             found = parse_object(heads | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
             if isinstance(found, Reason):  # before a look at rows, of which there can be many
                 return found
-            plain = reader.plain(item) if heads["type"] in _TYPES_WITH_ROWS else heads
+            plain = decoder.plain(item) if heads["type"] in _TYPES_WITH_ROWS else heads
         except UnicodeDecodeError:
             return _MALFORMED[self._payload.format]
         except TooDeepError:
@@ -152,26 +152,28 @@ class _Slice:
 # -- which schema
 
 
-def _readers(
+def _decoders(
     payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
-) -> list[Reader | None]:
-    """What reads each header's payloads; None where nothing does."""
+) -> list[SchemaDecoder | None]:
+    """What decodes each header's payloads; None where nothing does."""
     definitions = payload.schemas.definitions(sorted({headers[place][0] for place in np.unique(used).tolist()}))
-    return [_reader(payload, definitions.get(schema), path, columns) for schema, path in headers]
+    return [_decoder(payload, definitions.get(schema), path, columns) for schema, path in headers]
 
 
 @lru_cache(maxsize=1024)
-def _reader(payload: Payload, definition: Definition | None, path: Path, columns: tuple[Column, ...]) -> Reader | None:
+def _decoder(
+    payload: Payload, definition: Definition | None, path: Path, columns: tuple[Column, ...]
+) -> SchemaDecoder | None:
     if definition is None:
         return None
     try:
-        return reader_of(payload, definition, path, columns)
+        return decoder_of(payload, definition, path, columns)
     except UnusableSchemaError:
         return None
 
 
-def reader_of(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> Reader:
-    """What reads a schema's payloads.
+def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> SchemaDecoder:
+    """What decodes a schema's payloads.
 
     Args:
         path: of the message type, where the payload does not name it.
@@ -179,7 +181,7 @@ def reader_of(payload: Payload, definition: Definition, path: Path, columns: tup
     Raises:
         UnusableSchemaError: nothing can.
     """
-    if payload.format is Format.AVRO:
+    if payload.format is PayloadFormat.AVRO:
         return _avro(definition, columns)
     message = payload.message or _type_of(definition, path)
     if message is None:
@@ -189,17 +191,17 @@ def reader_of(payload: Payload, definition: Definition, path: Path, columns: tup
 
 # The libraries are loaded by those who need them: JSON does not.
 @lru_cache(maxsize=64)
-def _avro(definition: Definition, columns: tuple[Column, ...]) -> Reader:
-    from sessionlake.protocol.avro import AvroReader
+def _avro(definition: Definition, columns: tuple[Column, ...]) -> SchemaDecoder:
+    from sessionlake.protocol.avro import AvroDecoder
 
-    return AvroReader(definition, columns)
+    return AvroDecoder(definition, columns)
 
 
 @lru_cache(maxsize=64)
-def _protobuf(definition: Definition, message: str, columns: tuple[Column, ...]) -> Reader:
-    from sessionlake.protocol.protobuf import ProtobufReader
+def _protobuf(definition: Definition, message: str, columns: tuple[Column, ...]) -> SchemaDecoder:
+    from sessionlake.protocol.protobuf import ProtobufDecoder
 
-    return ProtobufReader(definition, message, columns)
+    return ProtobufDecoder(definition, message, columns)
 
 
 def _type_of(definition: Definition, path: Path) -> str | None:

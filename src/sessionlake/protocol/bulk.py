@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from sessionlake.protocol.assemble import Columns, lengths
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
 from sessionlake.protocol.parse import rescued_text
-from sessionlake.protocol.reader import SET, TYPE_CODES, Holds, Reader
 from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.schema_decoder import SET, TYPE_CODES, Holds, SchemaDecoder
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
 _WITH_ROWS = (MessageType.SNAPSHOT, MessageType.UPDATE)
@@ -37,7 +37,7 @@ class Allowed:
     seqless: Bools
 
     def part(self, which: Any) -> Allowed:
-        """Of some of the messages."""
+        """What is known of these messages alone."""
         return Allowed(self.reasons[which].copy(), self.latest[which], self.seqless[which])
 
 
@@ -54,12 +54,12 @@ class Bulk:
     """
 
     def __init__(
-        self, reader: Reader, objects: list[Any], sizes: Int64s, allowed: Allowed, columns: tuple[Column, ...]
+        self, decoder: SchemaDecoder, objects: list[Any], sizes: Int64s, allowed: Allowed, columns: tuple[Column, ...]
     ) -> None:
-        self._reader, self._columns = reader, columns
+        self._decoder, self._columns = decoder, columns
         self.reasons = np.zeros(len(objects), np.int8)
         self.unsure = np.zeros(len(objects), np.bool_)
-        names = reader.types(objects)
+        names = decoder.types(objects)
         types = np.fromiter(map(TYPE_CODES.get, names, repeat(MessageType.MALFORMED)), np.int8, len(names))
         self._refuse(types < 0, Reason.BAD_TYPE)
         seq, missing = self._head(objects, "seq", Reason.BAD_SEQ)
@@ -75,12 +75,12 @@ class Bulk:
         deleted = list(chain.from_iterable(deleted_of))
         self._check_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
         # More rows than could each have an id: refused before they become so many Python objects.
-        crowded = n_rows * (reader.layout.row_bytes if reader.layout else 0) > sizes
+        crowded = n_rows * (decoder.layout.row_bytes if decoder.layout else 0) > sizes
         self._refuse(crowded, Reason.BAD_ROW_ID)
         rows_of, n_rows = _emptied(rows_of, crowded), np.where(crowded, 0, n_rows)
         rows = list(chain.from_iterable(rows_of))
         self._owner = np.repeat(np.arange(len(objects)), n_rows)
-        ids = reader.ids(rows)
+        ids = decoder.ids(rows)
         self._check_ids(ids, n_rows)
         values = self._values(rows)
         self.columns = Columns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
@@ -95,7 +95,7 @@ class Bulk:
 
     def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
         """`seq` or `ts` of each message, and where it is missing."""
-        values, missing = self._reader.numbers(objects, name)
+        values, missing = self._decoder.numbers(objects, name)
         try:
             found = np.fromiter(values, np.int64, len(values))
         except OverflowError:  # an unsigned one
@@ -105,7 +105,7 @@ class Bulk:
 
     def _lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
         """A list of each message, empty where it means nothing, and its length, -1 where it is missing."""
-        found, missing = self._reader.lists(objects, name)
+        found, missing = self._decoder.lists(objects, name)
         sizes = lengths(found)
         strange = (sizes > 0) & ~having
         sizes = np.where(strange, 0, sizes)
@@ -130,13 +130,13 @@ class Bulk:
         return codes
 
     def _values(self, rows: list[Any]) -> list[list[Any]]:
-        layout, sets = self._reader.layout, self._reader.sets(rows)
+        layout, sets = self._decoder.layout, self._decoder.sets(rows)
         cells = layout.cells if layout else {}
         if sets is not None:
             self._check_names(sets)
         found = []
         for column in self._columns:
-            values, present = self._reader.cells(rows, column.name)
+            values, present = self._decoder.cells(rows, column.name)
             there = _there(present, sets, column.name)
             if there is not None:
                 values = [value if flag else None for value, flag in zip(values, there, strict=True)]
@@ -155,11 +155,11 @@ class Bulk:
 
     def _checked(self, values: list[Any], column: Column, holds: Holds) -> list[Any]:
         """Values as the column has them; refuses messages that have one out of its range."""
-        if column.kind is Kind.INTEGER:
+        if column.json_type is JsonType.INTEGER:
             self._refuse_values(
                 _beyond(pa.array(values, pa.uint64() if holds is Holds.UNSIGNED else pa.int64()), column)
             )
-        elif column.kind is Kind.NUMBER:
+        elif column.json_type is JsonType.NUMBER:
             if holds is not Holds.FLOAT:
                 values = [None if value is None else float(value) for value in values]
             numbers = pa.array(values, pa.float64())
@@ -172,10 +172,10 @@ class Bulk:
         self._refuse_owners(pc.fill_null(wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN)
 
     def _rescued(self, rows: list[Any]) -> list[str | None] | None:
-        layout = self._reader.layout
+        layout = self._decoder.layout
         if layout is None or not layout.undeclared:
             return None
-        texts = [rescued_text(self._reader.plain_row(row), self._columns) for row in rows]
+        texts = [rescued_text(self._decoder.plain_row(row), self._columns) for row in rows]
         return texts if any(texts) else None
 
 

@@ -20,8 +20,8 @@ RESERVED = frozenset(
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,254}")
 
 
-class Kind(Enum):
-    """What a JSON value must be to fit a column."""
+class JsonType(Enum):
+    """JSON type that a value must be of to fit a column, in the words of messages to operators."""
 
     BOOLEAN = "true or false"
     INTEGER = "an integer in range"
@@ -36,32 +36,32 @@ class Column:
     Attributes:
         name: as in the messages and in the tables.
         sql: the Spark SQL type, normalised (`bigint`, not `long`).
-        kind: what JSON values fit.
+        json_type: what a JSON value must be to fit.
         arrow: the Arrow type it is carried in.
         bits: width of an integer type, 0 otherwise.
     """
 
     name: str
     sql: str
-    kind: Kind
+    json_type: JsonType
     arrow: pa.DataType
     bits: int = 0
 
     @property
     def numeric(self) -> bool:
         """Whether averages of it make sense."""
-        return self.kind in (Kind.INTEGER, Kind.NUMBER)
+        return self.json_type in (JsonType.INTEGER, JsonType.NUMBER)
 
 
-_TYPES: dict[str, tuple[Kind, pa.DataType, int]] = {
-    "boolean": (Kind.BOOLEAN, pa.bool_(), 0),
-    "tinyint": (Kind.INTEGER, pa.int8(), 8),
-    "smallint": (Kind.INTEGER, pa.int16(), 16),
-    "int": (Kind.INTEGER, pa.int32(), 32),
-    "bigint": (Kind.INTEGER, pa.int64(), 64),
-    "float": (Kind.NUMBER, pa.float32(), 0),
-    "double": (Kind.NUMBER, pa.float64(), 0),
-    "string": (Kind.STRING, pa.string(), 0),
+_TYPES: dict[str, tuple[JsonType, pa.DataType, int]] = {
+    "boolean": (JsonType.BOOLEAN, pa.bool_(), 0),
+    "tinyint": (JsonType.INTEGER, pa.int8(), 8),
+    "smallint": (JsonType.INTEGER, pa.int16(), 16),
+    "int": (JsonType.INTEGER, pa.int32(), 32),
+    "bigint": (JsonType.INTEGER, pa.int64(), 64),
+    "float": (JsonType.NUMBER, pa.float32(), 0),
+    "double": (JsonType.NUMBER, pa.float64(), 0),
+    "string": (JsonType.STRING, pa.string(), 0),
 }
 _ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,7 +29,7 @@ from sessionlake.protocol.message import Message, MessageTypes, message_types
 from sessionlake.protocol.parse import Parsed, key_reason, parse
 from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.protocol.types import Bools, Int8s, Int64s
+from sessionlake.protocol.types import Bools, Float64s, Int8s, Int64s
 
 
 def _never(topic: str) -> bool:
@@ -199,7 +198,7 @@ def _attribute(messages: Sequence[Message], name: str) -> Int64s:
     return np.fromiter(map(attrgetter(name), messages), np.int64, len(messages))
 
 
-def _floats(values: list[Any]) -> npt.NDArray[np.float64]:
+def _floats(values: list[Any]) -> Float64s:
     return np.array([v if isinstance(v, float) else 0.0 for v in values], np.float64)
 
 

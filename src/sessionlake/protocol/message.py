@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Union
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -136,9 +136,9 @@ def _struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageTy
 
 
 def _value_type(column: Column) -> Any:
-    if column.kind is Kind.BOOLEAN:
+    if column.json_type is JsonType.BOOLEAN:
         return bool
-    if column.kind is Kind.INTEGER:
+    if column.json_type is JsonType.INTEGER:
         top = 2 ** (column.bits - 1)
         return Annotated[int, Meta(ge=-top, le=top - 1)]
-    return float if column.kind is Kind.NUMBER else str
+    return float if column.json_type is JsonType.NUMBER else str

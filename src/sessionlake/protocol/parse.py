@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 from sessionlake.protocol.jsontext import NoJsonError, load
 from sessionlake.protocol.message import (
     INT64_MAX,
@@ -76,7 +76,7 @@ def parse(
 def parse_object(
     loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """The same for what a value of another format says, as the JSON object that says it."""
+    """Parses a value of another format, given as the JSON object that says the same."""
     try:
         return _message(loaded, types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
@@ -162,17 +162,17 @@ def _fit(value: Any, column: Column) -> Any:
     """The value as the column holds it, without any silent cast."""
     if value is UNSET or value is None:
         return value
-    if column.kind is Kind.BOOLEAN and isinstance(value, bool):
+    if column.json_type is JsonType.BOOLEAN and isinstance(value, bool):
         return value
-    if column.kind is Kind.STRING and isinstance(value, str):
+    if column.json_type is JsonType.STRING and isinstance(value, str):
         return value
     if (
         type(value) is int
-        and column.kind is Kind.INTEGER
+        and column.json_type is JsonType.INTEGER
         and -(2 ** (column.bits - 1)) <= value < 2 ** (column.bits - 1)
     ):
         return value
-    if type(value) in (int, float) and column.kind is Kind.NUMBER:
+    if type(value) in (int, float) and column.json_type is JsonType.NUMBER:
         return _number(value, column)
     raise _Refused(Reason.BAD_COLUMN)
 

@@ -29,7 +29,7 @@ Definition = tuple[bytes, ...]
 """A schema: what it refers to first, itself last. Avro: JSON texts. Protobuf: serialized `FileDescriptorProto`s."""
 
 
-class Format(StrEnum):
+class PayloadFormat(StrEnum):
     """How a message is written."""
 
     JSON = "json"
@@ -45,7 +45,7 @@ class Schemas(Protocol):
     """Where schemas come from."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are."""
+        """The definitions of these schema ids; one that is unknown is absent."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GivenSchemas:
     by_id: tuple[tuple[int, Definition], ...] = ()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are."""
+        """The definitions of these schema ids; one that is unknown is absent."""
         if self.every is not None:
             return dict.fromkeys(ids, self.every)
         known = dict(self.by_id)
@@ -72,7 +72,7 @@ class Payload:
         message: full name of the Protobuf message type; None: each header says which of its schema's types it is.
     """
 
-    format: Format
+    format: PayloadFormat
     schemas: Schemas
     header: bool = False
     message: str | None = None

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
-from sessionlake.protocol.reader import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.schema_decoder import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
 from sessionlake.protocol.types import Bools
 from sessionlake.protocol.wire import Path
 
@@ -45,7 +45,7 @@ _HOLDS = {
 }
 
 
-class ProtobufReader:
+class ProtobufDecoder:
     """Reads messages of one type.
 
     Args:
@@ -69,7 +69,7 @@ class ProtobufReader:
         self._row = _Fields(rows.message_type) if rows is not None and rows.message_type is not None else None
         self.layout = _layout(self._fields, self._row, columns)
 
-    def read(self, bodies: Sequence[bytes]) -> list[Any]:
+    def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Each payload as a message; None where it is none of the type."""
         found: list[Any] = []
         rest = iter(bodies)

@@ -1,4 +1,4 @@
-"""Types that every room spells alike."""
+"""Aliases of array and row types, defined once for all packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Int8s = npt.NDArray[np.int8]
+Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Objects = npt.NDArray[np.object_]
 
@@ -18,3 +19,6 @@ TopicPartition = tuple[str, int]
 
 Row = dict[str, Any]
 """A table's row by column name."""
+
+Payloads = list[tuple[str, bytes]]
+"""What a fold emits: pairs of a kind and its content."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.protocol.types import Bools, Int64s
+
 Path = tuple[int, ...]
-Header = tuple[int, Path]
+WireHeader = tuple[int, Path]
 _NO_PATH: Path = (-1,)
-_NO_HEADER: Header = (-1, _NO_PATH)
+_NO_HEADER: WireHeader = (-1, _NO_PATH)
 _FIXED = 5
 # A type nested deeper than this, or of a higher number, is nobody's: a header is at most so long.
 _MAX_PATH = 8
@@ -23,7 +24,7 @@ _MAX_VARINT = 5
 
 @dataclass(frozen=True)
 class Headers:
-    """Headers of many payloads.
+    """The wire headers of many payloads, each distinct one kept once.
 
     Attributes:
         which: for each payload, the index of its header in `found`; -1 where it has none.
@@ -31,8 +32,8 @@ class Headers:
         bodies: the payloads without their headers, binary; null where there is none.
     """
 
-    which: npt.NDArray[np.int64]
-    found: list[Header]
+    which: Int64s
+    found: list[WireHeader]
     bodies: pa.Array
 
 
@@ -40,7 +41,7 @@ def split(values: pa.Array, *, with_path: bool) -> Headers:
     """Takes headers off payloads. Each distinct header is looked at once."""
     which = np.full(len(values), -1, np.int64)
     sizes = np.zeros(len(values), np.int64)
-    found: dict[Header, int] = {}
+    found: dict[WireHeader, int] = {}
     pending, width = np.arange(len(values)), _FIXED
     while len(pending) and width <= _LONGEST:
         heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
@@ -54,7 +55,7 @@ def split(values: pa.Array, *, with_path: bool) -> Headers:
     return Headers(which, list(found), _bodies(values, np.where(which < 0, 0, sizes), which < 0))
 
 
-def _read(head: bytes, width: int, *, with_path: bool) -> Header | None:
+def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     """A header of exactly this width, or that it is none; None: it may be longer."""
     if len(head) < width or head[0] != 0:
         return _NO_HEADER
@@ -85,7 +86,7 @@ def _path(text: bytes) -> Path | None:
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 
-def _bodies(values: pa.Array, skip: npt.NDArray[np.int64], without: npt.NDArray[np.bool_]) -> pa.Array:
+def _bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
     end = pc.max(pc.binary_length(values)).as_py() or 0  # to be named: slices without an end fail on short values
     for width in np.unique(skip[~without]).tolist():

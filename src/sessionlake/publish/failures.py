@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionlake.errors import BrokerError, LakeError, SessionlakeError
-from sessionlake.streaming.errors import SCHEMA_CHANGED, Cause, failure_of
+from sessionlake.streaming.errors import SCHEMA_CHANGED, KnownFailure, failure_of
 from sessionlake.streaming.query import LayerQuery
 
 
@@ -36,7 +36,7 @@ class PublishQuery(LayerQuery):
 _KAFKA = "org.apache.kafka.common.errors"
 # What Spark, Delta or Kafka say, and what it means for a publication.
 _CAUSES = (
-    Cause(
+    KnownFailure(
         LakeError,
         "changes that were not sent yet are gone from the table: VACUUM and the expiry of its log remove them after "
         "delta.deletedFileRetentionDuration and delta.logRetentionDuration, or its change feed was off for a while. "
@@ -51,12 +51,12 @@ _CAUSES = (
             "DELTA_MISSING_CHANGE_DATA",
         ),
     ),
-    Cause(
+    KnownFailure(
         LakeError,
         "the table was made anew since the last run. To have a topic with the table as it is, {anew}",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
-    Cause(
+    KnownFailure(
         LakeError,
         "columns were added to the table while it was published. Run it again: it goes on with them",
         conditions=(
@@ -65,13 +65,13 @@ _CAUSES = (
             "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG",
         ),
     ),
-    Cause(
+    KnownFailure(
         BrokerError,
         "a row is larger than topic {topic} takes. Raise the topic's max.message.bytes and run it again: it sends "
         "the whole batch once more, which changes nothing for whoever has a part of it",
         types=(f"{_KAFKA}.RecordTooLargeException",),
     ),
-    Cause(
+    KnownFailure(
         BrokerError,
         "Kafka does not take the messages. When it does, run it again: it goes on where it ended",
         types=(

@@ -41,7 +41,7 @@ def spark_kafka_options(settings: Settings) -> dict[str, str]:
 
 
 def client_config(settings: Settings) -> dict[str, str]:
-    """The same connection as librdkafka properties, for `confluent_kafka` clients.
+    """The configured connection as librdkafka properties, for `confluent_kafka` clients.
 
     Security options are translated; the consumer tuning meant for Spark is left out.
 

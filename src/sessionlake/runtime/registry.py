@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from sessionlake.errors import RegistryError
-from sessionlake.protocol.payload import Definition, Format
+from sessionlake.protocol.payload import Definition, PayloadFormat
 
 _TIMEOUT_SECONDS = 10.0
 # Waits before another try, when the registry is away or busy for a moment.
@@ -47,12 +47,12 @@ class RegistrySchemas:
         auth: `user:password`, or a bearer token.
     """
 
-    format: Format
+    format: PayloadFormat
     url: str
     auth: str | None = field(default=None, repr=False)
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are.
+        """The definitions of these schema ids; one that is unknown is absent.
 
         Raises:
             RegistryError: the registry does not answer, or not as a registry does.
@@ -69,7 +69,7 @@ class _Cache:
         self._unknown: OrderedDict[int, float] = OrderedDict()
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
-        """Those of the schemas that there are; what is not known yet is asked for, a few at a time."""
+        """The definitions of these schema ids; what is not known yet is asked for, a few at a time."""
         lately = time.monotonic() - _UNKNOWN_SECONDS
         found = {schema: self._known[schema] for schema in ids if schema in self._known}
         for schema in found:
@@ -109,7 +109,7 @@ class _Client:
     def __init__(self, source: RegistrySchemas) -> None:
         self._source = source
         # Registries keep Protobuf schemas as source text; in this form no compiler is needed to read them.
-        self._query = "?format=serialized" if source.format is Format.PROTOBUF else ""
+        self._query = "?format=serialized" if source.format is PayloadFormat.PROTOBUF else ""
 
     def definition(self, schema: int) -> Definition | None:
         """A schema with those it refers to; None if there is none of the format."""
@@ -145,7 +145,7 @@ class _Client:
         text = answer.get("schema")
         if not isinstance(text, str):
             raise self._error("it gave a schema without its text")
-        if self._source.format is Format.AVRO:
+        if self._source.format is PayloadFormat.AVRO:
             return text.encode()
         return self._descriptor(text, name)
 

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import Decision, Place
+from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.commit import append
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
-from sessionlake.lake.reading import Condition, Reader, reader_for
+from sessionlake.lake.reading import Condition, TableReader, reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver.fold.schemas import Violation
@@ -65,14 +65,14 @@ class Decided:
         return f"{place}: {meaning}. It takes effect when silver runs again"
 
 
-def decisions(reader: Reader) -> dict[Place, Decision]:
+def decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     """All decisions by place, less those withdrawn."""
     return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
 
 
-def _recorded(reader: Reader) -> dict[Place, list[tuple[datetime, str]]]:
+def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
     """What was recorded about each place, in order of time: the last word counts."""
-    found: dict[Place, list[tuple[datetime, str]]] = {}
+    found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
     for row in reader.rows(DECISIONS, columns=["topic", "session_id", "offset", "decision", "decided_at"]):
         place = row["topic"], row["session_id"], row["offset"]
         found.setdefault(place, []).append((row["decided_at"], row["decision"]))
@@ -164,14 +164,14 @@ def withdraw(
     return decided
 
 
-def _followed(reader: Reader) -> set[Place]:
+def _followed(reader: TableReader) -> set[DecisionKey]:
     """The places whose decisions a batch of silver has taken."""
     rows = reader.rows(LEDGER, ("layer", operator.eq, SILVER), columns=["decisions"])
     told = (item for row in rows for item in row["decisions"] or ())
     return {(item["topic"], item["session_id"], item["offset"]) for item in told}
 
 
-def _require_untaken(settings: Settings, reader: Reader, place: Place) -> None:
+def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
     """Refuses to withdraw what a layer has followed, or may have: it would be made otherwise when it is made again."""
     topic, session, offset = place
     partition, stopped = _partition(reader, place), _stops(settings)
@@ -208,11 +208,11 @@ def _meant(session: str, offset: int | None, topic: str | None) -> str:
     return ", ".join(parts)
 
 
-def _place_of(stop: Violation) -> Place:
+def _place_of(stop: Violation) -> DecisionKey:
     return stop.topic, stop.session_id, stop.offset
 
 
-def _stop_at(settings: Settings, session: str, offset: int | None, topic: str | None) -> tuple[Place, set[str]]:
+def _stop_at(settings: Settings, session: str, offset: int | None, topic: str | None) -> tuple[DecisionKey, set[str]]:
     """The place that is meant, and the layers that stopped there.
 
     Raises:
@@ -239,7 +239,7 @@ def _stop_at(settings: Settings, session: str, offset: int | None, topic: str | 
     return place, {layer for layer, other in mine.items() if other == place}
 
 
-def _partition(reader: Reader, place: Place) -> int:
+def _partition(reader: TableReader, place: DecisionKey) -> int:
     """The partition in which the message is."""
     topic, session, offset = place
     conditions: list[Condition] = [
@@ -282,7 +282,7 @@ def _require_whole(batch: Begun | None, layer: str, topic: str, partition: int, 
         )
 
 
-def _write(lake: Lake, spark: SparkSession | None, reader: Reader, decided: Decided) -> None:
+def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: Decided) -> None:
     if lake.local and not (lake.path(DECISIONS) / "_delta_log").is_dir():
         raise LakeError(f"{DECISIONS} is not there yet: there is nothing to decide before silver has run")
     before = _recorded(reader).get((decided.topic, decided.session_id, decided.offset), [])
@@ -331,7 +331,7 @@ def note_going_on(settings: Settings, layer: str = SILVER) -> None:
         _note(settings, layer).unlink(missing_ok=True)
 
 
-def taken(decided: Iterable[Place], known: dict[Place, Decision]) -> tuple[dict[str, object], ...]:
+def taken(decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]) -> tuple[dict[str, object], ...]:
     """Decisions that a batch took, as the ledger tells them, in order of place."""
     return tuple(
         {"topic": topic, "session_id": session, "offset": offset, "decision": str(known[topic, session, offset])}

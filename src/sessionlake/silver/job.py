@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.rules import Decision, Place
+from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, config_hash, write
-from sessionlake.lake.ledger import Output as TableOutput
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import enclosing, within
@@ -26,7 +25,7 @@ from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop, taken
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import Account, Output, PartitionAccount, Violation, read_account
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpacked
 from sessionlake.silver.handover import Handover
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 
 LAYER = SILVER
 APPENDED = (
-    (Output.CHANGES, CHANGES),
-    (Output.PROGRESS, PROGRESS),
-    (Output.EVENTS, EVENTS),
-    (Output.CUTS, CUTS),
+    (SilverOutput.CHANGES, CHANGES),
+    (SilverOutput.PROGRESS, PROGRESS),
+    (SilverOutput.EVENTS, EVENTS),
+    (SilverOutput.CUTS, CUTS),
 )
 _COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 FEW_MESSAGES = 20_000
@@ -83,7 +82,7 @@ def start(
 
 
 def folded(
-    spark: SparkSession, lake: Lake, settings: Settings, decided: dict[Place, Decision], begin: Handover | None
+    spark: SparkSession, lake: Lake, settings: Settings, decided: dict[DecisionKey, Decision], begin: Handover | None
 ) -> DataFrame:
     """The stateful stream: bronze packed, folded by shard; `kind string, payload binary`."""
     capture = settings.capture
@@ -122,7 +121,7 @@ class _SilverBatch:
         self,
         lake: Lake,
         settings: Settings,
-        decided: dict[Place, Decision],
+        decided: dict[DecisionKey, Decision],
         first_batch: int,
         on_batch: OnBatch | None,
     ) -> None:
@@ -140,16 +139,16 @@ class _SilverBatch:
         frame.persist()
         try:
             with interpreted(spark, when=self._lake.local and self._few):
-                folded, written = collect(frame, Output.ACCOUNT)
-            accounts = [read_account(account) for account in written]
-            partitions = total(accounts)
-            self._refuse_violations(accounts)
+                folded, written = collect(frame, SilverOutput.REPORT)
+            reports = [read_report(report) for report in written]
+            partitions = total(reports)
+            self._refuse_violations(reports)
             self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
             by = config_hash(self._settings)
             with committing(self._settings, LAYER, txn.version, by, ranges):
-                outputs, rows = self._append(folded, accounts, txn)
+                outputs, rows = self._append(folded, reports, txn)
                 entry = LedgerEntry(
                     layer=LAYER,
                     txn=txn,
@@ -159,7 +158,7 @@ class _SilverBatch:
                     outputs=outputs,
                     **counts_of(partitions),
                     config_hash=by,
-                    decisions=taken((place for account in accounts for place in account.decided), self._decided),
+                    decisions=taken((place for report in reports for place in report.decided), self._decided),
                 )
                 write(spark, self._lake, entry)
         finally:
@@ -170,29 +169,29 @@ class _SilverBatch:
         if self._on_batch:
             self._on_batch(entry, rows)
 
-    def _refuse_violations(self, accounts: list[Account]) -> None:
+    def _refuse_violations(self, reports: list[ShardReport]) -> None:
         """Stops the batch, before any commit, at its first violation under `on_violation: fail`.
 
         Raises:
-            StoppedError: naming the place, and the commands that decide the matter.
+            SilverStoppedError: naming the place, and the commands that decide the matter.
         """
-        error = violation_of(accounts)
+        error = violation_of(reports)
         if error is not None:
             note_stop(self._settings, error.violation)
             raise error
 
     def _append(
-        self, folded: Folded, accounts: list[Account], txn: Txn
+        self, folded: Folded, reports: list[ShardReport], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
         """Appends what there is; a table that gets nothing gets no commit."""
         spark, outputs, at_hand = folded.frame.sparkSession, [], {}
-        for kind, table in (*APPENDED, (Output.QUARANTINE, QUARANTINE)):
-            count = sum(account.rows.get(kind, 0) for account in accounts)
+        for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
+            count = sum(report.rows.get(kind, 0) for report in reports)
             if not count:
                 continue
             rows = rows_of(folded, kind, txn, row_ddl(self._settings, table))
-            if kind is Output.QUARANTINE:
-                rows = with_messages(self._lake.read(spark, MESSAGES), as_frame(spark, rows), accounts)
+            if kind is SilverOutput.QUARANTINE:
+                rows = with_messages(self._lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
             if isinstance(rows, pa.Table):
                 at_hand[table] = rows
             append(spark, self._lake, table, rows, txn)
@@ -221,15 +220,15 @@ def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> DataFrame | pa.Tab
     return frame.mapInArrow(Unpack(txn.version), ddl)
 
 
-def with_messages(bronze: DataFrame, rows: DataFrame, accounts: list[Account]) -> DataFrame:
+def with_messages(bronze: DataFrame, rows: DataFrame, reports: list[ShardReport]) -> DataFrame:
     """Adds the raw key and value to rows for the quarantine: what is kept there is kept whole.
 
     Args:
-        accounts: of the batch that quarantined them.
+        reports: of the batch that quarantined them.
     """
     from pyspark.sql import functions as F
 
-    where = within(enclosing(item for account in accounts for item in account.quarantined))
+    where = within(enclosing(item for report in reports for item in report.quarantined))
     raw = bronze.where(where).select("topic", "partition", "offset", "key", "value")
     return (
         F.broadcast(rows)
@@ -246,11 +245,11 @@ def row_ddl(settings: Settings, table: str) -> str:
     return ", ".join(f"`{name}` {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
 
 
-def total(accounts: list[Account]) -> list[PartitionAccount]:
-    """The shards' accounts, added up by topic-partition."""
-    whole: dict[tuple[str, int], PartitionAccount] = {}
-    for part in (p for account in accounts for p in account.partitions):
-        known = whole.setdefault((part.topic, part.partition), PartitionAccount(part.topic, part.partition, -1, -1, 0))
+def total(reports: list[ShardReport]) -> list[PartitionCounts]:
+    """The shards' reports, added up by topic-partition."""
+    whole: dict[tuple[str, int], PartitionCounts] = {}
+    for part in (p for report in reports for p in report.partitions):
+        known = whole.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
         if part.messages:
             known.first = min(known.first, part.first) if known.messages else part.first
             known.last = max(known.last, part.last)
@@ -259,18 +258,18 @@ def total(accounts: list[Account]) -> list[PartitionAccount]:
     return [whole[place] for place in sorted(whole)]
 
 
-def ranges_of(partitions: Sequence[PartitionAccount]) -> tuple[OffsetRange, ...]:
+def ranges_of(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
     """What came of each topic-partition; one that only released what it held back had nothing come."""
     return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages)
 
 
-def counts_of(partitions: Sequence[PartitionAccount]) -> dict[str, Any]:
+def counts_of(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
     """What became of the messages, over all topic-partitions, as the ledger names it."""
     return {name: sum(getattr(part, name) for part in partitions) for name in _COUNTS}
 
 
-class StoppedError(IntegrityViolationError):
-    """The place at which the job must stop, in an operator's words."""
+class SilverStoppedError(IntegrityViolationError):
+    """Silver stops before the batch is committed: names the message that breaks its class, and the ways to go on."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(_told(violation))
@@ -278,14 +277,14 @@ class StoppedError(IntegrityViolationError):
 
     @property
     def place(self) -> str:
-        """The place alone."""
+        """The message and what is wrong with it, without the ways to go on."""
         return _place(self.violation)
 
 
-def violation_of(accounts: list[Account]) -> StoppedError | None:
+def violation_of(reports: list[ShardReport]) -> SilverStoppedError | None:
     """The first violation under `on_violation: fail`, by topic, partition and offset."""
-    found = [violation for account in accounts for violation in account.violations]
-    return StoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
+    found = [violation for report in reports for violation in report.violations]
+    return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
 def _place(first: Violation) -> str:

@@ -40,7 +40,7 @@ _LONGEST = 400
 
 
 @dataclass(frozen=True)
-class Said:
+class JvmException:
     """One exception of a chain of causes.
 
     Attributes:
@@ -78,15 +78,15 @@ class Raised:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An error, taken apart.
+class SparkFailure:
+    """An error of Spark's, Delta's or a worker's, taken apart into exceptions.
 
     Attributes:
         chain: the JVM's exceptions, from the outermost to the first cause.
         raised: what began it, if that was Python code.
     """
 
-    chain: tuple[Said, ...] = ()
+    chain: tuple[JvmException, ...] = ()
     raised: Raised | None = None
 
     def __str__(self) -> str:
@@ -97,8 +97,8 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Cause:
-    """By what a failure is known, and what the operator is told instead.
+class KnownFailure:
+    """A failure that has an explanation: by what it is known, and what the operator is told instead.
 
     Attributes:
         error: what it becomes.
@@ -114,11 +114,11 @@ class Cause:
     types: tuple[str, ...] = ()
     beginnings: tuple[str, ...] = ()
 
-    def fits(self, failure: Failure) -> bool:
+    def fits(self, failure: SparkFailure) -> bool:
         """Whether it is the cause of a failure."""
         return failure.raised is None and any(self._is(said) for said in failure.chain)
 
-    def _is(self, said: Said) -> bool:
+    def _is(self, said: JvmException) -> bool:
         parts = said.condition.split(".")
         names = {".".join(parts[: n + 1]) for n in range(len(parts))}
         known = said.type in self.types or not names.isdisjoint(self.conditions)
@@ -132,7 +132,7 @@ SCHEMA_CHANGED = (
 )
 _KAFKA = "org.apache.kafka.common.errors"
 _CAUSES = (
-    Cause(
+    KnownFailure(
         OffsetHoleError,
         "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
         "Restore the topic, or narrow kafka.topic_pattern so that it no longer matches",
@@ -145,7 +145,7 @@ _CAUSES = (
         ),
         beginnings=("Some data may have been lost because they are not available in Kafka any more",),
     ),
-    Cause(
+    KnownFailure(
         BrokerError,
         "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
         types=tuple(
@@ -154,18 +154,18 @@ _CAUSES = (
         ),
         beginnings=("Failed to create new KafkaAdminClient", "No resolvable bootstrap urls"),
     ),
-    Cause(
+    KnownFailure(
         LakeError,
         "the table that it reads was made anew since the last run, and its checkpoint belongs to the former one. Put "
         "the former table back, or the checkpoint that goes with this one; `sessionlake doctor` compares them",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
-    Cause(
+    KnownFailure(
         LakeError,
         "columns of the table that it reads have changed while it ran. Run it again: it goes on with them",
         conditions=SCHEMA_CHANGED,
     ),
-    Cause(
+    KnownFailure(
         LakeError,
         "a table is gone, or files of it are: removed by hand, or by VACUUM before they were read. Put them back from "
         "a backup; `sessionlake doctor` says what is missing, and silver's tables can be built once more from bronze "
@@ -185,7 +185,7 @@ _CAUSES = (
         ),
     ),
 )
-_CHECKPOINT = Cause(
+_CHECKPOINT = KnownFailure(
     LakeError,
     "its checkpoint cannot be read",
     # Of CANNOT_LOAD_STATE_STORE, others speak of memory and threads: the checkpoint is whole.
@@ -213,8 +213,8 @@ _CHECKPOINT = Cause(
     beginnings=("Failed to read log file ", "Log file was malformed: "),
 )
 # This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
-_ANY_LOADING = Cause(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
-_NO_FILE = Cause(
+_ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
+_NO_FILE = KnownFailure(
     LakeError,
     "",
     types=(
@@ -249,8 +249,8 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     return SessionlakeError(f"{layer} stopped: {failure}")
 
 
-def failure_of(error: BaseException) -> Failure:
-    """An error, taken apart."""
+def failure_of(error: BaseException) -> SparkFailure:
+    """An error of Spark's, Delta's or a worker's, taken apart into exceptions."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -258,22 +258,22 @@ def failure_of(error: BaseException) -> Failure:
         found = parse(str(error))
         condition = error.getCondition() or ""
         known = found.raised is not None or not condition or any(said.condition == condition for said in found.chain)
-        return found if known else Failure((Said("", condition, ""), *found.chain))
+        return found if known else SparkFailure((JvmException("", condition, ""), *found.chain))
     if isinstance(error, Py4JError):
         return parse(str(error))
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     notes = [note for note in getattr(error, "__notes__", []) if isinstance(note, str)]
-    return Failure(raised=Raised(name, str(error), _places(notes)))
+    return SparkFailure(raised=Raised(name, str(error), _places(notes)))
 
 
-def parse(text: str) -> Failure:
+def parse(text: str) -> SparkFailure:
     """The text of an error of Spark's or py4j's, taken apart."""
-    chain: list[Said] = []
+    chain: list[JvmException] = []
     raised = None
     for part in _parts(text):
         if not part.python:
-            chain.extend(said for said in _heads(part.text) if said != Said("", "", ""))
+            chain.extend(said for said in _heads(part.text) if said != JvmException("", "", ""))
             continue
         found = _last_line(part.lines)
         if found is not None and found.type.startswith(("py4j.", "pyspark.errors.")):  # passed on by a callback
@@ -281,7 +281,7 @@ def parse(text: str) -> Failure:
             chain.extend(inner.chain)
             found = inner.raised
         raised = found or raised
-    return Failure(tuple(chain), raised)
+    return SparkFailure(tuple(chain), raised)
 
 
 def _of_python(raised: Raised, layer: str) -> SessionlakeError:
@@ -333,7 +333,7 @@ def _parts(text: str) -> Iterator[_Part]:
     yield part
 
 
-def _heads(text: str) -> Iterator[Said]:
+def _heads(text: str) -> Iterator[JvmException]:
     """The exceptions that a message begins with: an exception's own text may be that of its cause."""
     while text:
         kind = _TYPE.match(text)
@@ -344,7 +344,7 @@ def _heads(text: str) -> Iterator[Said]:
         text = text[wrapper.end() :] if wrapper else text
         more = wrapper or _TYPE.match(text)
         own = "" if more else _SQLSTATE.sub("", text).strip()
-        yield Said(kind[1] if kind else "", condition[1] if condition else "", own)
+        yield JvmException(kind[1] if kind else "", condition[1] if condition else "", own)
         if not more:
             return
 

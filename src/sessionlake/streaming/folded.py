@@ -16,7 +16,7 @@ _INLINE_BYTES = 262_144
 
 @dataclass(frozen=True)
 class Folded:
-    """What a fold sent on.
+    """What a fold emitted.
 
     Attributes:
         frame: `kind string, payload binary`, persisted or checkpointed.
@@ -35,21 +35,21 @@ class Folded:
         return here if len(here) == len(contents) else None
 
 
-def collect(frame: DataFrame, account: str) -> tuple[Folded, list[bytes]]:
+def collect(frame: DataFrame, report: str) -> tuple[Folded, list[bytes]]:
     """Runs the fold (one job).
 
     Args:
         frame: `kind string, payload binary`, persisted or checkpointed.
-        account: the kind that is brought along whatever its size.
+        report: the kind that is brought along whatever its size.
 
     Returns:
-        What was folded, and the accounts.
+        What was folded, and the reports.
     """
     from pyspark.sql import functions as F
 
-    is_small = (F.length("payload") <= _INLINE_BYTES) | (F.col("kind") == account)
+    is_small = (F.length("payload") <= _INLINE_BYTES) | (F.col("kind") == report)
     inline: dict[str, list[bytes | None]] = {}
     for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
         inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))
-    accounts = [content for content in inline.pop(account, []) if content is not None]
-    return Folded(frame, inline), accounts
+    reports = [content for content in inline.pop(report, []) if content is not None]
+    return Folded(frame, inline), reports

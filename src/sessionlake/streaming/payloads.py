@@ -8,9 +8,9 @@ from pathlib import Path
 from sessionlake.config import CaptureSettings, PayloadSettings
 from sessionlake.errors import ConfigError
 from sessionlake.integrity.rules import decode_rules
-from sessionlake.protocol.binary import reader_of
+from sessionlake.protocol.binary import decoder_of
 from sessionlake.protocol.decode import DecodeRules
-from sessionlake.protocol.payload import Definition, Format, GivenSchemas, Payload, Schemas, UnusableSchemaError
+from sessionlake.protocol.payload import Definition, GivenSchemas, Payload, PayloadFormat, Schemas, UnusableSchemaError
 from sessionlake.runtime.registry import RegistrySchemas
 
 
@@ -29,20 +29,20 @@ def payload_of(capture: CaptureSettings) -> Payload | None:
     Raises:
         ConfigError: a schema file cannot be read or used, naming it.
     """
-    if capture.format is Format.JSON:
+    if capture.format is PayloadFormat.JSON:
         return None
     found = capture.payload
     payload = Payload(capture.format, _schemas(capture.format, found), found.header, found.message)
     for schema, file in _files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            reader_of(payload, definition, (0,), capture.declared)
+            decoder_of(payload, definition, (0,), capture.declared)
         except UnusableSchemaError as error:
             raise ConfigError(f"capture.payload: {file} cannot be used: {error}") from None
     return payload
 
 
-def _schemas(kind: Format, found: PayloadSettings) -> Schemas:
+def _schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
     if found.registry_url:
         auth = found.registry_auth.get_secret_value() if found.registry_auth else None
         return RegistrySchemas(kind, found.registry_url, auth)
@@ -55,12 +55,12 @@ def _files(found: PayloadSettings) -> dict[int, Path]:
     return {0: found.schema_file} if found.schema_file else found.schema_files
 
 
-def _definition(kind: Format, file: Path) -> Definition:
+def _definition(kind: PayloadFormat, file: Path) -> Definition:
     try:
         content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"capture.payload: schema file {file}: {error.strerror}") from None
-    return (content,) if kind is Format.AVRO else _descriptors(content, file)
+    return (content,) if kind is PayloadFormat.AVRO else _descriptors(content, file)
 
 
 def _descriptors(content: bytes, file: Path) -> Definition:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from sessionlake.errors import note_place
+from sessionlake.protocol.types import Payloads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,9 +24,7 @@ FOLDED_SCHEMA = "kind string, payload binary"
 class ShardFold(Protocol):
     """A pure fold of one shard; must be picklable, since Spark ships it to its workers."""
 
-    def __call__(
-        self, shard: int, state: bytes | None, chunks: list[bytes]
-    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks of a shard.
 
         Args:
@@ -34,7 +33,7 @@ class ShardFold(Protocol):
             chunks: the batch's packed input, in no particular order.
 
         Returns:
-            The new state (None: unchanged) and `(kind, payload)` pairs to send on.
+            The new state (None: unchanged) and `(kind, payload)` pairs to emit.
         """
         ...
 
@@ -78,8 +77,8 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
         after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
-        sent = [*out, *([] if state is None else [("state", state)])]
-        return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in sent], columns=_SLICE_COLUMNS)
+        emitted = [*out, *([] if state is None else [("state", state)])]
+        return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
     both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
     return both.groupBy("shard").applyInPandas(call, "shard int, kind string, payload binary")
@@ -88,9 +87,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
-def _folded(
-    fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]
-) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
     """What the fold returns; what it raises says of which shard, as nothing else does once Spark passes it on."""
     try:
         return fold(shard, state, chunks)

@@ -2,7 +2,7 @@
 
 Adding doubles does not commute, so a minute's sum is defined as the sum in event order, oldest first. That makes it
 a left fold: points at the end extend it, and a point that comes late needs the points after it again. Those are in
-the tail, and of the points beneath the tail a summary of the one minute that reaches into it is enough.
+the tail, and of the points older than the tail a summary of the one minute that reaches into it is enough.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from sessionlake.gold.fold.points import Doubles, Flags, Ints
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 MINUTE_MS = 60_000
 # Minutes outside have no `window_start`.
 FIRST_MINUTE, LAST_MINUTE = FIRST_MS // 60_000, LAST_MS // 60_000
 
 
-def minute_of(ts: Ints) -> Ints:
+def minute_of(ts: Int64s) -> Int64s:
     """Minutes since the epoch of milliseconds since the epoch."""
     return ts // MINUTE_MS
 
@@ -28,28 +28,28 @@ def minute_of(ts: Ints) -> Ints:
 class Summary:
     """Points taken together, in event order, one entry a group; `first` means nothing where `count` is 0."""
 
-    count: Ints
-    low: Doubles
-    high: Doubles
-    total: Doubles
-    first: Doubles
+    count: Int64s
+    low: Float64s
+    high: Float64s
+    total: Float64s
+    first: Float64s
 
     @staticmethod
     def nothing(groups: int) -> Summary:
-        """Of no points."""
+        """The summary of no points, an entry for each of `groups`."""
         zero = np.zeros(groups)
         return Summary(np.zeros(groups, np.int64), zero + np.inf, zero - np.inf, zero, zero.copy())
 
-    def take(self, index: Ints | Flags) -> Summary:
+    def take(self, index: Int64s | Bools) -> Summary:
         """The entries at these places."""
         return Summary(*(getattr(self, f.name)[index] for f in fields(self)))
 
-    def where(self, keep: Flags) -> Summary:
+    def where(self, keep: Bools) -> Summary:
         """These entries, and nothing elsewhere."""
         blank = Summary.nothing(len(keep))
         return Summary(*(np.where(keep, getattr(self, f.name), getattr(blank, f.name)) for f in fields(self)))
 
-    def extend(self, group: Ints, value: Doubles) -> Summary:
+    def extend(self, group: Int64s, value: Float64s) -> Summary:
         """Goes on with later points.
 
         Args:
@@ -63,7 +63,7 @@ class Summary:
             # bincount adds one by one, in order; reduceat would add in pairs.
             entries = np.arange(len(self.count))
             places, addends = np.concatenate([entries, group]), np.concatenate([self.total, value])
-            total: Doubles = np.bincount(places, addends).astype(np.float64)
+            total: Float64s = np.bincount(places, addends).astype(np.float64)
         return Summary(
             self.count + np.bincount(group),
             np.minimum(self.low, np.minimum.reduceat(value, start)),
@@ -75,7 +75,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Older:
-    """What is known of the points beneath each key's tail.
+    """What is known of the points older than each key's tail.
 
     Attributes:
         some: whether there are, or may be, any.
@@ -84,9 +84,9 @@ class Older:
         minute: those of them that fall into the minute of `ts`.
     """
 
-    some: Flags
-    ts: Ints
-    known: Flags
+    some: Bools
+    ts: Int64s
+    known: Bools
     minute: Summary
 
     def __len__(self) -> int:
@@ -94,17 +94,17 @@ class Older:
 
     @staticmethod
     def nothing(keys: int) -> Older:
-        """For keys that are all in their tails."""
+        """What is known where no point has left the tail yet."""
         return Older(np.zeros(keys, np.bool_), np.zeros(keys, np.int64), np.ones(keys, np.bool_), Summary.nothing(keys))
 
     @staticmethod
-    def forgotten(some: Flags, ts: Ints) -> Older:
+    def forgotten(some: Bools, ts: Int64s) -> Older:
         """For keys whose points, all at or before `ts`, were forgotten where `some` says so."""
         return Older(some, np.where(some, ts, 0), ~some, Summary.nothing(len(some)))
 
     @staticmethod
     def concat(*parts: Older) -> Older:
-        """One after the other."""
+        """The entries of several, one behind the other."""
         return Older(
             np.concatenate([p.some for p in parts]),
             np.concatenate([p.ts for p in parts]),
@@ -112,11 +112,11 @@ class Older:
             Summary(*(np.concatenate([getattr(p.minute, f.name) for p in parts]) for f in fields(Summary))),
         )
 
-    def take(self, index: Ints | Flags) -> Older:
+    def take(self, index: Int64s | Bools) -> Older:
         """The keys at these places."""
         return Older(self.some[index], self.ts[index], self.known[index], self.minute.take(index))
 
-    def put(self, index: Ints, changed: Older) -> Older:
+    def put(self, index: Int64s, changed: Older) -> Older:
         """Replaces the keys at these places."""
         result = self.take(np.arange(len(self)))
         for f in fields(Summary):
@@ -124,8 +124,8 @@ class Older:
         result.some[index], result.ts[index], result.known[index] = changed.some, changed.ts, changed.known
         return result
 
-    def without(self, key: Ints, minute: Ints) -> Older:
-        """Forgets the minute of the keys that got a point beneath the tail in that very minute."""
+    def without(self, key: Int64s, minute: Int64s) -> Older:
+        """Forgets the minute of the keys that got a point older than the tail in that very minute."""
         known = self.known.copy()
         known[key[minute == minute_of(self.ts[key])]] = False
         return Older(self.some, self.ts, known, self.minute.where(known))
@@ -143,14 +143,14 @@ class Minutes:
         fresh: whether the minute had no points before.
     """
 
-    key: Ints
-    minute: Ints
+    key: Int64s
+    minute: Int64s
     summary: Summary
-    last: Doubles
-    fresh: Flags
+    last: Float64s
+    fresh: Bools
 
 
-def touched_minutes(older: Older, key: Ints, ts: Ints, value: Doubles, fresh: Flags, skip: Flags) -> Minutes:
+def touched_minutes(older: Older, key: Int64s, ts: Int64s, value: Float64s, fresh: Bools, skip: Bools) -> Minutes:
     """Minutes that got new points, whole.
 
     Args:
@@ -179,8 +179,8 @@ def touched_minutes(older: Older, key: Ints, ts: Ints, value: Doubles, fresh: Fl
     return Minutes(key_of, minute_of_group, summary, value[inside][ends], is_fresh)
 
 
-def sink(older: Older, key: Ints, ts: Ints, value: Doubles) -> Older:
-    """Takes in the points that leave the tails, sorted by key and event time; they are later than all beneath."""
+def sink(older: Older, key: Int64s, ts: Int64s, value: Float64s) -> Older:
+    """Takes in the points that leave the tails, sorted by key and event time; they are later than all before."""
     if not len(key):
         return older
     last = np.flatnonzero(np.diff(key, append=-1))

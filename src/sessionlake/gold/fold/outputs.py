@@ -1,4 +1,4 @@
-"""What the gold fold sends on: rows of its tables as Arrow IPC, and an account of them."""
+"""What the gold fold emits: rows of its tables as Arrow IPC, and a report of how many and of what."""
 
 from __future__ import annotations
 
@@ -10,65 +10,72 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.fold.minutes import MINUTE_MS, Minutes
-from sessionlake.gold.fold.pack import Read
-from sessionlake.gold.fold.points import Flags, Ints, Points
+from sessionlake.gold.fold.pack import ReadChanges
+from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.types import Bools, Int64s, Payloads
 
-KEY = ("topic", "session_id", "row_id", "metric")
-Names = Callable[[Ints], dict[str, pa.Array]]
+METRIC_KEY = ("topic", "session_id", "row_id", "metric")
+Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns `topic, session_id, row_id, metric` of key codes."""
 
 
-class Kind(StrEnum):
-    """What a payload holds."""
+class GoldOutput(StrEnum):
+    """Kinds of payload that gold's fold emits; all but the report hold rows as Arrow IPC."""
 
     NEW_AVERAGES = "new_averages"
     CHANGED_AVERAGES = "changed_averages"
     NEW_MINUTES = "new_minutes"
     CHANGED_MINUTES = "changed_minutes"
     BEYOND = "beyond"
-    """New points that reach beneath the tails; their rows follow from the table."""
-    ACCOUNT = "account"
+    """New points that reach further back than the tails; their rows follow from the table."""
+    REPORT = "report"
 
 
-class Span(msgspec.Struct):
+class RowRange(msgspec.Struct):
     """Rows of one kind, and the range of their time column in its own unit (`ts` ms, `window_start` µs)."""
 
     rows: int
     low: int
     high: int
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.rows + other.rows, min(self.low, other.low), max(self.high, other.high))
+    def __add__(self, other: RowRange) -> RowRange:
+        return RowRange(self.rows + other.rows, min(self.low, other.low), max(self.high, other.high))
 
 
-class Account(msgspec.Struct):
-    """What one fold took in and gives out."""
+class GoldReport(msgspec.Struct):
+    """What one shard's fold of a batch took in and emits; added up, what the batch did.
 
-    read: Read = Read()
+    Attributes:
+        read: the changes that were read.
+        points: numeric values among them.
+        spans: number and time range of the rows, by `GoldOutput`.
+    """
+
+    read: ReadChanges = ReadChanges()
     points: int = 0
-    spans: dict[str, Span] = {}
+    spans: dict[str, RowRange] = {}
 
 
-def payloads(found: Evolution, new: Points, names: Names, read: Read) -> list[tuple[str, bytes]]:
-    """Everything a batch of one shard sends on.
+def payloads(found: Evolution, new: Points, names: Names, read: ReadChanges) -> Payloads:
+    """The payloads of one shard and batch.
 
     Args:
         new: all points of the batch; those of unproven keys go on as they are.
     """
     tables = dict(_tables(found, new.take(found.unproven[new.key]), names))
     spans = {kind: _span(table) for kind, table in tables.items()}
-    account = Account(read, len(new), {str(kind): span for kind, span in spans.items()})
+    report = GoldReport(read, len(new), {str(kind): span for kind, span in spans.items()})
     out = [(str(kind), write_ipc(table)) for kind, table in tables.items()]
-    return [*out, (str(Kind.ACCOUNT), msgspec.msgpack.encode(account))]
+    return [*out, (str(GoldOutput.REPORT), msgspec.msgpack.encode(report))]
 
 
-def total(accounts: Iterable[bytes]) -> Account:
-    """The accounts of a batch's payloads, added up."""
-    whole = Account(spans={})
-    for content in accounts:
-        part = msgspec.msgpack.decode(content, type=Account)
+def total(reports: Iterable[bytes]) -> GoldReport:
+    """The shards' reports (msgpack) of one batch, added up."""
+    whole = GoldReport(spans={})
+    for content in reports:
+        part = msgspec.msgpack.decode(content, type=GoldReport)
         whole.read, whole.points = whole.read + part.read, whole.points + part.points
         for kind, span in part.spans.items():
             whole.spans[kind] = whole.spans[kind] + span if kind in whole.spans else span
@@ -87,10 +94,10 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _plain(pa.ipc.open_stream(payload.as_buffer()).read_all()).to_batches()
 
 
-def _tables(found: Evolution, beyond: Points, names: Names) -> Iterator[tuple[Kind, pa.Table]]:
+def _tables(found: Evolution, beyond: Points, names: Names) -> Iterator[tuple[GoldOutput, pa.Table]]:
     for chosen, kinds in (
-        (True, (Kind.NEW_AVERAGES, Kind.NEW_MINUTES)),
-        (False, (Kind.CHANGED_AVERAGES, Kind.CHANGED_MINUTES)),
+        (True, (GoldOutput.NEW_AVERAGES, GoldOutput.NEW_MINUTES)),
+        (False, (GoldOutput.CHANGED_AVERAGES, GoldOutput.CHANGED_MINUTES)),
     ):
         averages, minutes = found.averages.fresh == chosen, found.minutes.fresh == chosen
         if averages.any():
@@ -98,7 +105,7 @@ def _tables(found: Evolution, beyond: Points, names: Names) -> Iterator[tuple[Ki
         if minutes.any():
             yield kinds[1], _minute_rows(found.minutes, minutes, names)
     if len(beyond):
-        yield Kind.BEYOND, pa.table(names(beyond.key) | _point_columns(beyond))
+        yield GoldOutput.BEYOND, pa.table(names(beyond.key) | _point_columns(beyond))
 
 
 def _point_columns(points: Points) -> dict[str, pa.Array]:
@@ -110,7 +117,7 @@ def _point_columns(points: Points) -> dict[str, pa.Array]:
     }
 
 
-def _average_rows(averages: Averages, chosen: Flags, names: Names) -> pa.Table:
+def _average_rows(averages: Averages, chosen: Bools, names: Names) -> pa.Table:
     points = averages.points.take(chosen)
     computed = {
         "average": pa.array(averages.average[chosen]),
@@ -119,7 +126,7 @@ def _average_rows(averages: Averages, chosen: Flags, names: Names) -> pa.Table:
     return pa.table(names(points.key) | _point_columns(points) | computed)
 
 
-def _minute_rows(minutes: Minutes, chosen: Flags, names: Names) -> pa.Table:
+def _minute_rows(minutes: Minutes, chosen: Bools, names: Names) -> pa.Table:
     summary = minutes.summary.take(chosen)
     start = minutes.minute[chosen] * (MINUTE_MS * 1000)
     with np.errstate(invalid="ignore"):  # a sum may be infinite
@@ -139,9 +146,9 @@ def _minute_rows(minutes: Minutes, chosen: Flags, names: Names) -> pa.Table:
     )
 
 
-def _span(table: pa.Table) -> Span:
+def _span(table: pa.Table) -> RowRange:
     time = table["ts" if "ts" in table.column_names else "window_start"].cast(pa.int64()).to_numpy()
-    return Span(table.num_rows, int(time.min()), int(time.max()))
+    return RowRange(table.num_rows, int(time.min()), int(time.max()))
 
 
 def _plain(table: pa.Table) -> pa.Table:

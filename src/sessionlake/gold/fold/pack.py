@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.fold.points import Ints
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
@@ -29,7 +29,7 @@ def value_field(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadChanges:
     """How much of `silver.session_changes` was read.
 
     Attributes:
@@ -42,10 +42,10 @@ class Read:
     first: int | None = None
     last: int | None = None
 
-    def __add__(self, other: Read) -> Read:
+    def __add__(self, other: ReadChanges) -> ReadChanges:
         firsts = [r.first for r in (self, other) if r.first is not None]
         lasts = [r.last for r in (self, other) if r.last is not None]
-        return Read(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
+        return ReadChanges(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class PointPacker:
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
 
 
-def read_chunks(chunks: Sequence[bytes]) -> tuple[pa.Table, Read]:
+def read_chunks(chunks: Sequence[bytes]) -> tuple[pa.Table, ReadChanges]:
     """A shard's chunks as one table, and what was read to make them."""
     tables = [pa.ipc.open_stream(chunk).read_all() for chunk in chunks]
-    read = sum((_counted(table.schema.metadata) for table in tables), Read())
+    read = sum((_counted(table.schema.metadata) for table in tables), ReadChanges())
     return pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).combine_chunks(), read
 
 
@@ -102,7 +102,7 @@ def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.
     """One table a shard; without rows one empty table, on shard 0, to carry what was read."""
     if not table.num_rows:
         return [0], [table]
-    code: Ints = shard.to_numpy()
+    code: Int64s = shard.to_numpy()
     order = np.argsort(code, kind="stable")
     code, table = code[order], table.take(pa.array(order)).combine_chunks()
     starts = np.flatnonzero(np.diff(code, prepend=-1))
@@ -117,6 +117,6 @@ def _counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
     return {name: str(value).encode() for name, value in zip(_COUNTS, values, strict=True) if value is not None}
 
 
-def _counted(metadata: dict[bytes, bytes] | None) -> Read:
+def _counted(metadata: dict[bytes, bytes] | None) -> ReadChanges:
     found = {name: int(value) for name, value in (metadata or {}).items() if name in _COUNTS}
-    return Read(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))
+    return ReadChanges(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 
 @dataclass(frozen=True)
@@ -21,21 +18,21 @@ class Points:
         ts: event time, milliseconds since the epoch; ties are ordered by position, then ordinal.
     """
 
-    key: Ints
-    ts: Ints
-    position: Ints
-    ordinal: Ints
-    value: Doubles
+    key: Int64s
+    ts: Int64s
+    position: Int64s
+    ordinal: Int64s
+    value: Float64s
 
     def __len__(self) -> int:
         return len(self.key)
 
-    def take(self, index: Ints | Flags) -> Points:
+    def take(self, index: Int64s | Bools) -> Points:
         """The points at these places."""
         return Points(*(getattr(self, f.name)[index] for f in fields(self)))
 
-    def under(self, key: Ints) -> Points:
-        """The same points with other key codes."""
+    def under(self, key: Int64s) -> Points:
+        """These points, with their keys numbered anew."""
         return Points(key, self.ts, self.position, self.ordinal, self.value)
 
     @staticmethod

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sessionlake.gold.fold.minutes import Minutes, Older, minute_of, sink, touched_minutes
-from sessionlake.gold.fold.points import Doubles, Flags, Ints, Points
+from sessionlake.gold.fold.points import Points
+from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Averages:
     """
 
     points: Points
-    average: Doubles
-    size: Ints
-    fresh: Flags
+    average: Float64s
+    size: Int64s
+    fresh: Bools
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,21 @@ class Evolution:
 
     Attributes:
         tail: the newest points of each key, at most `keep`.
-        older: what is known of the points beneath the tail.
-        unproven: keys whose new points reach beneath the tail: their rows must be computed from all their points.
+        older: what is known of the points older than the tail.
+        unproven: keys whose new points reach further back than the tail: their rows follow from all their points.
         averages: rows of the other keys.
         minutes: rows of the other keys.
     """
 
     tail: Points
     older: Older
-    unproven: Flags
+    unproven: Bools
     averages: Averages
     minutes: Minutes
 
 
 @dataclass(frozen=True)
-class Timeline:
+class SortedPoints:
     """Points sorted by key and event time.
 
     Attributes:
@@ -61,9 +62,9 @@ class Timeline:
     """
 
     points: Points
-    fresh: Flags
-    rank: Ints
-    left: Ints
+    fresh: Bools
+    rank: Int64s
+    left: Int64s
 
 
 def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -> Evolution:
@@ -76,9 +77,9 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
         window: N, the number of points an average covers.
         keep: length of a tail, at least N - 1.
     """
-    line, beneath = _weave(tail, older, new)
-    unproven = _unproven(line, older, beneath, window)
-    older = older.without(beneath.key, minute_of(beneath.ts))
+    line, too_old = _weave(tail, older, new)
+    unproven = _unproven(line, older, too_old, window)
+    older = older.without(too_old.key, minute_of(too_old.ts))
     dropped = line.left >= keep
     return Evolution(
         tail=line.points.take(~dropped),
@@ -89,8 +90,8 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
     )
 
 
-def _weave(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
-    """Tail and new points as one timeline, and apart from it the new points that lie beneath the tail."""
+def _weave(tail: Points, older: Older, new: Points) -> tuple[SortedPoints, Points]:
+    """Tail and new points as one timeline, and apart from it the new points that are older than the tail."""
     both = Points.concat(tail, new)
     order = np.lexsort((both.ordinal, both.position, both.ts, both.key))
     points, fresh = both.take(order), order >= len(tail)
@@ -103,22 +104,22 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[Timeline, Points]:
     count = np.bincount(inside.key, minlength=len(older))
     start = np.cumsum(count) - count
     rank = np.arange(len(inside)) - start[inside.key]
-    line = Timeline(inside, fresh[known], rank, count[inside.key] - rank - 1)
+    line = SortedPoints(inside, fresh[known], rank, count[inside.key] - rank - 1)
     return line, points.take(~known)
 
 
-def _unproven(line: Timeline, older: Older, beneath: Points, window: int) -> Flags:
-    """Keys with a new point that lies beneath the tail, or whose window or minute reaches beneath it."""
+def _unproven(line: SortedPoints, older: Older, too_old: Points, window: int) -> Bools:
+    """Keys with a new point that is older than the tail, or whose window or minute reaches further back."""
     key, ts = line.points.key, line.points.ts
     short = line.rank < window - 1
     unknown = ~older.known[key] & (minute_of(ts) == minute_of(older.ts[key]))
     found = np.zeros(len(older), np.bool_)
-    found[beneath.key] = True
+    found[too_old.key] = True
     found[key[line.fresh & older.some[key] & (short | unknown)]] = True
     return found
 
 
-def _averages(line: Timeline, unproven: Flags, window: int) -> Averages:
+def _averages(line: SortedPoints, unproven: Bools, window: int) -> Averages:
     """Averages of the new points and of the up to N - 1 points that follow each."""
     place = np.arange(len(line.points))
     last_fresh = np.maximum.accumulate(np.where(line.fresh, place, -1))

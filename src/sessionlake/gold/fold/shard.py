@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.minutes import Older
-from sessionlake.gold.fold.outputs import KEY, Names, payloads
-from sessionlake.gold.fold.pack import SEPARATOR, Read, read_chunks, value_field
-from sessionlake.gold.fold.points import Ints, Points
+from sessionlake.gold.fold.outputs import METRIC_KEY, Names, payloads
+from sessionlake.gold.fold.pack import SEPARATOR, ReadChanges, read_chunks, value_field
+from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import evolve
-from sessionlake.gold.fold.state import Sessions, ShardState
+from sessionlake.gold.fold.state import GoldShardState, Sessions
+from sessionlake.protocol.types import Int64s, Payloads
 
 
 def tail_length(window: int) -> int:
@@ -29,7 +30,7 @@ def tail_length(window: int) -> int:
 
 @dataclass(frozen=True)
 class GoldFold:
-    """The fold of one shard; see `runtime.sharded.ShardFold`.
+    """The fold of one shard; see `streaming.sharded.ShardFold`.
 
     Attributes:
         metrics: names of the numeric columns, in the chunks' order.
@@ -41,9 +42,7 @@ class GoldFold:
     window: int
     idle_ms: int
 
-    def __call__(
-        self, shard: int, state: bytes | None, chunks: list[bytes]
-    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks.
 
         Raises:
@@ -51,7 +50,7 @@ class GoldFold:
         """
         del shard
         changes, read = read_chunks(chunks)
-        before = ShardState.decode(state) if state else ShardState.empty(self.window, self.metrics)
+        before = GoldShardState.decode(state) if state else GoldShardState.empty(self.window, self.metrics)
         if before.window != self.window:
             raise LakeError(
                 f"gold.rolling_points is {self.window}, but gold's tables were built with {before.window}: "
@@ -77,7 +76,7 @@ class GoldFold:
         out = payloads(found, new.under(code.reshape(-1)), names, read)
         return after.without_idle(self.idle_ms, _topic_of).encode(), out
 
-    def _points(self, changes: pa.Table, row: Ints) -> Points:
+    def _points(self, changes: pa.Table, row: Int64s) -> Points:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))
         parts = [Points.empty()]
         for metric in range(len(self.metrics)):
@@ -89,7 +88,7 @@ class GoldFold:
         return Points.concat(*parts)
 
 
-def recompute(points: pa.Table, window: int) -> list[tuple[str, bytes]]:
+def recompute(points: pa.Table, window: int) -> Payloads:
     """Rows that follow from new points, from all points of their keys.
 
     Args:
@@ -106,15 +105,15 @@ def recompute(points: pa.Table, window: int) -> list[tuple[str, bytes]]:
     found = evolve(base, Older.nothing(len(encoded.dictionary)), new, window=window, keep=len(every))
     first = np.full(len(encoded.dictionary), 0)
     first[key[::-1]] = np.arange(len(key))[::-1]
-    columns = {name: _one(points[name]) for name in KEY}
+    columns = {name: _one(points[name]) for name in METRIC_KEY}
 
-    def named(codes: Ints) -> dict[str, pa.Array]:
+    def named(codes: Int64s) -> dict[str, pa.Array]:
         return {name: column.take(pa.array(first[codes])) for name, column in columns.items()}
 
-    return payloads(found, new, named, Read())
+    return payloads(found, new, named, ReadChanges())
 
 
-def admit(state: ShardState, changes: pa.Table) -> tuple[ShardState, Ints]:
+def admit(state: GoldShardState, changes: pa.Table) -> tuple[GoldShardState, Int64s]:
     """Gives the batch's sessions and rows their places in the state.
 
     Returns:
@@ -130,7 +129,7 @@ def admit(state: ShardState, changes: pa.Table) -> tuple[ShardState, Ints]:
     return replace(state, sessions=sessions, rows=rows, session=of_row, older=Older.concat(state.older, older)), row
 
 
-def _admit_sessions(state: ShardState, changes: pa.Table) -> tuple[Sessions, Ints]:
+def _admit_sessions(state: GoldShardState, changes: pa.Table) -> tuple[Sessions, Int64s]:
     known = state.sessions
     names, session = _codes(known.name, changes["session"])
     added = len(names) - len(known.name)
@@ -145,23 +144,23 @@ def _admit_sessions(state: ShardState, changes: pa.Table) -> tuple[Sessions, Int
     return Sessions(names, partition, seen, newest, back, floor), session
 
 
-def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
+def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
     """All names, the known ones first, and the code of each value."""
     encoded = pa.concat_arrays([known, *column.chunks]).dictionary_encode()
     return encoded.dictionary, _ints(encoded.indices)[len(known) :]
 
 
-def _names(rows: pa.Array, metrics: tuple[str, ...], touched: Ints) -> Names:
+def _names(rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
     """Names of key codes that count through `touched`."""
 
-    def named(codes: Ints) -> dict[str, pa.Array]:
+    def named(codes: Int64s) -> dict[str, pa.Array]:
         row, metric = np.divmod(touched[codes], len(metrics))
         used, place = np.unique(row, return_inverse=True)
         parts = pc.split_pattern(rows.take(pa.array(used)), SEPARATOR, max_splits=2).flatten()
         index = pa.array(place.reshape(-1).astype(np.int32))
         columns = {
             name: pa.DictionaryArray.from_arrays(index, parts.take(pa.array(np.arange(i, len(parts), 3))))
-            for i, name in enumerate(KEY[:3])
+            for i, name in enumerate(METRIC_KEY[:3])
         }
         dictionary = pa.array(metrics, pa.string())
         return columns | {"metric": pa.DictionaryArray.from_arrays(pa.array(metric.astype(np.int32)), dictionary)}
@@ -178,5 +177,5 @@ def _one(column: Any) -> Any:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _ints(column: Any) -> Ints:
+def _ints(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.minutes import Older, Summary
-from sessionlake.gold.fold.points import Flags, Ints, Points
+from sessionlake.gold.fold.points import Points
 from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.types import Bools, Int64s
 
 FORMAT = "sessionlake.gold.state/1"
 _NEVER = np.iinfo(np.int64).min
@@ -36,13 +37,13 @@ class Sessions:
     """
 
     name: pa.Array
-    partition: Ints
-    seen: Ints
-    newest: Ints
-    back: Flags
-    floor: Ints
+    partition: Int64s
+    seen: Int64s
+    newest: Int64s
+    back: Bools
+    floor: Int64s
 
-    def take(self, index: Flags) -> Sessions:
+    def take(self, index: Bools) -> Sessions:
         """The sessions at these places."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
         return Sessions(self.name.filter(pa.array(index)), *columns)
@@ -61,9 +62,9 @@ class Forgotten:
     """
 
     mark: npt.NDArray[np.uint64]
-    newest: Ints
+    newest: Int64s
 
-    def find(self, names: list[str]) -> tuple[Flags, Ints]:
+    def find(self, names: list[str]) -> tuple[Bools, Int64s]:
         """Which of the sessions are among these, and their latest event time."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
@@ -72,8 +73,8 @@ class Forgotten:
         found = self.mark[place] == marks
         return found, np.where(found, self.newest[place], 0)
 
-    def add(self, names: list[str], newest: Ints) -> Forgotten:
-        """These and more; of a session forgotten twice the later time counts."""
+    def add(self, names: list[str], newest: Int64s) -> Forgotten:
+        """These and others together; of a session forgotten twice the later time counts."""
         mark, time = np.concatenate([self.mark, _marks(names)]), np.concatenate([self.newest, newest])
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
@@ -83,7 +84,7 @@ class Forgotten:
 
 
 @dataclass(frozen=True)
-class ShardState:
+class GoldShardState:
     """A shard's tails and the names their keys stand for; key = row * number of metrics + metric.
 
     Attributes:
@@ -98,21 +99,21 @@ class ShardState:
     metrics: tuple[str, ...]
     sessions: Sessions
     rows: pa.Array
-    session: Ints
+    session: Int64s
     older: Older
     tail: Points
     forgotten: Forgotten
 
     @staticmethod
-    def empty(window: int, metrics: tuple[str, ...]) -> ShardState:
-        """Of a shard that has seen nothing."""
+    def empty(window: int, metrics: tuple[str, ...]) -> GoldShardState:
+        """The state of a shard before its first batch."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         sessions = Sessions(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
-        return ShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
+        return GoldShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
 
-    def for_metrics(self, metrics: tuple[str, ...]) -> ShardState:
-        """The same state with keys for these metrics.
+    def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
+        """This state with its keys numbered for the metrics that are declared now.
 
         Raises:
             LakeError: a metric that has points is not among them.
@@ -133,7 +134,7 @@ class ShardState:
         tail = self.tail.under(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.put(rekeyed, self.older), tail=tail)
 
-    def without_idle(self, idle_ms: int, topic_of: Any) -> ShardState:
+    def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
         """Forgets sessions without a change for `idle_ms` of their topic-partition's Kafka time."""
         seen = self.sessions.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
@@ -147,7 +148,7 @@ class ShardState:
         gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
         return self._only(kept, self.forgotten.add(gone, self.sessions.newest[~kept])) if gone else self
 
-    def _only(self, kept: Flags, forgotten: Forgotten) -> ShardState:
+    def _only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
         rows = kept[self.session]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
@@ -163,7 +164,7 @@ class ShardState:
         )
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
         older = self.older
         tables = {
             "sessions": _table(self.sessions),
@@ -178,8 +179,8 @@ class ShardState:
         return msgspec.msgpack.encode(content | {name: write_ipc(table) for name, table in tables.items()})
 
     @staticmethod
-    def decode(content: bytes) -> ShardState:
-        """From bytes.
+    def decode(content: bytes) -> GoldShardState:
+        """Reads what `encode` wrote.
 
         Raises:
             LakeError: they are of another format.
@@ -193,7 +194,7 @@ class ShardState:
         older = _read(found["older"])
         summary = Summary(*(older[f.name] for f in fields(Summary)))
         rows = _read(found["rows"])
-        return ShardState(
+        return GoldShardState(
             found["window"],
             tuple(found["metrics"]),
             Sessions(**_read(found["sessions"])),

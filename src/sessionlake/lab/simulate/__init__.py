@@ -5,12 +5,12 @@
 
 from sessionlake.lab.simulate.generate import generate
 from sessionlake.lab.simulate.run import SimulationReport, build_scenario, run_simulation, simulate
-from sessionlake.lab.simulate.scenario import PLAIN, Faults, Message, Mix, Scenario
+from sessionlake.lab.simulate.scenario import PLAIN, Faults, KafkaRecord, Mix, Scenario
 
 __all__ = [
     "PLAIN",
     "Faults",
-    "Message",
+    "KafkaRecord",
     "Mix",
     "Scenario",
     "SimulationReport",

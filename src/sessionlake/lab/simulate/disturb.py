@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sessionlake.lab.simulate.scenario import Message, Scenario
+    from sessionlake.lab.simulate.scenario import KafkaRecord, Scenario
     from sessionlake.protocol.columns import Column
 
 _STRAY = b'{"type":"heartbeat","seq":%d,"ts":%d}'
@@ -42,7 +42,7 @@ class Disturber:
         self._variants = variants(columns, too_large=True)
         self._sample = b'{"id":"r0","%b":null}' % columns[0].name.encode()
         self._turn = 0
-        self._held: dict[int, Message] = {}
+        self._held: dict[int, KafkaRecord] = {}
         on_the_way = replace(scenario.faults, reordered=0.0, late=0.0)
         self._quiet = on_the_way == Faults()
 
@@ -56,7 +56,7 @@ class Disturber:
         late = np.flatnonzero(draw > 1 - self._faults.late)
         ts[late] -= (self._rng.uniform(1.5, 4, len(late)) * max(1.0, self._scenario.lateness_s) * 1000).astype(np.int64)
 
-    def on_the_way(self, messages: list[Message], block: Block) -> list[Message]:
+    def on_the_way(self, messages: list[KafkaRecord], block: Block) -> list[KafkaRecord]:
         """What reaches Kafka of a block, one message a slot: some slots now hold none, some several."""
         if self._quiet:
             return messages
@@ -66,12 +66,12 @@ class Disturber:
         self._in_transit(messages, block, arriving)
         return arriving.assembled()
 
-    def left_over(self, timestamp: int) -> list[Message]:
+    def left_over(self, timestamp: int) -> list[KafkaRecord]:
         """Messages still waiting for a successor when the run ends, written at that time (milliseconds)."""
         held, self._held = list(self._held.values()), {}
         return [message._replace(timestamp=timestamp) for message in held]
 
-    def _release(self, messages: list[Message], block: Block, arriving: _Arriving) -> None:
+    def _release(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
         """Swapped messages of earlier blocks go right behind their session's next one."""
         for session in list(self._held):
             successors = np.flatnonzero(block.session == session)
@@ -79,7 +79,7 @@ class Disturber:
                 slot = int(successors[0])
                 arriving.at(slot).append(self._held.pop(session)._replace(timestamp=messages[slot].timestamp))
 
-    def _lifecycle(self, messages: list[Message], block: Block, arriving: _Arriving) -> None:
+    def _lifecycle(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
         for slot in np.flatnonzero(block.kind == FIRST).tolist():
             if self._rng.random() < self._faults.orphans:
                 arriving.drop(slot)
@@ -88,7 +88,7 @@ class Disturber:
                 value = _STRAY % (block.seq[slot] + 1, block.ts[slot] + 1)
                 arriving.at(slot).append(messages[slot]._replace(value=value))
 
-    def _in_transit(self, messages: list[Message], block: Block, arriving: _Arriving) -> None:
+    def _in_transit(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
         faults = self._faults
         limits = np.cumsum([faults.duplicates, faults.gaps, faults.swaps, faults.malformed])
         drawn = np.searchsorted(limits, self._rng.random(len(messages)), side="right")
@@ -106,7 +106,7 @@ class Disturber:
                 case _:
                     arriving.at(slot).append(self._malformed(message, int(block.seq[slot]), int(block.ts[slot])))
 
-    def _hold(self, slot: int, messages: list[Message], block: Block, arriving: _Arriving) -> None:
+    def _hold(self, slot: int, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
         session = int(block.session[slot])
         successors = np.flatnonzero(block.session[slot + 1 :] == session)
         if len(successors):
@@ -115,7 +115,7 @@ class Disturber:
         else:
             self._held[session] = messages[slot]
 
-    def _malformed(self, message: Message, seq: int, ts: int) -> Message:
+    def _malformed(self, message: KafkaRecord, seq: int, ts: int) -> KafkaRecord:
         """The next kind in turn, in the image of a message that was just written."""
         limit = self._scenario.max_message_bytes
         victim = Victim(
@@ -138,11 +138,11 @@ class Disturber:
 class _Arriving:
     """What is written in each slot, where that is not just the slot's own message."""
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[KafkaRecord]) -> None:
         self._messages = messages
-        self._changed: dict[int, list[Message]] = {}
+        self._changed: dict[int, list[KafkaRecord]] = {}
 
-    def at(self, slot: int) -> list[Message]:
+    def at(self, slot: int) -> list[KafkaRecord]:
         """The messages of a slot, to change."""
         return self._changed.setdefault(slot, [self._messages[slot]])
 
@@ -152,9 +152,9 @@ class _Arriving:
         if there and there[0] is self._messages[slot]:
             del there[0]
 
-    def assembled(self) -> list[Message]:
+    def assembled(self) -> list[KafkaRecord]:
         """All slots in order."""
-        found: list[Message] = []
+        found: list[KafkaRecord] = []
         begin = 0
         for slot in sorted(self._changed):
             found += self._messages[begin:slot]

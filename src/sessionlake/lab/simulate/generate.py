@@ -16,7 +16,7 @@ from sessionlake.lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSH
 from sessionlake.lab.simulate.disturb import Disturber
 from sessionlake.lab.simulate.malformed import odd_forms
 from sessionlake.lab.simulate.rows import RowText, hot_rows
-from sessionlake.lab.simulate.scenario import Message, Scenario
+from sessionlake.lab.simulate.scenario import KafkaRecord, Scenario
 from sessionlake.lab.simulate.sensors import FAMILIES, World
 from sessionlake.lab.simulate.timeline import Timeline
 
@@ -38,7 +38,7 @@ _DROPPED = 0.1
 _LATENCY_MS = (2, 60)
 
 
-def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[Message]:
+def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRecord]:
     """Plays a scenario.
 
     Args:
@@ -63,13 +63,13 @@ class _Generator:
         self._addresses = _addresses(scenario)
         self._odd = odd_forms()
 
-    def blocks(self) -> Iterator[list[Message]]:
+    def blocks(self) -> Iterator[list[KafkaRecord]]:
         slots, size = self._scenario.slots, self._scenario.block
         for begin in range(0, slots, size):
             block = self._draw(begin, min(size, slots - begin))
             self._disturb.event_times(block.ts, block.session)
             messages = [
-                Message(*address, value, time)
+                KafkaRecord(*address, value, time)
                 for address, value, time in zip(
                     map(self._addresses.__getitem__, block.session.tolist()),
                     self._values(block),

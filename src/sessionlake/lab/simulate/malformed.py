@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 
 MAX_DEPTH = 64
 MAX_KEY = 256
@@ -186,11 +186,11 @@ def _under_key(key: bytes | None, victim: Victim) -> Broken:
 
 
 def _misfits(column: Column) -> list[bytes]:
-    if column.kind is Kind.STRING:
+    if column.json_type is JsonType.STRING:
         return [b"7", b"true", b'["OPEN"]']
-    if column.kind is Kind.BOOLEAN:
+    if column.json_type is JsonType.BOOLEAN:
         return [b"1", b'"true"', b"{}"]
-    if column.kind is Kind.NUMBER:
+    if column.json_type is JsonType.NUMBER:
         beyond = [b"1e39"] if column.sql == "float" else []
         return [b'"7"', b"true", b"[1.5]", *beyond]
     return [b'"7"', b"1.0", b"false", b"2.5", b"%d" % 2 ** (column.bits - 1), b"%d" % (-(2 ** (column.bits - 1)) - 1)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sessionlake.lab.simulate.scenario import Mix, Scenario
     from sessionlake.lab.simulate.sensors import World
 
-_HOLES = {Kind.BOOLEAN: b"%b", Kind.INTEGER: b"%d", Kind.NUMBER: b"%.2f", Kind.STRING: b'"%b"'}
+_HOLES = {JsonType.BOOLEAN: b"%b", JsonType.INTEGER: b"%d", JsonType.NUMBER: b"%.2f", JsonType.STRING: b'"%b"'}
 # More shapes than this would only repeat what these show.
 _MAX_SHAPES = 16
 # Columns that nobody declared: every JSON kind, nested, beyond int64, and not ASCII.
@@ -111,5 +111,7 @@ def _shape(columns: Sequence[Column], kept: Sequence[int], null: int | None) -> 
 
 
 def _template(columns: Sequence[Column], kept: Sequence[int], null: int | None) -> bytes:
-    cells = [b'"%b":%b' % (columns[i].name.encode(), b"null" if i == null else _HOLES[columns[i].kind]) for i in kept]
+    cells = [
+        b'"%b":%b' % (columns[i].name.encode(), b"null" if i == null else _HOLES[columns[i].json_type]) for i in kept
+    ]
     return b"{" + b",".join([b'"id":"%b"', *cells]) + b"}"

@@ -11,7 +11,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import MachineError, UsageError
 from sessionlake.lab.simulate.generate import generate
 from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
-from sessionlake.protocol.payload import Format
+from sessionlake.protocol.payload import PayloadFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,7 @@ def simulate(
 ) -> SimulationReport:
     """Plays a scenario into the configured Kafka. Arguments and errors as of `run_simulation`."""
     _check_prefix(settings, scenario)
-    if settings.capture.format is not Format.JSON:
+    if settings.capture.format is not PayloadFormat.JSON:
         raise UsageError(f"the simulator writes JSON, capture.format is {settings.capture.format}: set it to json")
     try:
         from sessionlake.lab.simulate import sink  # here: a Databricks runtime has no Kafka client

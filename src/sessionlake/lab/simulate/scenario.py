@@ -15,7 +15,7 @@ MAX_BLOCK = 4096
 MAX_INT32 = 2**31 - 1
 
 
-class Message(NamedTuple):
+class KafkaRecord(NamedTuple):
     """One Kafka record as the simulator wants it written.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ class World:
             if column.numeric:
                 found.append(_fit(column, self._measure(numeric, session, row, elapsed, place)))
                 numeric += 1
-            elif column.kind is Kind.BOOLEAN:
+            elif column.json_type is JsonType.BOOLEAN:
                 found.append([b"true" if flag else b"false" for flag in (state == 0).tolist()])
             else:
                 found.append(self._words(strings, session, row, state))
@@ -209,7 +209,7 @@ def _per_session(family: NDArray[np.int64]) -> list[tuple[NDArray[np.float64], .
 
 def _fit(column: Column, reading: NDArray[np.float64]) -> list[Any]:
     """Rounds into an integer column's range; a number stays a float."""
-    if column.kind is Kind.NUMBER:
+    if column.json_type is JsonType.NUMBER:
         return reading.tolist()
     limit = 2 ** (column.bits - 1) - 1
     return np.rint(np.clip(reading, -min(limit, 2**53), min(limit, 2**53))).astype(np.int64).tolist()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from sessionlake.config import Settings
-    from sessionlake.lab.simulate.scenario import Message
+    from sessionlake.lab.simulate.scenario import KafkaRecord
 
 # Messages between two looks at the stop flag and at delivery errors.
 CHUNK = 1000
@@ -61,7 +61,7 @@ class ProduceResult:
 
 def produce(
     settings: Settings,
-    messages: Iterable[Message],
+    messages: Iterable[KafkaRecord],
     *,
     partitions: int = 2,
     pace: bool = False,
@@ -103,7 +103,7 @@ class _Writer:
         self._result = ProduceResult()
 
     def write(
-        self, messages: Iterable[Message], stop: Event | None, on_progress: Callable[[int], None] | None
+        self, messages: Iterable[KafkaRecord], stop: Event | None, on_progress: Callable[[int], None] | None
     ) -> ProduceResult:
         begin = time.perf_counter()
         result, source = self._result, iter(messages)
@@ -128,7 +128,7 @@ class _Writer:
         result.seconds = time.perf_counter() - begin
         return result
 
-    def _hand_over(self, chunk: list[Message], stop: Event | None) -> None:
+    def _hand_over(self, chunk: list[KafkaRecord], stop: Event | None) -> None:
         send, poll, known, delivered = self._producer.produce, self._producer.poll, self._known, self._delivered
         size = 0
         for topic, partition, key, value, timestamp in chunk:

@@ -17,10 +17,10 @@ from bisect import insort
 
 from sessionlake.errors import UsageError
 from sessionlake.lab.truth.model import KafkaMessage, Rules, SessionKey, Tables
-from sessionlake.lab.truth.reading import MalformedError, Said
+from sessionlake.lab.truth.reading import MalformedError, ParsedMessage
 from sessionlake.lab.truth.session import ENDED, EXPIRED, Cause, Life, Session, is_taken, take
 from sessionlake.lab.truth.snapshots import Snapshots, table_of
-from sessionlake.lab.truth.verdict import Bench, Terms
+from sessionlake.lab.truth.verdict import MessageJudge, TopicRules
 
 
 class Truth:
@@ -33,11 +33,11 @@ class Truth:
 
     def __init__(self, rules: Rules, *, keep_changes: bool = True) -> None:
         self._rules = rules
-        self._terms: dict[str, Terms] = {}
+        self._terms: dict[str, TopicRules] = {}
         self._sessions: dict[SessionKey, Session] = {}
-        self._bench = Bench(self._applied, keep_changes=keep_changes)
-        self._account = self._bench.account
-        self._snapshots = Snapshots(self._account.tables, self._release_all, keep=keep_changes)
+        self._judge = MessageJudge(self._applied, keep_changes=keep_changes)
+        self._outcomes = self._judge.outcomes
+        self._snapshots = Snapshots(self._outcomes.tables, self._release_all, keep=keep_changes)
         self._finished = False
 
     def feed(self, message: KafkaMessage) -> None:
@@ -52,19 +52,19 @@ class Truth:
                 "the truth is finished and takes no more messages; make a new Truth and feed it all of them"
             )
         terms = self._terms_of(message.topic)
-        lane = self._account.lane_of(message)
-        lane.counts["messages"] += 1
-        lane.stream_time = max(lane.stream_time, message.timestamp)
-        self._bench.judge_due_holes(lane, terms)
-        self._snapshots.pass_time(lane, terms)
+        partition = self._outcomes.partition_of(message)
+        partition.counts["messages"] += 1
+        partition.stream_time = max(partition.stream_time, message.timestamp)
+        self._judge.judge_due_holes(partition, terms)
+        self._snapshots.pass_time(partition, terms)
         try:
-            said = terms.reader.read(message)
+            said = terms.parser.parse(message)
         except MalformedError as error:
-            self._account.quarantine(message, error.reason)
+            self._outcomes.quarantine(message, error.reason)
             return
         session = self._session_of(terms, said)
         self._arrive(terms, session, said)
-        self._snapshots.after(lane, terms, session)
+        self._snapshots.after(partition, terms, session)
 
     def finish(self) -> Tables:
         """Expires the sessions that went silent before their topic-partition's last time, and gives the tables.
@@ -76,23 +76,23 @@ class Truth:
         if self._finished:
             raise UsageError("the truth is finished already; keep the tables of the first finish")
         self._finished = True
-        for (topic, _), lane in self._account.lanes.items():
-            self._bench.judge_due_holes(lane, self._terms_of(topic))
+        for (topic, _), partition in self._outcomes.partitions.items():
+            self._judge.judge_due_holes(partition, self._terms_of(topic))
         for key, session in self._sessions.items():
             self._expire_if_silent(session)
             terms = self._terms_of(session.topic)
-            self._account.tables.session_rows[key] = table_of(session, terms)
-            self._account.tables.sessions[key] = session.as_row()
-            self._account.lanes[session.topic, session.partition].counts["held"] += len(session.life.held)
-        return self._account.tables
+            self._outcomes.tables.session_rows[key] = table_of(session, terms)
+            self._outcomes.tables.sessions[key] = session.as_row()
+            self._outcomes.partitions[session.topic, session.partition].counts["held"] += len(session.life.held)
+        return self._outcomes.tables
 
-    def _terms_of(self, topic: str) -> Terms:
+    def _terms_of(self, topic: str) -> TopicRules:
         terms = self._terms.get(topic)
         if terms is None:
-            terms = self._terms[topic] = Terms(self._rules.for_topic(topic))
+            terms = self._terms[topic] = TopicRules(self._rules.for_topic(topic))
         return terms
 
-    def _session_of(self, terms: Terms, said: Said) -> Session:
+    def _session_of(self, terms: TopicRules, said: ParsedMessage) -> Session:
         """The session with this message noted; a life that timed out before it has ended and a new one begun."""
         kafka = said.kafka
         key = kafka.topic, said.session_id
@@ -101,7 +101,7 @@ class Truth:
             session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
         last = session.life.last_timestamp
         if last is not None and self._is_over(terms, session, kafka):
-            self._bench.judge_holes_of_past(terms, session.life)
+            self._judge.judge_holes_of_past(terms, session.life)
             session.life = Life()
             session.lives += 1
             session.expired_at = session.position
@@ -112,34 +112,34 @@ class Truth:
         session.partition = kafka.partition
         return session
 
-    def _is_over(self, terms: Terms, session: Session, kafka: KafkaMessage) -> bool:
+    def _is_over(self, terms: TopicRules, session: Session, kafka: KafkaMessage) -> bool:
         """Whether the session's life ended before this message: by its own timestamp, or because it is forgotten."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
-        now = self._account.lanes[kafka.topic, kafka.partition].stream_time
+        now = self._outcomes.partitions[kafka.topic, kafka.partition].stream_time
         return last is not None and (kafka.timestamp > last + timeout or now > last + 2 * timeout)
 
-    def _arrive(self, terms: Terms, session: Session, said: Said) -> None:
+    def _arrive(self, terms: TopicRules, session: Session, said: ParsedMessage) -> None:
         integrity, life = terms.rules.integrity, session.life
         if _is_duplicate(integrity, life, said.seq):
             life.duplicates += 1
-            self._account.count(said.kafka, "duplicates")
-            self._account.event(said, "duplicate", "dropped", life.next_seq)
+            self._outcomes.count(said.kafka, "duplicates")
+            self._outcomes.event(said, "duplicate", "dropped", life.next_seq)
         elif integrity == "window":
             self._hold_back(terms, session, said)
         else:
-            self._bench.judge(terms, session, said, self._arrival(said))
+            self._judge.judge(terms, session, said, self._arrival(said))
 
     # -- class `window`: held back until the watermark passes
 
-    def _hold_back(self, terms: Terms, session: Session, said: Said) -> None:
+    def _hold_back(self, terms: TopicRules, session: Session, said: ParsedMessage) -> None:
         life, lateness = session.life, terms.rules.lateness_ms
         life.highest_ts = said.ts if life.highest_ts is None else max(life.highest_ts, said.ts)
         if said.ts < life.highest_ts - lateness:
             life.late += 1
-            self._account.event(said, "late", "quarantined", life.next_seq)
-            self._account.quarantine(said.kafka, "late")
+            self._outcomes.event(said, "late", "quarantined", life.next_seq)
+            self._outcomes.quarantine(said.kafka, "late")
             return
-        if said.seq is not None and self._bench.has_too_many_gaps(terms, session, said, said.seq):
+        if said.seq is not None and self._judge.has_too_many_gaps(terms, session, said, said.seq):
             return
         if said.seq is not None:
             take(life, said.seq, terms.rules.max_gaps)
@@ -147,32 +147,32 @@ class Truth:
         self._release(terms, session, self._arrival(said))
         self._make_room(terms, session, said)
 
-    def _make_room(self, terms: Terms, session: Session, said: Said) -> None:
+    def _make_room(self, terms: TopicRules, session: Session, said: ParsedMessage) -> None:
         rules, held = terms.rules, session.life.held
 
         def too_much() -> bool:
             return len(held) > rules.max_held_messages or sum(map(_size, held)) > rules.max_held_bytes
 
-        if too_much() and self._bench.may_pass(terms, session, said, "held_limit"):
+        if too_much() and self._judge.may_pass(terms, session, said, "held_limit"):
             while too_much():
-                self._bench.judge(terms, session, held.pop(0), self._arrival(said))
+                self._judge.judge(terms, session, held.pop(0), self._arrival(said))
         elif too_much():
             held.remove(said)
 
-    def _release(self, terms: Terms, session: Session, cause: Cause) -> None:
+    def _release(self, terms: TopicRules, session: Session, cause: Cause) -> None:
         life = session.life
         while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
-            self._bench.judge(terms, session, life.held.pop(0), cause)
+            self._judge.judge(terms, session, life.held.pop(0), cause)
 
-    def _release_all(self, terms: Terms, session: Session, cause: Cause) -> None:
+    def _release_all(self, terms: TopicRules, session: Session, cause: Cause) -> None:
         while session.life.held:
-            self._bench.judge(terms, session, session.life.held.pop(0), cause)
+            self._judge.judge(terms, session, session.life.held.pop(0), cause)
 
-    def _arrival(self, said: Said) -> Cause:
+    def _arrival(self, said: ParsedMessage) -> Cause:
         offset = said.kafka.offset
-        return Cause(offset, self._account.lane_of(said.kafka).stream_time, offset)
+        return Cause(offset, self._outcomes.partition_of(said.kafka).stream_time, offset)
 
-    def _applied(self, terms: Terms, session: Session, kind: str, cause: Cause) -> None:
+    def _applied(self, terms: TopicRules, session: Session, kind: str, cause: Cause) -> None:
         """A message was applied: the table has changed, or the session has ended, which is cut at once."""
         if kind == "end":
             self._snapshots.cut(terms, session, "end", cause.at, cause.by)
@@ -183,17 +183,17 @@ class Truth:
 
     def _expire_if_silent(self, session: Session) -> None:
         terms, life = self._terms_of(session.topic), session.life
-        lane = self._account.lanes[session.topic, session.partition]
+        partition = self._outcomes.partitions[session.topic, session.partition]
         if life.last_timestamp is None:
             return
         expiry = life.last_timestamp + terms.rules.session_timeout_ms
-        if expiry >= lane.stream_time:
+        if expiry >= partition.stream_time:
             return
         if life.status != ENDED:
             life.status, life.ended_at = EXPIRED, expiry
 
 
-def _size(said: Said) -> int:
+def _size(said: ParsedMessage) -> int:
     return len(said.kafka.value or b"")
 
 

@@ -1,4 +1,4 @@
-"""What the judge is given and what it gives back."""
+"""What the truth is given (rules, messages) and what it gives back (tables, or a violation)."""
 
 from __future__ import annotations
 

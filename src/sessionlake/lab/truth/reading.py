@@ -30,7 +30,7 @@ class MalformedError(Exception):
         self.reason = reason
 
 
-class SaidRow(NamedTuple):
+class ParsedRow(NamedTuple):
     """One row of a message: its id, the declared columns it sets, and the others as JSON text."""
 
     row_id: str
@@ -38,20 +38,20 @@ class SaidRow(NamedTuple):
     rescued: str | None
 
 
-class Said(NamedTuple):
-    """A well-formed message."""
+class ParsedMessage(NamedTuple):
+    """A well-formed message: the Kafka record and what its JSON says."""
 
     kafka: KafkaMessage
     session_id: str
     kind: str
     seq: int | None
     ts: int
-    rows: list[SaidRow]
+    rows: list[ParsedRow]
     deleted: list[str]
 
 
-class Reader:
-    """Reads the messages of topics that share the same rules."""
+class MessageParser:
+    """Parses the messages of topics that share the same rules, and refuses what is no message."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -59,7 +59,7 @@ class Reader:
         self._known = {"id", *rules.columns}
         self._all_null = dict.fromkeys(rules.columns)
 
-    def read(self, message: KafkaMessage) -> Said:
+    def parse(self, message: KafkaMessage) -> ParsedMessage:
         """What the message says.
 
         Raises:
@@ -73,13 +73,13 @@ class Reader:
         if not isinstance(kind, str) or kind not in _TYPES:
             raise MalformedError("bad_type")
         seq, ts = self._seq(body), self._ts(body, message.timestamp)
-        rows: list[SaidRow] = []
+        rows: list[ParsedRow] = []
         deleted: list[str] = []
         if kind in {"snapshot", "update"}:
             raw, deleted = _row_lists(body, kind)
             _require_ids(raw)
             rows = [self._row(row, kind) for row in raw]
-        return Said(message, session_id, kind, seq, ts, rows, deleted)
+        return ParsedMessage(message, session_id, kind, seq, ts, rows, deleted)
 
     def _object(self, value: bytes | None) -> dict[str, Any]:
         if value is None:
@@ -114,7 +114,7 @@ class Reader:
             raise MalformedError("future_ts")
         return ts
 
-    def _row(self, row: dict[str, Any], kind: str) -> SaidRow:
+    def _row(self, row: dict[str, Any], kind: str) -> ParsedRow:
         """In a snapshot an absent column is null, so it is set; in an update it is not."""
         values = self._all_null.copy() if kind == "snapshot" else {}
         for name, check in self._checks.items():
@@ -123,7 +123,7 @@ class Reader:
                 values[name] = None if value is None else check(value)
         others = row.keys() - self._known
         rescued = _compact({name: row[name] for name in others}) if others else None
-        return SaidRow(row["id"], values, rescued)
+        return ParsedRow(row["id"], values, rescued)
 
 
 @lru_cache(maxsize=65_536)

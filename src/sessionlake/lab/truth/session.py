@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sessionlake.lab.truth.model import Row
-from sessionlake.lab.truth.reading import Said
+from sessionlake.lab.truth.reading import ParsedMessage
 
 OPEN, ENDED, EXPIRED, BROKEN = "open", "ended", "expired", "broken"
 
@@ -30,7 +30,7 @@ class Hole:
 
     start: int
     end: int
-    revealed: Said
+    revealed: ParsedMessage
     missing: int
 
 
@@ -65,7 +65,7 @@ class Life:
     epochs: dict[int, int] = field(default_factory=dict)
     """Seq to offset of every applied snapshot (class `once`)."""
     holes: list[Hole] = field(default_factory=list)
-    held: list[Said] = field(default_factory=list)
+    held: list[ParsedMessage] = field(default_factory=list)
     highest_ts: int | None = None
 
 
@@ -87,7 +87,7 @@ class Session:
     """Position up to which a cut at expiry has seen it; at the beginning of a life, where that begins."""
     wake: int | None = None
     """The earliest stream time that is set for looking after it."""
-    log: list[tuple[int, int, int, Said]] = field(default_factory=list)
+    log: list[tuple[int, int, int, ParsedMessage]] = field(default_factory=list)
     """(life, seq, epoch, message) of all that was applied (class `once`): its table is their fold in this order."""
 
     def expiry(self, timeout: int) -> int:
@@ -159,7 +159,7 @@ def _fill(life: Life, start: int, end: int) -> None:
     life.holes = [hole for hole in life.holes if hole.missing]
 
 
-def fold(table: dict[str, Row], said: Said, epoch: int, all_null: Mapping[str, Any]) -> None:
+def fold(table: dict[str, Row], said: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
     """Applies one message to a session's table, in place: a snapshot clears, rows upsert, then ids are deleted."""
     if said.kind == "snapshot":
         table.clear()
@@ -177,7 +177,7 @@ def fold(table: dict[str, Row], said: Said, epoch: int, all_null: Mapping[str, A
         table.pop(row_id, None)
 
 
-def changes(said: Said, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]) -> list[Row]:
+def changes(said: ParsedMessage, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]) -> list[Row]:
     """The rows of `session_changes` that one applied message makes."""
     kafka = said.kafka
     parts: list[tuple[str, str | None, dict[str, Any], str | None]] = []

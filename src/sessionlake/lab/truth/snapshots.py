@@ -14,12 +14,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from sessionlake.lab.truth.account import Lane
 from sessionlake.lab.truth.model import Row, Tables
+from sessionlake.lab.truth.outcomes import PartitionState
 from sessionlake.lab.truth.session import ENDED, Cause, Session, fold
-from sessionlake.lab.truth.verdict import Terms
+from sessionlake.lab.truth.verdict import TopicRules
 
-Release = Callable[[Terms, Session, Cause], None]
+Release = Callable[[TopicRules, Session, Cause], None]
 
 
 class Snapshots:
@@ -34,48 +34,48 @@ class Snapshots:
         self._tables, self._release, self._keep = tables, release, keep
         self._wakes = 0
 
-    def pass_time(self, lane: Lane, terms: Terms) -> None:
+    def pass_time(self, partition: PartitionState, terms: TopicRules) -> None:
         """Looks after the sessions whose time has come."""
-        while lane.wakes and lane.wakes[0][0] <= lane.stream_time:
-            time, _, session = heapq.heappop(lane.wakes)
+        while partition.wakes and partition.wakes[0][0] <= partition.stream_time:
+            time, _, session = heapq.heappop(partition.wakes)
             if time == session.wake:
                 session.wake = None
-            self._look_after(lane, terms, session)
+            self._look_after(partition, terms, session)
 
-    def after(self, lane: Lane, terms: Terms, session: Session) -> None:
+    def after(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         """Takes note of what a message has just done."""
         expiry = session.expiry(terms.rules.session_timeout_ms)
-        if expiry < lane.stream_time:  # by its own, old timestamp
+        if expiry < partition.stream_time:  # by its own, old timestamp
             last = session.life.last_offset
-            self._expire(terms, session, lane.stream_time, Cause(last, lane.stream_time, last))
-        self._wake_for(lane, terms, session)
+            self._expire(terms, session, partition.stream_time, Cause(last, partition.stream_time, last))
+        self._wake_for(partition, terms, session)
 
-    def _look_after(self, lane: Lane, terms: Terms, session: Session) -> None:
+    def _look_after(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         expiry = session.expiry(terms.rules.session_timeout_ms)
         due = session.cut_due(terms.rules.snapshot_interval_ms)
-        if due is not None and due <= min(expiry, lane.stream_time):
+        if due is not None and due <= min(expiry, partition.stream_time):
             self.cut(terms, session, "interval", due, session.life.last_offset)
-        if expiry < lane.stream_time:
+        if expiry < partition.stream_time:
             self._expire(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
         else:
-            self._wake_for(lane, terms, session)
+            self._wake_for(partition, terms, session)
 
-    def _wake_for(self, lane: Lane, terms: Terms, session: Session) -> None:
+    def _wake_for(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         expiry, due = session.expiry(terms.rules.session_timeout_ms), session.cut_due(terms.rules.snapshot_interval_ms)
         time = expiry + 1 if due is None else min(expiry + 1, due)
         if session.wake is None or time < session.wake:
             self._wakes += 1
             session.wake = time
-            heapq.heappush(lane.wakes, (time, self._wakes, session))
+            heapq.heappush(partition.wakes, (time, self._wakes, session))
 
-    def _expire(self, terms: Terms, session: Session, at: int, cause: Cause) -> None:
+    def _expire(self, terms: TopicRules, session: Session, at: int, cause: Cause) -> None:
         self._release(terms, session, cause)
         settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:
             self.cut(terms, session, "expiry", at, None)
             session.expired_at = session.position
 
-    def cut(self, terms: Terms, session: Session, reason: str, at: int, offset: int | None) -> None:
+    def cut(self, terms: TopicRules, session: Session, reason: str, at: int, offset: int | None) -> None:
         """Writes the session's table as it is."""
         changed_at, session.changed_at = session.changed_at, None
         if not self._keep:
@@ -97,7 +97,7 @@ class Snapshots:
         )
 
 
-def table_of(session: Session, terms: Terms) -> dict[str, Row]:
+def table_of(session: Session, terms: TopicRules) -> dict[str, Row]:
     """The session's table, now."""
     if not session.log:
         return dict(session.rows)

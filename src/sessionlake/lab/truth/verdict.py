@@ -15,9 +15,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from sessionlake.lab.truth.account import Account, Lane
 from sessionlake.lab.truth.model import Rules, Violation
-from sessionlake.lab.truth.reading import Reader, Said
+from sessionlake.lab.truth.outcomes import OutcomeWriter, PartitionState
+from sessionlake.lab.truth.reading import MessageParser, ParsedMessage
 from sessionlake.lab.truth.session import (
     BROKEN,
     ENDED,
@@ -35,32 +35,32 @@ from sessionlake.lab.truth.session import (
 )
 
 
-class Terms:
+class TopicRules:
     """What a topic's messages are read and judged by."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.reader = Reader(rules)
+        self.parser = MessageParser(rules)
         self.all_null = dict.fromkeys(rules.columns)
 
 
-Applied = Callable[[Terms, Session, str, Cause], None]
+OnApplied = Callable[[TopicRules, Session, str, Cause], None]
 
 
-class Bench:
+class MessageJudge:
     """Judges messages that are due, by class and policy.
 
     Args:
         on_applied: told of every message that is applied, by its kind; an `end` after the end is none.
     """
 
-    def __init__(self, on_applied: Applied, *, keep_changes: bool) -> None:
-        self.account = Account()
+    def __init__(self, on_applied: OnApplied, *, keep_changes: bool) -> None:
+        self.outcomes = OutcomeWriter()
         self._on_applied = on_applied
         self._keep_changes = keep_changes
         self._holes_seen = 0
 
-    def judge(self, terms: Terms, session: Session, said: Said, cause: Cause) -> None:
+    def judge(self, terms: TopicRules, session: Session, said: ParsedMessage, cause: Cause) -> None:
         """Judges a message that is no duplicate."""
         life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
         is_snapshot = said.kind == "snapshot"
@@ -68,7 +68,7 @@ class Bench:
             self._violation(terms, session, said, cause, "after_end")
         elif life.status == BROKEN:
             if is_snapshot and (expected is None or said.seq is None or said.seq >= expected):
-                self.account.event(said, "healed", "applied", expected)
+                self.outcomes.event(said, "healed", "applied", expected)
                 self._apply(terms, session, said, cause)
             else:
                 self._set_aside(session, said, "session_broken")
@@ -86,12 +86,12 @@ class Bench:
         else:
             self._apply(terms, session, said, cause)
 
-    def has_too_many_gaps(self, terms: Terms, session: Session, said: Said, seq: int) -> bool:
+    def has_too_many_gaps(self, terms: TopicRules, session: Session, said: ParsedMessage, seq: int) -> bool:
         """Whether a message is set aside because taking its seq would leave more gaps than are allowed."""
         too_many = gaps_with(session.life, seq) > terms.rules.max_gaps
         return too_many and not self.may_pass(terms, session, said, "gap_limit")
 
-    def may_pass(self, terms: Terms, session: Session, said: Said, event: str) -> bool:
+    def may_pass(self, terms: TopicRules, session: Session, said: ParsedMessage, event: str) -> bool:
         """Under `record`, notes the violation and lets the message on; under `isolate`, sets it aside."""
         rules, life, kafka = terms.rules, session.life, said.kafka
         if rules.on_violation == "fail":
@@ -100,30 +100,30 @@ class Bench:
                 life.next_seq, said.seq,
             )  # fmt: skip
         passes = rules.on_violation == "record"
-        self.account.event(said, event, "recorded" if passes else "isolated", life.next_seq)
+        self.outcomes.event(said, event, "recorded" if passes else "isolated", life.next_seq)
         if not passes:
             life.status = life.status if life.status == ENDED else BROKEN
             self._set_aside(session, said, event)
         return passes
 
-    def _gap(self, terms: Terms, session: Session, said: Said, cause: Cause) -> None:
+    def _gap(self, terms: TopicRules, session: Session, said: ParsedMessage, cause: Cause) -> None:
         session.life.gaps += 1
         if terms.rules.integrity == "strict":
             self._violation(terms, session, said, cause, "gap")
             return
-        self.account.event(said, "gap", "applied", session.life.next_seq)
+        self.outcomes.event(said, "gap", "applied", session.life.next_seq)
         if terms.rules.integrity == "once":
             self._open_hole(terms, session, said)
         self._apply(terms, session, said, cause)
 
-    def _violation(self, terms: Terms, session: Session, said: Said, cause: Cause, event: str) -> None:
+    def _violation(self, terms: TopicRules, session: Session, said: ParsedMessage, cause: Cause, event: str) -> None:
         if event == "gap" and said.kind == "snapshot" and terms.rules.on_violation == "isolate":
-            self.account.event(said, event, "isolated", session.life.next_seq)
+            self.outcomes.event(said, event, "isolated", session.life.next_seq)
             self._apply(terms, session, said, cause)  # it names the gap and heals it at once
         elif self.may_pass(terms, session, said, event):
             self._apply(terms, session, said, cause)
 
-    def _apply(self, terms: Terms, session: Session, said: Said, cause: Cause) -> None:
+    def _apply(self, terms: TopicRules, session: Session, said: ParsedMessage, cause: Cause) -> None:
         life, seq = session.life, said.seq
         session.position = max(session.position + 1, cause.releasing)
         epoch = _epoch_of(terms.rules.integrity, life, said)
@@ -137,9 +137,9 @@ class Bench:
         life.messages += 1
         life.first_ts = said.ts if life.first_ts is None else min(life.first_ts, said.ts)
         life.last_ts = said.ts if life.last_ts is None else max(life.last_ts, said.ts)
-        self.account.count(said.kafka, "applied")
+        self.outcomes.count(said.kafka, "applied")
         if self._keep_changes:
-            self.account.tables.session_changes += changes(said, epoch, session.position, cause, terms.all_null)
+            self.outcomes.tables.session_changes += changes(said, epoch, session.position, cause, terms.all_null)
         if terms.rules.integrity == "once" and seq is not None:
             take(life, seq, terms.rules.max_gaps)
             session.log.append((session.lives, seq, epoch, said))
@@ -147,12 +147,12 @@ class Bench:
             fold(session.rows, said, epoch, terms.all_null)
         self._on_applied(terms, session, "after end" if said.kind == "end" and not ends else said.kind, cause)
 
-    def _set_aside(self, session: Session, said: Said, reason: str) -> None:
+    def _set_aside(self, session: Session, said: ParsedMessage, reason: str) -> None:
         if said.seq is not None:
             leave(session.life, said.seq)
-        self.account.quarantine(said.kafka, reason)
+        self.outcomes.quarantine(said.kafka, reason)
 
-    def _open_hole(self, terms: Terms, session: Session, said: Said) -> None:
+    def _open_hole(self, terms: TopicRules, session: Session, said: ParsedMessage) -> None:
         start = session.life.next_seq
         if start is None or said.seq is None:
             return
@@ -160,18 +160,18 @@ class Bench:
         session.life.holes.append(hole)
         self._holes_seen += 1
         deadline = said.kafka.timestamp + terms.rules.gap_timeout_ms
-        lane = self.account.lane_of(said.kafka)
-        heapq.heappush(lane.waiting, (deadline, self._holes_seen, session, session.life, hole))
+        partition = self.outcomes.partition_of(said.kafka)
+        heapq.heappush(partition.waiting, (deadline, self._holes_seen, session, session.life, hole))
 
-    def judge_due_holes(self, lane: Lane, terms: Terms) -> None:
+    def judge_due_holes(self, partition: PartitionState, terms: TopicRules) -> None:
         """Finds the gaps (class `once`) whose deadline the topic-partition's stream time has passed unfilled."""
-        while lane.waiting and lane.waiting[0][0] < lane.stream_time:
-            _, _, session, life, hole = heapq.heappop(lane.waiting)
+        while partition.waiting and partition.waiting[0][0] < partition.stream_time:
+            _, _, session, life, hole = heapq.heappop(partition.waiting)
             if hole.missing and life is session.life and hole in life.holes:
                 life.holes.remove(hole)
                 self._unfilled(terms.rules, life, hole)
 
-    def judge_holes_of_past(self, terms: Terms, life: Life) -> None:
+    def judge_holes_of_past(self, terms: TopicRules, life: Life) -> None:
         """Finds the gaps of a life that is over: they will not be filled, however long there still was."""
         for hole in sorted(life.holes, key=lambda hole: hole.revealed.kafka.timestamp):
             if hole.missing and hole in life.holes:
@@ -187,20 +187,20 @@ class Bench:
                 first, said.seq,
             )  # fmt: skip
         isolate = rules.on_violation == "isolate"
-        self.account.event(said, "gap", "isolated" if isolate else "recorded", first)
+        self.outcomes.event(said, "gap", "isolated" if isolate else "recorded", first)
         whole_again = life.epoch_seq is not None and life.epoch_seq >= hole.end
         if isolate and life.status == OPEN and not whole_again:
             life.status = BROKEN
             life.holes.clear()
 
 
-def _is_below_the_end(integrity: str, life: Life, said: Said) -> bool:
+def _is_below_the_end(integrity: str, life: Life, said: ParsedMessage) -> bool:
     if integrity != "once" or said.seq is None or life.end_seq is None:
         return False
     return said.seq < life.end_seq
 
 
-def _epoch_of(integrity: str, life: Life, said: Said) -> int:
+def _epoch_of(integrity: str, life: Life, said: ParsedMessage) -> int:
     """The offset of the last snapshot up to this message (under `once`: by seq); a snapshot is noted on the way."""
     if integrity == "once" and said.seq is not None:
         if said.kind == "snapshot":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,7 +11,7 @@ from sessionlake.integrity.outcome import Outcome
 from sessionlake.protocol.arrow import one, ranges
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.columns import RESCUED, Column
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP, changes_schema, timestamps
 
 _KINDS = pa.array(["clear", "upsert", "delete"])
@@ -79,5 +78,5 @@ def _set_names(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array
     return pa.array(names, pa.list_(pa.string())).take(pa.array(code.reshape(-1)))
 
 
-def _bools(array: pa.Array) -> npt.NDArray[np.bool_]:
+def _bools(array: pa.Array) -> Bools:
     return array.to_numpy(zero_copy_only=False).astype(np.bool_)

@@ -1,4 +1,4 @@
-"""What a fold sends on of a judged batch: rows for each table as Arrow IPC, and the account of every message."""
+"""From a judged batch to what silver's fold emits: rows for each table as Arrow IPC, and the shard's report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,19 +18,19 @@ from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODES
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Bools, Int32s, Int64s, Payloads
 from sessionlake.silver.fold.changes import change_rows
 from sessionlake.silver.fold.schemas import (
-    CUTS,
-    EVENTS,
-    PROGRESS,
-    QUARANTINE,
-    Account,
-    Output,
-    PartitionAccount,
+    CUTS_SCHEMA,
+    EVENTS_SCHEMA,
+    PROGRESS_SCHEMA,
+    QUARANTINE_SCHEMA,
+    PartitionCounts,
+    ShardReport,
+    SilverOutput,
     Violation,
     timestamps,
-    write_account,
+    write_report,
 )
 
 _STATUS = pa.array(["open", "ended", "expired", "broken"])
@@ -41,7 +40,7 @@ _CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
 
 @dataclass(frozen=True)
 class Judged:
-    """A judged batch.
+    """One shard's judged batch, with all that its rows and report are made of.
 
     Attributes:
         messages: rows of a chunk: what was held back before, then the batch.
@@ -54,7 +53,7 @@ class Judged:
         keys: `topic NUL session_id` of every session that is another now.
         cursors: theirs.
         timeouts: their session timeouts, ms.
-        beneath: whether a message of theirs was applied beneath newer ones.
+        late_fills: whether a message of theirs was applied after some with higher seqs (class `once`).
         cuts: where tables are cut.
         cut_keys: `topic NUL session_id` of each.
         cut_partitions: partition of each.
@@ -70,34 +69,34 @@ class Judged:
     keys: pa.Array
     cursors: Cursors
     timeouts: Int64s
-    beneath: npt.NDArray[np.bool_]
+    late_fills: Bools
     cuts: Cuts
     cut_keys: pa.Array
-    cut_partitions: npt.NDArray[np.int32]
+    cut_partitions: Int32s
 
 
-def payloads(
-    judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook
-) -> list[tuple[str, bytes]]:
-    """Payloads by kind: rows where there are any, and the account."""
+def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
+    """Payloads by kind: rows where there are any, and the report."""
     out = judged.outcome
     quarantine = _quarantine(judged, malformed)
     tables = {
-        Output.CHANGES: change_rows(judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns),
-        Output.PROGRESS: _progress(judged),
-        Output.QUARANTINE: quarantine,
-        Output.EVENTS: _events(judged, rules),
-        Output.CUTS: _cuts(judged),
+        SilverOutput.CHANGES: change_rows(
+            judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns
+        ),
+        SilverOutput.PROGRESS: _progress(judged),
+        SilverOutput.QUARANTINE: quarantine,
+        SilverOutput.EVENTS: _events(judged, rules),
+        SilverOutput.CUTS: _cuts(judged),
     }
-    account = Account(
-        partitions=partition_accounts(judged, malformed),
+    report = ShardReport(
+        partitions=partition_counts(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
         violations=first_violations(judged, rules),
         quarantined=_offset_ranges(quarantine),
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
     )
-    sent = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
-    return [*sent, (str(Output.ACCOUNT), write_account(account))]
+    rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+    return [*rows, (str(SilverOutput.REPORT), write_report(report))]
 
 
 def _progress(judged: Judged) -> pa.Table:
@@ -105,7 +104,7 @@ def _progress(judged: Judged) -> pa.Table:
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
 
-    def field(name: str) -> npt.NDArray[np.int64]:
+    def field(name: str) -> Int64s:
         return np.ascontiguousarray(cursors[name])
 
     arrays = [
@@ -118,9 +117,9 @@ def _progress(judged: Judged) -> pa.Table:
         *(pa.array(field(name)) for name in ("first_offset", "last_offset", "partition")),
         timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
         timestamps(field("last_kafka_ts")),
-        pa.array(judged.beneath),
+        pa.array(judged.late_fills),
     ]
-    return pa.Table.from_arrays(arrays, schema=PROGRESS)
+    return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
 def _cuts(judged: Judged) -> pa.Table:
@@ -138,7 +137,7 @@ def _cuts(judged: Judged) -> pa.Table:
         _following(field("last_seq")),
         pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
     ]
-    return pa.Table.from_arrays(arrays, schema=CUTS)
+    return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 
 
 def _topics_and_sessions(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -172,7 +171,7 @@ def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
         messages["session_id"],
         _REASONS.take(reasons),
     ]
-    return pa.Table.from_arrays(columns, schema=QUARANTINE)
+    return pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA)
 
 
 def _offset_ranges(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
@@ -196,7 +195,7 @@ def _events(judged: Judged, rules: RuleBook) -> pa.Table:
         pa.array([event.actual for event in events], pa.int64()),
         timestamps(np.array([event.kafka_ts for event in events], np.int64)),
     ]
-    return pa.Table.from_arrays(columns, schema=EVENTS)
+    return pa.Table.from_arrays(columns, schema=EVENTS_SCHEMA)
 
 
 def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
@@ -222,7 +221,7 @@ def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
 _COUNTED = ("applied", "duplicates", "quarantined", "held")
 
 
-def partition_accounts(judged: Judged, malformed: pa.Table) -> list[PartitionAccount]:
+def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
     """Counts by topic-partition; `held` is what is held back now and was not before, less what was released."""
     names = ["topic", "partition", "offset"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
@@ -230,21 +229,21 @@ def partition_accounts(judged: Judged, malformed: pa.Table) -> list[PartitionAcc
     if malformed.num_rows:
         wrong = pa.array(np.full(malformed.num_rows, Verdict.QUARANTINED, np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
-    accounts: dict[tuple[str, int], PartitionAccount] = {}
+    counts: dict[tuple[str, int], PartitionCounts] = {}
     for row in _grouped(arrived):
-        account = accounts.setdefault(
+        count = counts.setdefault(
             (row["topic"], row["partition"]),
-            PartitionAccount(row["topic"], row["partition"], row["offset_min"], row["offset_max"], 0),
+            PartitionCounts(row["topic"], row["partition"], row["offset_min"], row["offset_max"], 0),
         )
-        account.first, account.last = min(account.first, row["offset_min"]), max(account.last, row["offset_max"])
-        account.messages += row["offset_count"]
-        _add(account, row["verdict"], row["offset_count"])
+        count.first, count.last = min(count.first, row["offset_min"]), max(count.last, row["offset_max"])
+        count.messages += row["offset_count"]
+        _add(count, row["verdict"], row["offset_count"])
     for row in _grouped(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
         place = row["topic"], row["partition"]
-        account = accounts.setdefault(place, PartitionAccount(*place, -1, -1, 0))
-        _add(account, row["verdict"], row["offset_count"])
-        _add(account, Verdict.HELD, -row["offset_count"])
-    return list(accounts.values())
+        count = counts.setdefault(place, PartitionCounts(*place, -1, -1, 0))
+        _add(count, row["verdict"], row["offset_count"])
+        _add(count, Verdict.HELD, -row["offset_count"])
+    return list(counts.values())
 
 
 def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
@@ -253,6 +252,6 @@ def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def _add(account: PartitionAccount, verdict: int, count: int) -> None:
+def _add(counts: PartitionCounts, verdict: int, messages: int) -> None:
     name = _COUNTED[verdict]
-    setattr(account, name, getattr(account, name) + count)
+    setattr(counts, name, getattr(counts, name) + messages)

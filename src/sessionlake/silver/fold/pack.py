@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +19,7 @@ from sessionlake.integrity.clock import Segments, encode_segments, segments_of
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.types import Int64s
 
 # A block is decoded as one: big enough that a shard's share is worth an IPC stream, small enough for memory.
 BLOCK_MESSAGES = 262_144
@@ -106,7 +106,7 @@ def _lane(row: dict[str, Any]) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def _clock(chunk: pa.Table) -> tuple[Segments, npt.NDArray[np.int64]]:
+def _clock(chunk: pa.Table) -> tuple[Segments, Int64s]:
     topic, topics = codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)

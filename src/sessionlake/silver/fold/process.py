@@ -15,9 +15,9 @@ import pyarrow as pa
 from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.types import Payloads
 from sessionlake.silver.fold.emit import Judged, payloads
 
-Payloads = list[tuple[str, bytes]]
 _MAGIC = b"sessionlake.shard/1\n"
 
 
@@ -40,7 +40,7 @@ class ShardProcessor(Protocol):
             malformed: the batch's messages that were not judged, since they are none: rows of a chunk.
 
         Returns:
-            What it wants to remember (None: nothing), and `(kind, payload)` pairs to send on.
+            What it wants to remember (None: nothing), and `(kind, payload)` pairs to emit.
         """
         ...
 
@@ -69,7 +69,7 @@ def join(judging: bytes, memory: bytes | None) -> bytes:
 
 
 def split(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Takes apart what `join` put together."""
+    """A shard's state as the two parts that `join` put together: judging's and the processor's."""
     if state is None or not state.startswith(_MAGIC):
         return state, None
     return _pairs.decode(memoryview(state)[len(_MAGIC) :])

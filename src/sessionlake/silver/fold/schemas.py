@@ -1,4 +1,4 @@
-"""What a fold sends on: Arrow schemas of the rows for each table, and the typed account of the batch."""
+"""What silver's fold emits: Arrow schemas of the rows for each table, and a shard's typed report on a batch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import lru_cache
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.types import Int64s
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
-class Output(StrEnum):
-    """Kinds of payload a fold emits."""
+class SilverOutput(StrEnum):
+    """Kinds of payload that silver's fold emits: rows for a table as Arrow IPC, and one report."""
 
     CHANGES = "changes"
     PROGRESS = "progress"
     QUARANTINE = "quarantine"
     EVENTS = "events"
     CUTS = "cuts"
-    ACCOUNT = "account"
+    REPORT = "report"
 
 
 @lru_cache(maxsize=8)
@@ -53,13 +53,13 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
     )
 
 
-def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
+def timestamps(milliseconds: Int64s) -> pa.Array:
     """Milliseconds since the epoch as Arrow timestamps; the least int64 is null."""
     never = milliseconds == np.iinfo(np.int64).min
     return pa.array(milliseconds * 1000, mask=never).cast(TIMESTAMP)
 
 
-PROGRESS = pa.schema(
+PROGRESS_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("session_id", pa.string()),
@@ -69,10 +69,10 @@ PROGRESS = pa.schema(
         ("partition", pa.int32()),
         ("ended_at", TIMESTAMP),
         ("last_kafka_timestamp", TIMESTAMP),
-        ("beneath", pa.bool_()),
+        ("beneath", pa.bool_()),  # whether it had a late fill: a message applied after some with higher seqs
     ]
 )
-CUTS = pa.schema(
+CUTS_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("session_id", pa.string()),
@@ -83,7 +83,7 @@ CUTS = pa.schema(
         *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset")),
     ]
 )
-QUARANTINE = pa.schema(
+QUARANTINE_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -93,7 +93,7 @@ QUARANTINE = pa.schema(
         ("reason", pa.string()),
     ]
 )
-EVENTS = pa.schema(
+EVENTS_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -109,8 +109,8 @@ EVENTS = pa.schema(
 )
 
 
-class PartitionAccount(msgspec.Struct):
-    """A shard's share of one topic-partition: `messages` is the sum of the four counts behind it.
+class PartitionCounts(msgspec.Struct):
+    """What became of a shard's messages of one topic-partition: `messages` is the sum of the four counts behind it.
 
     `held` counts what came to be held back less what was released, which is among the others. Without messages,
     `first` and `last` mean nothing.
@@ -128,7 +128,7 @@ class PartitionAccount(msgspec.Struct):
 
 
 class Violation(msgspec.Struct):
-    """The place at which the job must stop."""
+    """The message at which the job must stop, since it breaks its class under `fail`, and why."""
 
     topic: str
     partition: int
@@ -140,7 +140,7 @@ class Violation(msgspec.Struct):
     actual_seq: int | None
 
 
-class Account(msgspec.Struct):
+class ShardReport(msgspec.Struct):
     """What one shard did in one batch.
 
     Attributes:
@@ -150,7 +150,7 @@ class Account(msgspec.Struct):
             older than the batch.
     """
 
-    partitions: list[PartitionAccount]
+    partitions: list[PartitionCounts]
     rows: dict[str, int]
     violations: list[Violation] = []
     quarantined: list[tuple[str, int, int, int]] = []
@@ -158,14 +158,14 @@ class Account(msgspec.Struct):
     format: int = 1
 
 
-_decoder = msgspec.msgpack.Decoder(Account)
+_decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
-def read_account(payload: bytes) -> Account:
-    """Decodes an account payload."""
+def read_report(payload: bytes) -> ShardReport:
+    """Decodes a report payload."""
     return _decoder.decode(payload)
 
 
-def write_account(account: Account) -> bytes:
-    """Encodes an account payload."""
-    return msgspec.msgpack.encode(account)
+def write_report(report: ShardReport) -> bytes:
+    """Encodes a report payload."""
+    return msgspec.msgpack.encode(report)

@@ -1,4 +1,4 @@
-"""The fold: a shard's state and packed messages in; new state, judged changes and the account out.
+"""The fold: a shard's state and packed messages in; new state, judged changes and the report out.
 
 Pure: the result depends on the state and the messages alone, not on how they were chunked.
 """
@@ -15,23 +15,24 @@ import pyarrow.compute as pc
 from sessionlake.capture import CaptureSettings
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
-from sessionlake.integrity.cursor import NEVER, NO_SEQ, NO_TIME, Status, new_cursors
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.outcome import Outcome, Verdict
-from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.message import NO_SEQ
+from sessionlake.protocol.types import Bools, Int64s, Payloads
 from sessionlake.silver.fold.emit import Judged
 from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
 
 
 @dataclass
 class SilverFold:
-    """The silver fold of one shard; see `runtime.sharded.ShardFold`.
+    """The silver fold of one shard; see `streaming.sharded.ShardFold`.
 
     Attributes:
         decisions: what operators decided about single places.
@@ -42,15 +43,13 @@ class SilverFold:
 
     columns: tuple[Column, ...]
     capture: CaptureSettings
-    decisions: dict[Place, Decision] = field(default_factory=dict)
+    decisions: dict[DecisionKey, Decision] = field(default_factory=dict)
     snapshot_interval: int = 600_000
     bulk: bool = True
     processor: ShardProcessor | None = None
     _rules: RuleBook | None = field(default=None, repr=False)
 
-    def __call__(
-        self, shard: int, state: bytes | None, chunks: list[bytes]
-    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks."""
         del shard
         self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
@@ -71,10 +70,10 @@ class SilverFold:
 
 
 class ShardJudge:
-    """One shard's batch before the judge: finds the sessions it is time for, and puts back what came of them."""
+    """Judges one shard's batch: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
-        self, state: ShardState, rules: RuleBook, decisions: dict[Place, Decision], segments: list[Segments]
+        self, state: ShardState, rules: RuleBook, decisions: dict[DecisionKey, Decision], segments: list[Segments]
     ) -> None:
         self._state = state
         self._rules = rules
@@ -163,7 +162,7 @@ class ShardJudge:
             keys=state.keys.take(pa.array(touched)),
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
-            beneath=np.isin(touched, places[sorted(out.late_fills)]),
+            late_fills=np.isin(touched, places[sorted(out.late_fills)]),
             cuts=cuts,
             cut_keys=state.keys.take(pa.array(cuts["session"])),
             cut_partitions=state.cursors["partition"][cuts["session"]],

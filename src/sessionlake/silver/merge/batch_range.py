@@ -12,12 +12,12 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import ROWS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import RESCUED
-from sessionlake.silver.tables.net import MARKS
+from sessionlake.silver.tables.net_changes import MARKS
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KEY = ("topic", "session_id", "row_id")
 SESSION = ("topic", "session_id")
 # Cleared sessions up to this number are looked up by name, which lets Delta skip files.
 NAMED_SESSIONS = 500
@@ -25,7 +25,7 @@ NAMED_SESSIONS = 500
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Batches that are merged at once.
+    """A range of silver's batches, both ends included, that is merged at once.
 
     Attributes:
         rows: for each of them, its rows by table where they are at hand.
@@ -55,7 +55,7 @@ class Source:
     @property
     def _read(self) -> tuple[str, ...]:
         declared = (column.name for column in self._columns)
-        return (*KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal", "_life")
+        return (*ROW_KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal", "_life")
 
     def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
         """Keys that the table holds now of these sessions.
@@ -65,7 +65,7 @@ class Source:
         """
         from pyspark.sql import functions as F
 
-        held = self._lake.read(self._spark, ROWS).select(*KEY)
+        held = self._lake.read(self._spark, ROWS).select(*ROW_KEY)
         if len(names) <= NAMED_SESSIONS:
             held = held.where(F.col("session_id").isin(names))
         return held.join(F.broadcast(cleared), list(SESSION), "left_semi")

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 from sessionlake.lake.names import CHANGES, PROGRESS
 from sessionlake.lake.tables import quote
-from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, Source
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, Source
 
 
 class ClusterSource(Source):
-    """Works in Spark: for any size."""
+    """Makes the sources of the two MERGEs by Spark, for ranges of any size."""
 
     def _between(self, table: str) -> DataFrame:
         from pyspark.sql import functions as F
@@ -33,21 +34,21 @@ class ClusterSource(Source):
         from pyspark.sql import functions as F
 
         changes = self._between(CHANGES).select(*(quote(name) for name in self._read))
-        beneath = self._between(PROGRESS).where("beneath").select(*SESSION).distinct()
-        anew = [row["session_id"] for row in beneath.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
+        filled_late = self._between(PROGRESS).where("beneath").select(*SESSION).distinct()
+        anew = [row["session_id"] for row in filled_late.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
         if anew:
-            changes = changes.join(F.broadcast(beneath), list(SESSION), "left_anti").select(*changes.columns)
+            changes = changes.join(F.broadcast(filled_late), list(SESSION), "left_anti").select(*changes.columns)
         tasks = self._spark.sparkContext.defaultParallelism
         by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
         net = by_session.mapInArrow(NetChanges(self._columns), net_ddl(self._columns))
         if anew:
-            net = net.unionByName(self._refolded(beneath, anew))
+            net = net.unionByName(self._refolded(filled_late, anew))
         net = net.localCheckpoint()
         rows, clears = net.where(F.col("row_id").isNotNull()), net.where(F.col("row_id").isNull()).select(*SESSION)
         named = [row["session_id"] for row in clears.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
         if not named:
             return rows
-        gone = self._held(clears, named).join(rows.select(*KEY), list(KEY), "left_anti")
+        gone = self._held(clears, named).join(rows.select(*ROW_KEY), list(ROW_KEY), "left_anti")
         return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
 
     def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:

@@ -16,20 +16,21 @@ from sessionlake.lake.reading import Condition, DirectReader, SparkReader, among
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of
 from sessionlake.runtime.frames import as_frame
-from sessionlake.silver.merge.seq_history import Read, history_of
-from sessionlake.silver.tables.net import net_changes, refolded
+from sessionlake.silver.merge.seq_history import ReadTable, history_of
+from sessionlake.silver.tables.net_changes import net_changes, refolded
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-from sessionlake.silver.merge.batch_range import KEY, NAMED_SESSIONS, SESSION, BatchRange, Source
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
 
 # What the driver may read for one merge; in all it takes about four times the bytes.
 DRIVER_BYTES = 384 << 20
 
 
 class DriverSource(Source):
-    """Works in the driver.
+    """Makes the sources of the two MERGEs in the driver, for ranges that fit in its memory.
 
     Raises:
         TooLargeError: what it would read of local tables is too much for that.
@@ -38,7 +39,7 @@ class DriverSource(Source):
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
         own = partial(DirectReader(lake).table, at_most=DRIVER_BYTES) if lake.local else SparkReader(lake, spark).table
-        self._table: Read = own
+        self._table: ReadTable = own
         self._changes = self._rows(CHANGES, self._read)
         self._progress = self._rows(PROGRESS, None)
 
@@ -62,12 +63,12 @@ class DriverSource(Source):
         return as_frame(self._spark, latest)
 
     def rows(self) -> DataFrame:
-        """Net changes (see `net.net_schema`), with a delete for each row that a clear leaves behind."""
+        """Net changes (see `net_changes.net_schema`), with a delete for each row that a clear leaves behind."""
         changes = self._changes
-        beneath = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
-        if beneath.num_rows:
-            usual = net_changes(changes.filter(pc.invert(are_of(changes, beneath))), self._columns)
-            net = pa.concat_tables([usual, self._refolded(beneath)])
+        filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
+        if filled_late.num_rows:
+            usual = net_changes(changes.filter(pc.invert(are_of(changes, filled_late))), self._columns)
+            net = pa.concat_tables([usual, self._refolded(filled_late)])
         else:
             net = net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
@@ -75,12 +76,12 @@ class DriverSource(Source):
         if clears.num_rows:
             named = clears["session_id"].slice(0, NAMED_SESSIONS + 1).to_pylist()
             held = self._held(as_frame(self._spark, clears), named).toArrow()
-            gone = held.join(rows.select(KEY), list(KEY), join_type="left anti")
+            gone = held.join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
         return as_frame(self._spark, rows)
 
     def _refolded(self, sessions: pa.Table) -> pa.Table:
-        """Net changes of sessions (class `once`) in which something was applied beneath newer messages.
+        """Net changes of sessions (class `once`) that had a late fill: a message applied after some with higher seqs.
 
         Who wrote a value last is then a matter of more than the range's changes.
         """
@@ -93,5 +94,5 @@ class DriverSource(Source):
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:
     count = keys.num_rows
-    given = {**{name: keys[name] for name in KEY}, "_delete": pa.array([True] * count, pa.bool_())}
+    given = {**{name: keys[name] for name in ROW_KEY}, "_delete": pa.array([True] * count, pa.bool_())}
     return pa.Table.from_arrays([given.get(f.name, pa.nulls(count, f.type)) for f in schema], schema=schema)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append, merge
-from sessionlake.lake.ledger import LedgerEntry, Output, config_hash, write
+from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, ROWS, SESSIONS, SILVER, SILVER_TABLES, SNAPSHOTS
 from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake, quote
@@ -28,11 +28,12 @@ from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.silver.merge.batch_range import KEY, BatchRange
+from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
 from sessionlake.silver.merge.sources import SMALL_CHANGES, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.net import MARKS
+from sessionlake.silver.tables.net_changes import MARKS
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -58,11 +59,11 @@ class Waiting:
     rows: Mapping[str, pa.Table] = field(default_factory=dict)
 
 
-def _changes(outputs: Iterable[Output]) -> int:
+def _changes(outputs: Iterable[TableOutput]) -> int:
     return sum(output.rows for output in outputs if output.table in {CHANGES, PROGRESS})
 
 
-def _cuts(outputs: Iterable[Output]) -> int:
+def _cuts(outputs: Iterable[TableOutput]) -> int:
     return sum(output.rows for output in outputs if output.table == CUTS)
 
 
@@ -204,20 +205,20 @@ class TableMerger:
             if row["batch_id"] > merged
         ]
 
-    def _merge_sessions(self, latest: DataFrame, txn: Txn) -> Output:
+    def _merge_sessions(self, latest: DataFrame, txn: Txn) -> TableOutput:
         same = "t.topic = s.topic AND t.session_id = s.session_id"
         merge(self._lake, SESSIONS, latest, same, lambda m: m.whenMatchedUpdateAll().whenNotMatchedInsertAll(), txn)
         commit = self._lake.last_commit(self._spark, SESSIONS)
-        return Output(SESSIONS, commit.version, commit.rows)
+        return TableOutput(SESSIONS, commit.version, commit.rows)
 
-    def _merge_rows(self, net: DataFrame, txn: Txn) -> Output:
+    def _merge_rows(self, net: DataFrame, txn: Txn) -> TableOutput:
         columns = self._settings.capture.declared
-        same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+        same = " AND ".join(f"t.{name} = s.{name}" for name in ROW_KEY)
         merge(self._lake, ROWS, net, same, lambda builder: _row_clauses(builder, columns), txn)
         commit = self._lake.last_commit(self._spark, ROWS)
-        return Output(ROWS, commit.version, commit.rows)
+        return TableOutput(ROWS, commit.version, commit.rows)
 
-    def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[Output, ...]:
+    def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
         """Whole tables at the cuts of the batches; where there are none, no job runs."""
         if not cuts:
             return ()
@@ -232,7 +233,7 @@ class TableMerger:
             frame, same = as_frame(self._spark, made), same_row(oldest)
             merge(self._lake, SNAPSHOTS, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
         commit = self._lake.last_commit(self._spark, SNAPSHOTS)
-        return (Output(SNAPSHOTS, commit.version, commit.rows),)
+        return (TableOutput(SNAPSHOTS, commit.version, commit.rows),)
 
 
 def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]) -> DeltaMergeBuilder:
@@ -242,7 +243,7 @@ def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]
         for i, c in enumerate(columns)
     }
     new: dict[str, str | Column] = {quote(c.name): f"s.{quote(c.name)}" for c in columns}
-    keys: dict[str, str | Column] = {name: f"s.{name}" for name in KEY}
+    keys: dict[str, str | Column] = {name: f"s.{name}" for name in ROW_KEY}
     return (
         builder.whenMatchedDelete("s._delete")
         .whenMatchedUpdate(set=kept | fixed)

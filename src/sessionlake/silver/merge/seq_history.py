@@ -13,16 +13,16 @@ from sessionlake.lake.reading import Condition, among
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.tables.seq_order import latest_cuts, usable
-from sessionlake.silver.tables.snapshots import CUT, change_columns, last_cuts, rows_schema
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, change_columns, last_cuts, rows_schema
 
-Read = Callable[..., pa.Table]
+ReadTable = Callable[..., pa.Table]
 """Reads a table: its name, conditions, and `columns=`."""
 # The last cuts of a session that are tried.
 _TRIED = 4
 
 
 def history_of(
-    read: Read,
+    read: ReadTable,
     sessions: pa.Table,
     cuts: pa.Table,
     last_batch: int,
@@ -57,5 +57,7 @@ def history_of(
     if not base.num_rows:
         return schema.empty_table(), changes
     held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(base["snapshot_at"]).to_pylist()), *named)
-    rows = held.join(base.select(CUT), list(CUT), join_type="left semi").select(schema.names).cast(schema)
+    rows = (
+        held.join(base.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi").select(schema.names).cast(schema)
+    )
     return rows, changes.filter(since)

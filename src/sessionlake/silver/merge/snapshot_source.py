@@ -26,7 +26,7 @@ from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.driver import DRIVER_BYTES
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.snapshots import (
-    CUT,
+    CUT_COLUMNS,
     SnapshotTables,
     change_columns,
     last_cuts,
@@ -89,18 +89,18 @@ class SnapshotSource:
         anew = self._anew(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
         held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), *named)
-        rows = held.join(last.select(CUT), list(CUT), join_type="left semi")
+        rows = held.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         if anew.num_rows:
-            bases, history = history_of(read, anew, earlier, batches.last, self._columns, named)
-            rows = pa.concat_tables([rows.select(bases.column_names).cast(bases.schema), bases])
+            begun, history = history_of(read, anew, earlier, batches.last, self._columns, named)
+            rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
             changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, anew))), history])
-        made = snapshots(due.select(CUT), rows, changes, anew, self._columns)
+        made = snapshots(due.select(CUT_COLUMNS), rows, changes, anew, self._columns)
         return pa.concat_tables([snapshots_schema(self._columns).empty_table(), *made])
 
     def _anew(
         self, read: Callable[..., pa.Table], changes: pa.Table, last: pa.Table, until: Sequence[Condition]
     ) -> pa.Table:
-        """The sessions that something was applied beneath newer messages in, since their last cuts.
+        """The sessions that had a late fill since their last cuts.
 
         Args:
             changes: what was applied since then.
@@ -117,7 +117,7 @@ class SnapshotSource:
     # -- on the cluster
 
     def on_cluster(self, batches: BatchRange, cuts: int, tasks: int = 1) -> DataFrame:
-        """The same by Spark, whatever the size.
+        """The snapshots of a range of batches, made by Spark, whatever their size.
 
         Args:
             tasks: among how many, at least, to share the work.
@@ -129,9 +129,9 @@ class SnapshotSource:
         earlier = self._read(CUTS).where(F.col("_batch") < batches.first).join(sessions, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch")).alias("last")
         last = earlier.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
-        beneath = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= batches.last))
+        filled_late = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= batches.last))
         anew = (
-            beneath.join(sessions, list(SESSION), "left_semi")
+            filled_late.join(sessions, list(SESSION), "left_semi")
             .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
             .where(F.col("_last").isNull() | (F.col("_batch") >= F.col("_last")))
             .select(*SESSION)
@@ -151,11 +151,11 @@ class SnapshotSource:
             .where(F.col("_anew").isNotNull() | F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
             .drop("_anew", "_last")
         )
-        rows = self._read(SNAPSHOTS).join(last.select(*CUT), list(CUT), "left_semi").drop("reason", "position")
-        heads = due.select(*CUT).join(anew, list(SESSION), "left")
+        rows = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
+        heads = due.select(*CUT_COLUMNS).join(anew, list(SESSION), "left")
         parts = [
             heads.withColumnsRenamed({"position": "_position", "_anew": "_life"}).withColumn("_kind", F.lit("cut")),
-            rows.drop("snapshot_at").withColumn("_kind", F.lit("row")),
+            rows.drop("snapshot_at", "reason", "position").withColumn("_kind", F.lit("row")),
             changes.withColumn("_kind", F.lit("change")),
         ]
         whole = parts[2]
@@ -201,6 +201,6 @@ def same_row(oldest: datetime) -> Column:
     from pyspark.sql import functions as F
 
     same = F.col("t.snapshot_at") >= F.lit(oldest)
-    for name in (*CUT, "row_id"):
+    for name in (*CUT_COLUMNS, "row_id"):
         same &= F.col(f"t.{name}") == F.col(f"s.{name}")
     return same

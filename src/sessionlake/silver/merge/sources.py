@@ -1,8 +1,8 @@
 """The sources of the two MERGEs: the latest row of each session, and the net change of each table row.
 
-Small ranges are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the
-same pure function (`net.net_changes`). On a laptop the cluster is the driver's own machine, where Arrow alone takes
-a fifth of the CPU time that Spark's shuffle and Python workers add: there, what fits into memory is small.
+Small ranges are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the same pure
+function (`net_changes.net_changes`). On a laptop the cluster is the driver's own machine, where Arrow alone takes a
+fifth of the CPU time that Spark's shuffle and Python workers add: there, what fits into memory is small.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, Output, config_hash, current, write
+from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, current, write
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -281,7 +281,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         # Rows that were the same before are only rearranged: who follows the table has nothing to do.
         lake.overwrite(spark, table, rows, txn, text, changes=table in plan.changed or table not in COMPARED)
         fault_point(f"after:publish:{table}")
-        outputs.append(Output(table, lake.last_commit(spark, table).version, rows.count()))
+        outputs.append(TableOutput(table, lake.last_commit(spark, table).version, rows.count()))
     if plan.changed:
         _reset_gold(spark, settings, lake, plan)
     write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
@@ -312,7 +312,7 @@ def _numbered(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint")) if "_batch" in rows.columns else rows
 
 
-def _entry(settings: Settings, plan: _Plan, txn: Txn, outputs: tuple[Output, ...]) -> LedgerEntry:
+def _entry(settings: Settings, plan: _Plan, txn: Txn, outputs: tuple[TableOutput, ...]) -> LedgerEntry:
     return LedgerEntry(
         layer=LAYER,
         txn=txn,

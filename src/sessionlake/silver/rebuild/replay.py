@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import Decision, Place, RuleBook
+from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import OffsetRange, config_hash
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
@@ -25,7 +25,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import Account, Output, PartitionAccount, read_account
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED,
@@ -40,7 +40,7 @@ from sessionlake.silver.job import (
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.cluster import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
-from sessionlake.silver.tables.net import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_slice
@@ -96,7 +96,7 @@ class Replayed:
     """
 
     version: int
-    lanes: tuple[PartitionAccount, ...]
+    lanes: tuple[PartitionCounts, ...]
     states: DataFrame | None
 
     @property
@@ -117,7 +117,7 @@ def staging(settings: Settings) -> Settings:
 def replay(
     spark: SparkSession,
     settings: Settings,
-    decided: Mapping[Place, Decision],
+    decided: Mapping[DecisionKey, Decision],
     *,
     version: int,
     ends: Mapping[TopicPartition, int] | None = None,
@@ -138,14 +138,14 @@ def replay(
     _empty(spark, beside)
     source = lake.read(spark, MESSAGES, version)
     states: DataFrame | None = None
-    lanes: list[PartitionAccount] = []
+    lanes: list[PartitionCounts] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages)):
         few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
         with interpreted(spark, when=lake.local and few):
             shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
-            folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), Output.ACCOUNT)
-        accounts = [read_account(account) for account in written]
+            folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), SilverOutput.REPORT)
+        accounts = [read_report(account) for account in written]
         violation = violation_of(accounts)
         if violation is not None:
             raise LakeError(
@@ -163,7 +163,7 @@ def replay(
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
-    return Replayed(version, tuple(total([Account(lanes, {})])), states)
+    return Replayed(version, tuple(total([ShardReport(lanes, {})])), states)
 
 
 def _empty(spark: SparkSession, beside: Lake) -> None:
@@ -205,7 +205,7 @@ def _fold(
     settings: Settings,
     messages: DataFrame,
     states: DataFrame | None,
-    decided: Mapping[Place, Decision],
+    decided: Mapping[DecisionKey, Decision],
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -223,16 +223,16 @@ def _append(
     settings: Settings,
     source: DataFrame,
     folded: Folded,
-    accounts: list[Account],
+    accounts: list[ShardReport],
     number: int,
 ) -> None:
     beside, txn = Lake(staging(settings)), Txn("rebuild", number)
-    for kind, table in (*APPENDED, (Output.QUARANTINE, QUARANTINE)):
+    for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
         count = sum(account.rows.get(kind, 0) for account in accounts)
         if not count:
             continue
         rows = rows_of(folded, kind, txn, row_ddl(settings, table))
-        if kind is Output.QUARANTINE:
+        if kind is SilverOutput.QUARANTINE:
             rows = with_messages(source, as_frame(spark, rows), accounts)
         append(spark, beside, table, rows, txn)
         found = beside.last_commit(spark, table).rows

@@ -1,7 +1,7 @@
-"""Where to begin when a session is told in seq order (class `once`), other than at its beginning.
+"""From which cuts a session's table can be folded in seq order (class `once`), so that not all its changes are read.
 
-A message applied beneath newer ones changes what came after it, so the table before is no base for the one after. A
-snapshot is, if all that was applied since has seqs beyond all that it holds.
+A late fill, a message applied after some with higher seqs, has its effect in the middle of what was applied: the table
+as it was is no base to go on from. A cut is one if all that was applied since has higher seqs than all that it holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sessionlake.protocol.types import Int64s
 
 
 def usable(cuts: pa.Table, changes: pa.Table) -> pa.Table:
-    """Those of the cuts that everything applied since follows in seq order, too.
+    """The cuts from which a table can be folded on: all that was applied since has higher seqs.
 
     Args:
         cuts: with `position`, `life` and `next_seq`.

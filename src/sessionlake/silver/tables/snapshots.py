@@ -16,29 +16,29 @@ from sessionlake.protocol.arrow import are_of, codes, one, ranges, session_keys
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
-from sessionlake.silver.tables.net import MARKS, net_changes, refolded
+from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
 
-KEY = ("topic", "session_id", "row_id")
-CUT = ("topic", "session_id", "snapshot_at", "reason", "position")
+ROW_KEY = ("topic", "session_id", "row_id")
+CUT_COLUMNS = ("topic", "session_id", "snapshot_at", "reason", "position")
 
 
 def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Rows of session tables: the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
-    texts = [(name, pa.string()) for name in KEY]
+    texts = [(name, pa.string()) for name in ROW_KEY]
     return pa.schema([*texts, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
 
 
 def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Rows of `session_snapshots`."""
     cut = [pa.string(), pa.string(), TIMESTAMP, pa.string(), pa.int64()]
-    return pa.schema([*zip(CUT, cut, strict=True), *list(rows_schema(columns))[2:]])
+    return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[2:]])
 
 
 def change_columns(columns: tuple[Column, ...]) -> list[str]:
     """The columns of `session_changes` that a fold takes."""
     own = ("change", "_set", "_position", "ordinal", "_life")
-    return [*KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
+    return [*ROW_KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
 
 
 def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
@@ -46,7 +46,7 @@ def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.T
 
     Args:
         rows: see `rows_schema`; of any sessions, in any order.
-        net: see `net.net_schema`.
+        net: see `net_changes.net_schema`.
     """
     gone = pc.is_null(net["row_id"])
     cleared, changed = net.filter(gone), net.filter(pc.invert(gone)).combine_chunks()
@@ -74,11 +74,11 @@ def snapshots(
     """The tables at cuts, as rows of `session_snapshots`; a cut of an empty table has none.
 
     Args:
-        cuts: columns `CUT`, each once; any number a session.
+        cuts: columns `CUT_COLUMNS`, each once; any number a session.
         rows: the sessions' tables at their last cuts before.
         changes: what was applied since, with `change_columns`.
-        anew: topic and id of the sessions (class `once`) in which something was applied beneath newer messages since:
-            their tables and changes are what `bases.history_of` gives, or all their changes from the beginning.
+        anew: topic and id of the sessions (class `once`) with a late fill since:
+            their tables and changes are what `seq_history.history_of` gives, or all their changes from the beginning.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in ("topic", "session_id", "position", "snapshot_at")])
     session, names = codes(session_keys(cuts))
@@ -87,7 +87,7 @@ def snapshots(
     first_in = _Shares(_first_cuts(cuts, session, names, changes), len(session))
     is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)[session]
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
-    bases = rows.filter(are_of(rows, anew))
+    begun = rows.filter(are_of(rows, anew))
     for number in range(int(rank.max(initial=-1)) + 1):
         here = np.flatnonzero(rank == number)
         usual, fresh = here[~is_anew[here]], here[is_anew[here]]
@@ -96,12 +96,12 @@ def snapshots(
         nets = [
             net_changes(changes.take(first_in.of(usual)), columns),
             refolded(
-                changes.take(first_in.of(until)), columns, bases.filter(are_of(bases, cuts.take(pa.array(fresh))))
+                changes.take(first_in.of(until)), columns, begun.filter(are_of(begun, cuts.take(pa.array(fresh))))
             ),
         ]
         present = names.take(pa.array(session[here]))
         rows = advanced(rows.filter(pc.is_in(session_keys(rows), value_set=present)), pa.concat_tables(nets), columns)
-        heads = cuts.select(CUT).take(pa.array(here)).take(pc.index_in(session_keys(rows), value_set=present))
+        heads = cuts.select(CUT_COLUMNS).take(pa.array(here)).take(pc.index_in(session_keys(rows), value_set=present))
         body = rows.select(rows.column_names[2:])
         whole = pa.table([*heads.columns, *body.columns], names=[*heads.column_names, *body.column_names])
         yield whole.cast(snapshots_schema(columns))

@@ -1,4 +1,4 @@
-"""What some changes come to, row by row: the source of the MERGE into `session_rows`.
+"""Net changes: many changes of a row reduced to the one that has their effect, the source of the MERGE.
 
 For each column the last writer counts; a delete, and a clear before all that follows it, write absence to
 every column. Pure and columnar.
@@ -23,7 +23,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """One row a changed row; `_written` tells which declared columns to take over.
+    """One net change for each row of `session_rows` that changes; `_written` says which declared columns to take over.
 
     A row without `row_id` says that its session was cleared: rows of it that are not here are gone.
     """
@@ -40,7 +40,7 @@ def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def net_ddl(columns: tuple[Column, ...]) -> str:
-    """The same as Spark DDL."""
+    """`net_schema` as Spark DDL."""
     declared = ", ".join(f"`{column.name}` {column.sql}" for column in columns)
     marks = ", ".join(f"{name} bigint" for name in MARKS)
     return (
@@ -88,7 +88,7 @@ def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Refolded:
-    """The same, of sessions in which messages were applied beneath newer ones, over all their changes."""
+    """As `NetChanges`, for sessions with late fills: a `mapInArrow` function that folds all their changes by seq."""
 
     columns: tuple[Column, ...]
 

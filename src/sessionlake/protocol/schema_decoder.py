@@ -1,4 +1,4 @@
-"""What reads the payloads of one schema: the part that Avro and Protobuf do each in their own way."""
+"""What decodes the payloads of one schema: the part that Avro and Protobuf do each in their own way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from sessionlake.protocol.columns import Column, Kind
+from sessionlake.protocol.columns import Column, JsonType
 from sessionlake.protocol.message import MAX_DEPTH, MessageType
 from sessionlake.protocol.types import Bools
 
@@ -36,16 +36,16 @@ class Holds(Enum):
 
 
 _FITS = {
-    Kind.BOOLEAN: {Holds.BOOLEAN},
-    Kind.INTEGER: {Holds.INTEGER, Holds.UNSIGNED},
-    Kind.NUMBER: {Holds.INTEGER, Holds.UNSIGNED, Holds.FLOAT},
-    Kind.STRING: {Holds.STRING},
+    JsonType.BOOLEAN: {Holds.BOOLEAN},
+    JsonType.INTEGER: {Holds.INTEGER, Holds.UNSIGNED},
+    JsonType.NUMBER: {Holds.INTEGER, Holds.UNSIGNED, Holds.FLOAT},
+    JsonType.STRING: {Holds.STRING},
 }
 
 
 def fits(holds: Holds, column: Column) -> bool:
     """Whether values are of a declared column's type; whether they are in its range is another question."""
-    return holds in _FITS[column.kind]
+    return holds in _FITS[column.json_type]
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Layout:
     row_bytes: int
 
 
-class Reader(Protocol):
-    """Reads payloads of one schema.
+class SchemaDecoder(Protocol):
+    """Decodes payloads of one schema: what the Avro and the Protobuf library each do in their own way.
 
     Attributes:
-        layout: None if each message has to be looked at by itself.
+        layout: what the schema says of all its messages; None if each has to be looked at by itself.
     """
 
     layout: Layout | None
 
-    def read(self, bodies: Sequence[bytes]) -> list[Any]:
+    def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Each payload as the library's own object; None where it is none."""
 
     def types(self, objects: Sequence[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Which changes a moment of a session's history has seen, and which snapshot to begin from. Pure.
+"""A session's table as of a moment: which snapshot to begin from, and which changes had been applied by then. Pure.
 
-Three moments can be asked for:
+A moment is given in one of three ways:
 
 - `ts`: stream time of the topic-partition (ms), which is what its Kafka timestamps have come to. All that was applied
   until then.
@@ -17,24 +17,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
-from sessionlake.protocol.types import Bools
-from sessionlake.silver.tables.net import in_seq_order, net_changes
+from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.silver.tables.net_changes import in_seq_order, net_changes
 from sessionlake.silver.tables.snapshots import advanced
 
 
 @dataclass(frozen=True)
-class History:
-    """What a session's table is told from.
+class SessionHistory:
+    """What must be known of a session to tell its table as of a moment.
 
     Attributes:
         life: the offset that names its latest life.
-        in_seq_order: whether something was ever applied beneath newer messages (class `once`).
+        in_seq_order: whether it ever had a late fill, so that its changes are told by seq (class `once`).
         has_seqs: False if messages may lack a seq (class `none`): its cuts then say nothing about seqs.
         reached: whether stream time had come to this (ms) when the offset asked for had.
     """
@@ -46,8 +45,14 @@ class History:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A moment: one of the three."""
+class AsOf:
+    """The moment of a session's history that is asked for, given as exactly one of three.
+
+    Attributes:
+        ts: stream time, ms.
+        offset: Kafka offset in the session's topic-partition.
+        seq: of the session's own messages.
+    """
 
     ts: int | None = None
     offset: int | None = None
@@ -57,8 +62,8 @@ class Moment:
     def _seq(self) -> int:
         return -1 if self.seq is None else self.seq
 
-    def bases(self, cuts: pa.Table, history: History) -> pa.Table:
-        """The cuts that hold nothing but what the moment has seen, the nearest first."""
+    def cuts_before(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
+        """The cuts that hold nothing applied after the moment, the nearest first."""
         at, reason = milliseconds(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
         if self.ts is not None:
             # Expiry is cut at its time, but stream time must be past that for it to be.
@@ -72,8 +77,8 @@ class Moment:
             fits = np.where(cuts["life"].to_numpy() == history.life, fits, history.has_seqs)
         return cuts.filter(pa.array(fits)).sort_by([("position", "descending"), ("snapshot_at", "descending")])
 
-    def seen(self, changes: pa.Table, history: History) -> pa.Table:
-        """Those of the changes since a base that the moment has seen."""
+    def seen(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
+        """Those of the changes since a cut that had been applied by the moment."""
         if self.ts is not None:
             return changes.filter(pa.array(milliseconds(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
@@ -90,9 +95,9 @@ class Moment:
         return changes.filter(pa.array(position <= position[before].max(initial=-1)))
 
 
-def milliseconds(times: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def milliseconds(times: pa.ChunkedArray) -> Int64s:
     """Timestamps as ms since the epoch, none of them null."""
-    micros: npt.NDArray[np.int64] = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
+    micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
 
 
@@ -101,8 +106,8 @@ def _known(column: pa.ChunkedArray) -> Bools:
     return found
 
 
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = pc.fill_null(column, 0).to_numpy()
+def _numbers(column: pa.ChunkedArray) -> Int64s:
+    found: Int64s = pc.fill_null(column, 0).to_numpy()
     return found
 
 
@@ -113,7 +118,7 @@ def can_follow(base: pa.Table, changes: pa.Table) -> bool:
     return not ((life < first) | ((life == first) & (seq < following))).any()
 
 
-def table_after(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: History) -> pa.Table:
+def table_after(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: SessionHistory) -> pa.Table:
     """A session's table: the one before, and the changes since."""
     if not changes.num_rows:
         return rows

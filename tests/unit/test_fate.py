@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import Integrity
-from sessionlake.history.fate import Content, Evidence, Fate, Verdict, fate_of
+from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
 UPDATE = Content("update", 5, 1_000, "s", changes=2)
@@ -35,15 +35,23 @@ CHANGED = [{"change": "upsert", "_batch": TAKEN_IN}]
 @pytest.mark.parametrize(
     ("content", "rows", "verdict"),
     [
-        (MALFORMED, {"quarantine": [{"reason": "not_json", "_batch": 7}]}, Verdict(Fate.QUARANTINED, "not_json", 7)),
-        (UPDATE, {"quarantine": QUARANTINED, "events": [event("gap")]}, Verdict(Fate.QUARANTINED, "gap", 7)),
-        (UPDATE, {"quarantine": [{"reason": "late", "_batch": 7}]}, Verdict(Fate.LATE, "late", 7)),
-        (UPDATE, {"changes": CHANGED}, Verdict(Fate.APPLIED, None, 7)),
-        (UPDATE, {"changes": CHANGED, "events": [event("gap"), event("gap", LATER)]}, Verdict(Fate.APPLIED, None, 7)),
-        (UPDATE, {"changes": [{"_batch": LATER}]}, Verdict(Fate.APPLIED, None, LATER)),
-        (UPDATE, {"events": [event("duplicate")]}, Verdict(Fate.DUPLICATE, None, 7)),
-        (HEARTBEAT, {"events": [event("duplicate")]}, Verdict(Fate.DUPLICATE, None, 7)),
-        (HEARTBEAT, {"events": [event("healed")]}, Verdict(Fate.APPLIED, None, 7)),
+        (
+            MALFORMED,
+            {"quarantine": [{"reason": "not_json", "_batch": 7}]},
+            DecidedFate(Fate.QUARANTINED, "not_json", 7),
+        ),
+        (UPDATE, {"quarantine": QUARANTINED, "events": [event("gap")]}, DecidedFate(Fate.QUARANTINED, "gap", 7)),
+        (UPDATE, {"quarantine": [{"reason": "late", "_batch": 7}]}, DecidedFate(Fate.LATE, "late", 7)),
+        (UPDATE, {"changes": CHANGED}, DecidedFate(Fate.APPLIED, None, 7)),
+        (
+            UPDATE,
+            {"changes": CHANGED, "events": [event("gap"), event("gap", LATER)]},
+            DecidedFate(Fate.APPLIED, None, 7),
+        ),
+        (UPDATE, {"changes": [{"_batch": LATER}]}, DecidedFate(Fate.APPLIED, None, LATER)),
+        (UPDATE, {"events": [event("duplicate")]}, DecidedFate(Fate.DUPLICATE, None, 7)),
+        (HEARTBEAT, {"events": [event("duplicate")]}, DecidedFate(Fate.DUPLICATE, None, 7)),
+        (HEARTBEAT, {"events": [event("healed")]}, DecidedFate(Fate.APPLIED, None, 7)),
     ],
 )
 def test_what_a_table_of_silver_says_decides_in_every_class(content, rows, verdict, integrity):
@@ -55,7 +63,7 @@ EAGER = [integrity for integrity in Integrity if integrity is not Integrity.WIND
 
 @pytest.mark.parametrize("integrity", EAGER)
 def test_a_message_without_rows_that_nothing_is_said_of_was_applied_at_once(integrity):
-    assert fate_of(HEARTBEAT, found(), integrity) == Verdict(Fate.APPLIED, None, TAKEN_IN)
+    assert fate_of(HEARTBEAT, found(), integrity) == DecidedFate(Fate.APPLIED, None, TAKEN_IN)
 
 
 @pytest.mark.parametrize("integrity", EAGER)
@@ -69,7 +77,7 @@ def test_a_malformed_message_that_is_not_in_quarantine_contradicts_the_ledger(in
 
 
 def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
-    assert fate_of(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == Verdict(Fate.HELD)
+    assert fate_of(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == DecidedFate(Fate.HELD)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +95,14 @@ def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
 def test_window_has_released_a_message_without_rows_once_its_session_s_applied_times_reach_it_or_its_life_is_over(
     of_session, fate
 ):
-    assert fate_of(HEARTBEAT, found(session=of_session), Integrity.WINDOW) == Verdict(fate)
+    assert fate_of(HEARTBEAT, found(session=of_session), Integrity.WINDOW) == DecidedFate(fate)
 
 
 def test_window_judges_gaps_at_release_so_their_event_names_the_releasing_batch():
     rows = found(events=[event("gap", LATER)], session=session(999))
-    assert fate_of(HEARTBEAT, rows, Integrity.WINDOW) == Verdict(Fate.APPLIED, None, LATER)
+    assert fate_of(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.APPLIED, None, LATER)
 
 
 def test_window_s_limit_is_met_on_arrival_and_says_nothing_of_the_release():
     rows = found(events=[event("held_limit")], session=session(999))
-    assert fate_of(HEARTBEAT, rows, Integrity.WINDOW) == Verdict(Fate.HELD)
+    assert fate_of(HEARTBEAT, rows, Integrity.WINDOW) == DecidedFate(Fate.HELD)

@@ -1,16 +1,16 @@
-"""The books: what became of every message, and every judgement that was not "fine"."""
+"""Where the truth notes what became of every message, and every judgement that was not "fine"."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from sessionlake.lab.truth.model import KafkaMessage, Tables
-from sessionlake.lab.truth.reading import Said, session_of
+from sessionlake.lab.truth.reading import ParsedMessage, session_of
 from sessionlake.lab.truth.session import Hole, Life, Session
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class PartitionState:
     """A topic-partition: its stream time, its counts, and the holes that wait for their deadline."""
 
     stream_time: int
@@ -22,26 +22,26 @@ class Lane:
     """A heap by (stream time at which to look after the session, order of setting)."""
 
 
-class Account:
-    """Writes outcomes into the tables."""
+class OutcomeWriter:
+    """Writes what became of messages into the expected tables, and counts it by topic-partition."""
 
     def __init__(self) -> None:
         self.tables = Tables()
-        self.lanes: dict[tuple[str, int], Lane] = {}
+        self.partitions: dict[tuple[str, int], PartitionState] = {}
 
-    def lane_of(self, message: KafkaMessage) -> Lane:
+    def partition_of(self, message: KafkaMessage) -> PartitionState:
         """The topic-partition of a message."""
         where = message.topic, message.partition
-        lane = self.lanes.get(where)
-        if lane is None:
+        partition = self.partitions.get(where)
+        if partition is None:
             counts = dict.fromkeys(("messages", "applied", "duplicates", "quarantined", "held"), 0)
             self.tables.counts[where] = counts
-            lane = self.lanes[where] = Lane(message.timestamp, counts)
-        return lane
+            partition = self.partitions[where] = PartitionState(message.timestamp, counts)
+        return partition
 
     def count(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
         """Notes what became of messages: applied, duplicates, quarantined or held."""
-        self.lane_of(message).counts[outcome] += number
+        self.partition_of(message).counts[outcome] += number
 
     def quarantine(self, message: KafkaMessage, reason: str) -> None:
         """Puts a message away, whole."""
@@ -49,7 +49,7 @@ class Account:
         row = {**message._asdict(), "reason": reason, "session_id": session_of(message.key)}
         self.tables.quarantine.append(row)
 
-    def event(self, said: Said, event: str, action: str, expected: int | None) -> None:
+    def event(self, said: ParsedMessage, event: str, action: str, expected: int | None) -> None:
         """Records a judgement that was not "fine"."""
         kafka = said.kafka
         self.tables.integrity_events.append(

@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.silver.fold.schemas import changes_schema
-from sessionlake.silver.tables.net import NetChanges, net_changes, net_schema
+from sessionlake.silver.tables.net_changes import NetChanges, net_changes, net_schema
 from support.folding import apply_net
 
 COLUMNS = parse_columns({"a": "int", "b": "string"})

@@ -12,9 +12,9 @@ import pytest
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lake.reading import among
 from sessionlake.protocol.arrow import are_of
-from sessionlake.silver.fold.schemas import CUTS, PROGRESS, Output, changes_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.tables.net import refolded
+from sessionlake.silver.tables.net_changes import refolded
 from sessionlake.silver.tables.snapshots import change_columns
 from support.folding import Folder
 from support.snapshots import SESSION, Cutter
@@ -40,9 +40,9 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
         folder.batch(batch)
         cutter.make(number, number + 1)
     found = {
-        "silver.session_changes": folder.table(Output.CHANGES, changes_schema(capture.declared)),
-        "silver.session_cuts": folder.table(Output.CUTS, CUTS),
-        "silver.session_progress": folder.table(Output.PROGRESS, PROGRESS),
+        "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
+        "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
+        "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
         "silver.session_snapshots": cutter.found,
     }
     return found, capture, len(batches)
