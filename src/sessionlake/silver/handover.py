@@ -64,18 +64,8 @@ def read(place: Path) -> Handover | None:
 
 
 def in_force(settings: Settings) -> Handover | None:
-    """The handover that silver's stream begins from.
-
-    Raises:
-        LakeError: it is of another number of shards.
-    """
-    found = read(folder(settings))
-    if found is not None and found.shards != settings.silver.shards:
-        raise LakeError(
-            f"silver was rebuilt with silver.shards: {found.shards}, the configuration says {settings.silver.shards}: "
-            "set it back, or run `sessionlake rebuild silver` to change it"
-        )
-    return found
+    """The handover that silver's stream begins from, or began from."""
+    return read(folder(settings))
 
 
 def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, bytes]]) -> None:
@@ -104,24 +94,35 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def refuse_other_shards(settings: Settings) -> None:
-    """Refuses another number of shards than the checkpoint was made with: sessions would not find their states.
+    """Refuses another number of shards than the states are of: sessions would not find theirs.
 
     Raises:
         LakeError: naming both numbers.
     """
-    note = _shards(settings)
-    begun = (Path(settings.checkpoint(SILVER)) / "metadata").exists()
-    if begun and note.exists() and note.read_text() != str(settings.silver.shards):
+    made = shards(settings)
+    if made not in (None, settings.silver.shards):
         raise LakeError(
-            f"silver.shards is {settings.silver.shards}, but the checkpoint was made with {note.read_text()}: set it "
-            "back, or move everything over with `sessionlake rebuild silver`"
+            f"silver.shards is {settings.silver.shards}, but silver's states are of {made} shards: set it back, or "
+            "move everything over with `sessionlake rebuild silver`"
         )
+
+
+def shards(settings: Settings) -> int | None:
+    """How many shards silver's states are of: the checkpoint's, or, before its first batch, the handover's.
+
+    None if there are none yet, or a version wrote them that did not note it.
+    """
+    note = _shards(settings)
+    if (Path(settings.checkpoint(SILVER)) / "metadata").exists() and note.exists():
+        return int(note.read_text())
+    begin = in_force(settings)
+    return None if begin is None else begin.shards
 
 
 def note_shards(settings: Settings) -> None:
     """Notes beside the checkpoint how many shards it has."""
     _shards(settings).parent.mkdir(parents=True, exist_ok=True)
-    _shards(settings).write_text(str(settings.silver.shards))
+    write_whole(_shards(settings), str(settings.silver.shards).encode())
 
 
 def _shards(settings: Settings) -> Path:
