@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
@@ -78,9 +79,30 @@ def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, 
     write_whole(place / "handover.json", msgspec.json.encode(handover))
 
 
-def states(settings: Settings) -> dict[int, bytes]:
-    """The shards' states of the handover in force."""
-    return {int(file.stem): file.read_bytes() for file in folder(settings).glob("*.state")}
+def numbers(settings: Settings) -> list[int]:
+    """The shards that the handover in force has states of, in order."""
+    return sorted(int(file.stem) for file in folder(settings).glob("*.state"))
+
+
+def _state(place: str, shard: int) -> bytes | None:
+    file = Path(place) / f"{shard}.state"
+    return file.read_bytes() if file.exists() else None
+
+
+@dataclass(frozen=True)
+class StateReader:
+    """The states of a handover, read where the rows are, one at a time; a `mapInPandas` function.
+
+    Takes `shard int`, gives `shard int, chunk binary`.
+    """
+
+    place: str
+
+    def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Reads the task's states."""
+        for frame in frames:
+            for shard in frame["shard"].tolist():
+                yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -151,6 +173,5 @@ class HandedOver:
     ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
         """See `ShardFold`."""
         if state is None:
-            file = Path(self.place) / f"{shard}.state"
-            state = file.read_bytes() if file.exists() else None
+            state = _state(self.place, shard)
         return self.fold(shard, state, chunks)
