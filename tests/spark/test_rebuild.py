@@ -14,14 +14,17 @@ import pytest
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
+from sessionlake.history.state import stats_of
+from sessionlake.integrity.state import ShardState
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover, job
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.rebuild.compare_states import VerifiedStates, compare_states
 from sessionlake.silver.rebuild.rebuild import rebuild, verify
 from sessionlake.silver.rebuild.replay import Selection
-from sessionlake.silver.states import shard_states
+from sessionlake.silver.states import last_batches, shard_states, state_frame
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
@@ -72,6 +75,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     lake.delta(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
     found = verify(spark, settings, slice_messages=SLICE)
     assert (found.different, found.tables) == (1, {"silver.session_rows"})
+    assert (found.exact, found.states) == (False, VerifiedStates(remembered(spark, settings)))
     assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (found.first or "")
 
     # A process that dies before the end of the publication leaves a stream that refuses, and a command that finishes.
@@ -99,10 +103,64 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     assert dict(shard_states(spark, settings))
     one = Selection(row["topic"], (row["session_id"],))
     assert rebuild(spark, settings, selection=one, slice_messages=SLICE).verified.different == 1
+
+    # What no table shows is wrong in the state that is handed over, of sessions that nothing comes of any more.
+    wrong = assert_wrong_states_are_found(spark, settings, {(message.topic, message.key) for message in batches[2]})
     run(spark, settings, batches[2])
     assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch], ledger=False)
+    found = verify(spark, settings, slice_messages=SLICE)
+    assert (found.first, found.exact) == (None, False)
+    assert found.states.first in wrong
     numbers = [row["batch_id"] for row in lake.read(spark, LEDGER).where("layer = 'silver'").collect()]
     assert len(numbers) == len(set(numbers))
+
+
+def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]:
+    """Leaves the states that are handed over wrong; returns what is to be found."""
+    honest = state_frame(spark, settings).localCheckpoint()
+    assert compare_states(spark, settings, honest) == VerifiedStates(remembered(spark, settings))
+    wrong = tamper(settings, came)
+    assert compare_states(spark, settings, honest).first == wrong[0]
+
+    other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
+    assert compare_states(spark, other, honest).skipped == "they are of 3 shards, and silver.shards is 5"
+    batch, last = last_batches(spark, settings)
+    with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
+        patch.setattr("sessionlake.silver.rebuild.compare_states.last_batches", lambda *_: (batch, last + 1))
+        skipped = compare_states(spark, settings, honest).skipped
+    assert (
+        skipped
+        == f"they are of batch {batch}, and the ledger's last is {last + 1}: run `sessionlake run silver --once`"
+    )
+    return wrong
+
+
+def remembered(spark: Any, settings: Settings) -> int:
+    count = sum(stats_of(*state, settings).sessions for state in shard_states(spark, settings))
+    assert count > 0
+    return count
+
+
+def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]:
+    """Changes, in the states that are handed over, what is known of where sessions end; returns what is to be found.
+
+    Args:
+        came: topic and key of the sessions to leave as they are.
+    """
+    findings = []
+    for shard in handover.numbers(settings):
+        file = handover.folder(settings) / f"{shard}.state"
+        state = ShardState.decode(file.read_bytes(), settings.capture.declared)
+        wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
+        for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
+            topic, session = key.split("\0")
+            if (topic, session.encode()) not in came:
+                wrong.cursors["end_seq"][place] = 77
+                due = state.cursors["end_seq"][place]
+                values = f"end_seq: found 77, rebuilt {'nothing' if due < 0 else due}"
+                findings.append(f"shard {shard}, topic {topic}, session {session!r}, {values}")
+        file.write_bytes(wrong.encode(settings.capture.declared))
+    return findings
 
 
 class PowerCutError(Exception):

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
 from sessionlake.integrity.rules import Decision, DecisionKey, decode_rules
+from sessionlake.integrity.state import ShardState
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold.pack import Packer
@@ -109,6 +110,10 @@ class Folder:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self._states = states
         self._keep(payloads, reports)
+
+    def states(self) -> dict[int, ShardState]:
+        """Every shard's state."""
+        return {shard: ShardState.decode(self._states.get(shard), self._columns) for shard in range(self._shards)}
 
     def table(self, kind: SilverOutput, schema: pa.Schema) -> pa.Table:
         """All rows of a kind, with the number of their batch."""

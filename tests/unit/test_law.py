@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from dataclasses import asdict
@@ -10,6 +11,7 @@ import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
 from sessionlake.integrity.rules import Decision, DecisionKey
+from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
@@ -54,6 +56,11 @@ def assert_same(found: object, expected: object) -> None:
         assert (name, ours) == (name, theirs)
 
 
+def assert_same_states(found: Folder, rebuilt: Folder) -> None:
+    for mine, other in zip(found.states().values(), rebuilt.states().values(), strict=True):
+        assert first_difference(mine, other) is None
+
+
 @pytest.mark.parametrize(("integrity", "policy"), CASES)
 @pytest.mark.parametrize("seed", range(STREAMS))
 def test_any_batches_and_shards_equal_the_truth(seed: int, integrity: str, policy: str) -> None:
@@ -62,6 +69,22 @@ def test_any_batches_and_shards_equal_the_truth(seed: int, integrity: str, polic
     every = interval(seed)
     found = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
     assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("seed", range(5_000, 5_000 + STREAMS // 2))
+def test_the_state_after_any_batches_is_that_after_one(seed: int, integrity: str) -> None:
+    rnd, messages = stream(seed)
+    rules = capture(integrity, list(OnViolation)[seed % 3], seed)
+    shards, every = rnd.randint(1, 4), interval(seed)
+    found, rebuilt = (Folder(rules, shards, rnd, interval=every, bulk=rnd.random() < 0.7) for _ in range(2))
+    done: list[KafkaMessage] = []
+    with contextlib.suppress(ViolationError):
+        for batch in cut(rnd, messages, rnd.randint(1, 9)):
+            found.batch(batch)
+            done += batch
+    rebuilt.batch(done)
+    assert_same_states(found, rebuilt)
 
 
 def test_these_streams_have_every_fault_of_the_protocol() -> None:
@@ -165,7 +188,8 @@ def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginni
     rnd, messages = stream(seed)
     rules = capture(integrity, "fail", seed)
     decisions: dict[DecisionKey, Decision] = {}
-    folder = Folder(rules, rnd.randint(1, 4), rnd, decisions=decisions)
+    shards = rnd.randint(1, 4)
+    folder = Folder(rules, shards, rnd, decisions=decisions)
     for batch in cut(rnd, messages, rnd.randint(1, 8)):
         here = {(message.topic, message.partition, message.offset) for message in batch}
         for _ in messages:
@@ -181,8 +205,12 @@ def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginni
                     integrity == "once" and at.event == "gap"
                 )
                 decisions[place] = rnd.choice([d for d in Decision if skippable or d is not Decision.SKIP])
-    again = fold(cut(rnd, messages, rnd.randint(1, 8)), rules, shards=2, rnd=rnd, decisions=decisions)
-    assert_same(of_silver(folder.silver), of_silver(again))
+    again = Folder(rules, 2, rnd, decisions=decisions)
+    for batch in cut(rnd, messages, rnd.randint(1, 8)):
+        again.batch(batch)
+    assert_same(of_silver(folder.silver), of_silver(again.silver))
+    if shards == 2:
+        assert_same_states(folder, again)
 
 
 def told(violation: object) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.pipeline import Layer, claimed
+from sessionlake.silver.rebuild.compare_states import VerifiedStates
 from sessionlake.silver.rebuild.rebuild import rebuild, verify
 from sessionlake.silver.rebuild.replay import Selection
 
@@ -22,9 +23,25 @@ def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
         found = verify(spark, settings)
     if found.first is None:
         say(f"exact: {found.sessions} sessions, every row of every silver table")
-        return True
-    say(f"{found.different} of {found.sessions} sessions differ from a rebuild; the first difference:\n  {found.first}")
-    return False
+    else:
+        what = f"{found.different} of {found.sessions} sessions differ from a rebuild"
+        say(f"{what}; the first difference:\n  {found.first}")
+    if found.states is not None:
+        say(_of_states(found.states))
+    return found.exact
+
+
+def _of_states(states: VerifiedStates) -> str:
+    if states.skipped is not None:
+        return f"the states that silver goes on from are not compared: {states.skipped}"
+    if states.first is None:
+        return (
+            f"exact, too: the states that silver goes on from, with the {states.sessions} sessions that they remember"
+        )
+    return (
+        f"the states that silver goes on from differ; the first difference:\n  {states.first}\n"
+        "what comes next may be judged wrong: `sessionlake rebuild silver` puts it right"
+    )
 
 
 def rebuild_silver(

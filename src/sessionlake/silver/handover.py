@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
@@ -64,18 +65,8 @@ def read(place: Path) -> Handover | None:
 
 
 def in_force(settings: Settings) -> Handover | None:
-    """The handover that silver's stream begins from.
-
-    Raises:
-        LakeError: it is of another number of shards.
-    """
-    found = read(folder(settings))
-    if found is not None and found.shards != settings.silver.shards:
-        raise LakeError(
-            f"silver was rebuilt with silver.shards: {found.shards}, the configuration says {settings.silver.shards}: "
-            "set it back, or run `sessionlake rebuild silver` to change it"
-        )
-    return found
+    """The handover that silver's stream begins from, or began from."""
+    return read(folder(settings))
 
 
 def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, bytes]]) -> None:
@@ -88,9 +79,30 @@ def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, 
     write_whole(place / "handover.json", msgspec.json.encode(handover))
 
 
-def states(settings: Settings) -> dict[int, bytes]:
-    """The shards' states of the handover in force."""
-    return {int(file.stem): file.read_bytes() for file in folder(settings).glob("*.state")}
+def numbers(settings: Settings) -> list[int]:
+    """The shards that the handover in force has states of, in order."""
+    return sorted(int(file.stem) for file in folder(settings).glob("*.state"))
+
+
+def _state(place: str, shard: int) -> bytes | None:
+    file = Path(place) / f"{shard}.state"
+    return file.read_bytes() if file.exists() else None
+
+
+@dataclass(frozen=True)
+class StateReader:
+    """The states of a handover, read where the rows are, one at a time; a `mapInPandas` function.
+
+    Takes `shard int`, gives `shard int, chunk binary`.
+    """
+
+    place: str
+
+    def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Reads the task's states."""
+        for frame in frames:
+            for shard in frame["shard"].tolist():
+                yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -104,24 +116,35 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def refuse_other_shards(settings: Settings) -> None:
-    """Refuses another number of shards than the checkpoint was made with: sessions would not find their states.
+    """Refuses another number of shards than the states are of: sessions would not find theirs.
 
     Raises:
         LakeError: naming both numbers.
     """
-    note = _shards(settings)
-    begun = (Path(settings.checkpoint(SILVER)) / "metadata").exists()
-    if begun and note.exists() and note.read_text() != str(settings.silver.shards):
+    made = shards(settings)
+    if made not in (None, settings.silver.shards):
         raise LakeError(
-            f"silver.shards is {settings.silver.shards}, but the checkpoint was made with {note.read_text()}: set it "
-            "back, or move everything over with `sessionlake rebuild silver`"
+            f"silver.shards is {settings.silver.shards}, but silver's states are of {made} shards: set it back, or "
+            "move everything over with `sessionlake rebuild silver`"
         )
+
+
+def shards(settings: Settings) -> int | None:
+    """How many shards silver's states are of: the checkpoint's, or, before its first batch, the handover's.
+
+    None if there are none yet, or a version wrote them that did not note it.
+    """
+    note = _shards(settings)
+    if (Path(settings.checkpoint(SILVER)) / "metadata").exists() and note.exists():
+        return int(note.read_text())
+    begin = in_force(settings)
+    return None if begin is None else begin.shards
 
 
 def note_shards(settings: Settings) -> None:
     """Notes beside the checkpoint how many shards it has."""
     _shards(settings).parent.mkdir(parents=True, exist_ok=True)
-    _shards(settings).write_text(str(settings.silver.shards))
+    write_whole(_shards(settings), str(settings.silver.shards).encode())
 
 
 def _shards(settings: Settings) -> Path:
@@ -150,6 +173,5 @@ class HandedOver:
     ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
         """See `ShardFold`."""
         if state is None:
-            file = Path(self.place) / f"{shard}.state"
-            state = file.read_bytes() if file.exists() else None
+            state = _state(self.place, shard)
         return self.fold(shard, state, chunks)

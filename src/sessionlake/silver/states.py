@@ -7,38 +7,63 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import SILVER
+from sessionlake.lake.ledger import current
+from sessionlake.lake.names import LEDGER, SILVER
+from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.sharded import PACKED_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """The shards' states after the last committed batch, by Spark's state reader.
-
-    Before a rebuilt silver's first batch, they are those that the rebuild has handed over.
+    """The shards' states, see `state_frame`.
 
     Args:
         shard: of this one alone.
+    """
+    from pyspark.sql import functions as F
+
+    frame = state_frame(spark, settings)
+    wanted = frame if shard is None else frame.where(F.col("shard") == shard)
+    for row in wanted.toLocalIterator():
+        yield row["shard"], bytes(row["chunk"])
+
+
+def state_frame(spark: SparkSession, settings: Settings) -> DataFrame:
+    """The shards' states after the last committed batch, by Spark's state reader: `shard int, chunk binary`.
+
+    Before a rebuilt silver's first batch, they are those that the rebuild has handed over.
 
     Raises:
         LakeError: silver has no checkpoint yet.
     """
+    checkpoint = settings.checkpoint(SILVER)
+    if last_committed(checkpoint) is not None:
+        stored = spark.read.format("statestore").load(checkpoint)
+        return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
+    handed = handover.numbers(settings)
+    if not handed:
+        raise LakeError(f"there is no silver state in {checkpoint} yet: run `sessionlake run silver`")
+    frame = spark.createDataFrame([(number,) for number in handed], "shard int")
+    return frame.mapInPandas(handover.StateReader(str(handover.folder(settings))), PACKED_SCHEMA)
+
+
+def last_batches(spark: SparkSession, settings: Settings) -> tuple[int, int]:
+    """The batch after which the states are, and the ledger's last; -1 where there is none.
+
+    They differ where the stream died between a batch's last commit and its checkpoint: it ends that batch as it starts.
+    """
     from pyspark.sql import functions as F
 
-    checkpoint = settings.checkpoint(SILVER)
-    if last_committed(checkpoint) is None:
-        handed = handover.states(settings)
-        if handed:
-            yield from ((number, state) for number, state in handed.items() if shard in (None, number))
-            return
-        raise LakeError(f"there is no silver state in {checkpoint} yet: run `sessionlake run silver`")
-    frame = spark.read.format("statestore").load(checkpoint).select("key.shard", F.col("value.*"))
-    wanted = frame if shard is None else frame.where(F.col("shard") == shard)
-    for row in wanted.selectExpr("shard", "groupState.state AS state").toLocalIterator():
-        yield row["shard"], bytes(row["state"])
+    begin = handover.in_force(settings)
+    committed = last_committed(settings.checkpoint(SILVER))
+    of_states = (0 if begin is None else begin.first_batch) + (-1 if committed is None else committed)
+    ledger = current(Lake(settings).read(spark, LEDGER)).where(F.col("layer") == SILVER)
+    last = ledger.agg(F.max("batch_id")).first()
+    return of_states, -1 if last is None or last[0] is None else int(last[0])
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:

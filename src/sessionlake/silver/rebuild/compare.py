@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,17 +36,19 @@ class Verified:
         tables: names of the tables that differ.
         different: how many sessions differ in some table.
         first: the first difference, by table, topic and session; None if there is none.
+        states: how the states compare; None if they were not asked for.
     """
 
     sessions: int
     tables: frozenset[str]
     different: int
     first: str | None
+    states: VerifiedStates | None = None
 
     @property
     def exact(self) -> bool:
-        """Whether everything is equal."""
-        return self.first is None
+        """Whether everything that was compared is equal."""
+        return self.first is None and (self.states is None or self.states.first is None)
 
 
 def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:

@@ -11,7 +11,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, current, write
+from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -47,9 +47,9 @@ from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare
+from sessionlake.silver.rebuild.compare_states import compare_states
 from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, replay, staging
-from sessionlake.silver.states import shard_states
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.streaming.guards import rebuild_journal, refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Plan(msgspec.Struct):
 
 
 def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
-    """Builds silver once more, from the messages that it has taken in, and compares.
+    """Builds silver once more, from the messages that it has taken in, and compares the tables, and the states.
 
     Raises:
         LakeError: there is nothing to compare.
@@ -98,8 +98,9 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     lake = _require_silver(spark, settings)
     TableMerger(spark, settings).catch_up()
     ends = OffsetLog.load(spark, lake, LAYER).ends
-    _replay(spark, settings, lake, lake.last_commit(spark, MESSAGES).version, ends, slice_messages)
-    found = _compare(spark, settings, lake)
+    replayed = _replay(spark, settings, lake, lake.last_commit(spark, MESSAGES).version, ends, slice_messages)
+    states = compare_states(spark, settings, replayed.states)
+    found = replace(_compare(spark, settings, lake), states=states)
     _clean(spark, settings)
     return found
 
@@ -206,11 +207,8 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     """
     from pyspark.sql import functions as F
 
-    begun = handover.in_force(lake.settings)
-    last = last_committed(lake.settings.checkpoint(LAYER))
-    entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
-    state_of = (begun.first_batch if begun else 0) + (-1 if last is None else last)
-    if entries is None or entries[0] != state_of:
+    of_states, last = last_batches(spark, lake.settings)
+    if of_states != last:
         raise LakeError(
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
         )

@@ -1,0 +1,184 @@
+"""Two states of one shard compared: is there anything by which the next message could be judged otherwise?
+
+Equal tables do not prove equal states: a wrong state shows only when the next message is judged. What two ways to the
+same messages may leave otherwise is excluded here, each with its reason, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.integrity.clock import LaneTime
+from sessionlake.integrity.cursor import FIELDS, INITIAL, NO_POSITION, Cursors, SeqMemory, decode_memory
+from sessionlake.integrity.state import ShardState
+from sessionlake.protocol.types import Int64s
+
+# Of positions only those of the session's present life count. An earlier life's stay with a session that came back
+# before a batch ended, and are gone from one that was forgotten between two batches. A life's own are never lower than
+# the offset of its first message; and no session is forgotten before the offsets have passed all its positions.
+_OF_PRESENT_LIFE = ("position", "cut_position")
+# `clock` is the highest timestamp of the messages that were packed with it, so it depends on how they were cut up. It
+# is read as the message comes; of one that is held back nobody reads it again.
+_NOT_COMPARED_OF_HELD = "clock"
+_COORDINATES = ("topic", "partition", "offset")
+# Held messages are looked at in Python so many at a time, and only where they differ.
+_LOOKED_AT = 1_000
+_NOTHING = "nothing"
+_THERE = "there"
+
+
+@dataclass(frozen=True)
+class StateDifference:
+    """One difference.
+
+    Attributes:
+        session_id: None if it is the topic-partition's, not a session's.
+        field: what of it.
+        found: the value found, in words.
+        rebuilt: the value it should be, in words.
+    """
+
+    topic: str
+    session_id: str | None
+    field: str
+    found: str
+    rebuilt: str
+
+    def __str__(self) -> str:
+        session = "" if self.session_id is None else f", session {self.session_id!r}"
+        return f"topic {self.topic}{session}, {self.field}: found {self.found}, rebuilt {self.rebuilt}"
+
+
+def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference | None:
+    """The first difference of two states of one shard: of its clock, else of its sessions; None if they are equal."""
+    for compared in (_clocks, _sessions, _cursors, _memories, _held):
+        for difference in compared(found, rebuilt):
+            return difference
+    return None
+
+
+def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    """By topic-partition: which number each has depends on which came first."""
+    sides = [{(lane.topic, lane.partition): lane for lane in state.clock.lanes} for state in (found, rebuilt)]
+    for topic, partition in sorted({*sides[0], *sides[1]}):
+        one, other = (side.get((topic, partition)) for side in sides)
+        if one is None or other is None:
+            yield _missing(topic, None, f"clock of partition {partition}", there=one is not None)
+            continue
+        for name in LaneTime.__struct_fields__:
+            if getattr(one, name) != getattr(other, name):
+                values = (repr(getattr(one, name)), repr(getattr(other, name)))
+                yield StateDifference(topic, None, f"clock of partition {partition}, {name}", *values)
+
+
+def _sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    lacking = rebuilt.keys.filter(pc.invert(pc.is_in(rebuilt.keys, value_set=found.keys)))
+    beyond = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
+    apart = [(key, False) for key in lacking.to_pylist()] + [(key, True) for key in beyond.to_pylist()]
+    for key, there in sorted(apart):
+        yield _missing(*_parts(key), "session", there=there)
+
+
+def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    order, other_order = _by_key(found), _by_key(rebuilt)
+    one, other = _comparable(found.cursors[order]), _comparable(rebuilt.cursors[other_order])
+    other["lane"] = _renumbered(rebuilt, found)[other["lane"]]
+    differs = np.stack([one[name] != other[name] for name in FIELDS], axis=1)
+    for row, column in np.argwhere(differs).tolist():
+        name = FIELDS[column]
+        values = (_told(found, name, int(side[name][row])) for side in (one, other))
+        yield StateDifference(*_parts(found.keys[order[row]].as_py()), name, *values)
+
+
+def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    order, other_order = _by_key(found), _by_key(rebuilt)
+    for place, other_place in zip(order.tolist(), other_order.tolist(), strict=True):
+        stored, other_stored = found.memories[place], rebuilt.memories[other_place]
+        if stored == other_stored:
+            continue
+        one, other = (decode_memory(memory) or SeqMemory() for memory in (stored, other_stored))
+        for name in SeqMemory.__struct_fields__:
+            if getattr(one, name) != getattr(other, name):
+                values = (repr(getattr(one, name)), repr(getattr(other, name)))
+                yield StateDifference(*_parts(found.keys[place].as_py()), name, *values)
+
+
+def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    """Message by message; in what order they lie depends on the batches, and whoever takes them out sorts them."""
+    sides = [_sorted_messages(state.held) for state in (found, rebuilt)]
+    longest = max((side.num_rows for side in sides if side is not None), default=0)
+    for start in range(0, longest, _LOOKED_AT):
+        one, other = (None if side is None else side.slice(start, _LOOKED_AT) for side in sides)
+        if one is not None and other is not None and one.equals(other):
+            continue
+        yield from _held_rows(_rows(one), _rows(other))
+
+
+def _held_rows(found: list[dict[str, object]], rebuilt: list[dict[str, object]]) -> Iterator[StateDifference]:
+    """Up to the first message that only one side has: behind it they no longer stand side by side."""
+    for number in range(max(len(found), len(rebuilt))):
+        sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
+        ahead = min((row for row in sides if row is not None), key=_place_of)
+        where = f"held message at partition {ahead['partition']}, offset {ahead['offset']}"
+        session = str(ahead["topic"]), str(ahead["session_id"])
+        if any(row is None or _place_of(row) != _place_of(ahead) for row in sides):
+            yield _missing(*session, where, there=sides[0] is ahead)
+            return
+        one, other = (row or {} for row in sides)
+        for name in one:
+            if repr(one[name]) != repr(other[name]):  # two NaN are the same
+                yield StateDifference(*session, f"{where}, {name}", repr(one[name]), repr(other[name]))
+
+
+def _missing(topic: str, session: str | None, what: str, *, there: bool) -> StateDifference:
+    return StateDifference(topic, session, what, *((_THERE, _NOTHING) if there else (_NOTHING, _THERE)))
+
+
+def _parts(key: str) -> tuple[str, str]:
+    topic, session = key.split("\0", 1)
+    return topic, session
+
+
+def _by_key(state: ShardState) -> Int64s:
+    """The cursors' places in order of their keys: which stands where depends on which session came first."""
+    order: Int64s = pc.array_sort_indices(state.keys).to_numpy().astype(np.int64)
+    return order
+
+
+def _comparable(cursors: Cursors) -> Cursors:
+    """The same, a copy, without what an earlier life has left."""
+    for name in _OF_PRESENT_LIFE:
+        cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
+    return cursors
+
+
+def _renumbered(state: ShardState, other: ShardState) -> Int64s:
+    """The number that each of a state's topic-partitions has in another that has them all."""
+    numbers = [other.clock.index((lane.topic, lane.partition)) for lane in state.clock.lanes]
+    return np.array([*numbers, 0], np.int64)  # a cursor may be there before any topic-partition is
+
+
+def _told(state: ShardState, name: str, value: int) -> str:
+    if name == "lane" and 0 <= value < len(state.clock.lanes):
+        return f"{state.clock.lanes[value].topic}/{state.clock.lanes[value].partition}"
+    return _NOTHING if value == INITIAL.get(name) else str(value)
+
+
+def _sorted_messages(held: pa.Table | None) -> pa.Table | None:
+    if held is None:
+        return None
+    rows = held.drop_columns([_NOT_COMPARED_OF_HELD])
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _COORDINATES]))
+
+
+def _rows(held: pa.Table | None) -> list[dict[str, object]]:
+    return [] if held is None else held.to_pylist()
+
+
+def _place_of(row: dict[str, object]) -> tuple[str, int, int]:
+    return tuple(row[name] for name in _COORDINATES)  # type: ignore[return-value]

@@ -1,0 +1,70 @@
+"""How many shards silver's states are of: another number is refused, wherever the states are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sessionlake.config import Settings, SilverSettings
+from sessionlake.errors import LakeError
+from sessionlake.lake.names import SILVER
+from sessionlake.silver import handover
+from sessionlake.silver.handover import Handover
+
+
+def of(home: Path, shards: int) -> Settings:
+    return Settings(home=home, silver=SilverSettings(shards=shards))
+
+
+def begun(settings: Settings) -> None:
+    """What a start leaves: the note, then Spark's checkpoint."""
+    handover.note_shards(settings)
+    metadata = Path(settings.checkpoint(SILVER)) / "metadata"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text('{"id":"a"}')
+
+
+def handed_over(settings: Settings, rebuild: str = "r") -> None:
+    shards = settings.silver.shards
+    handover.prepare(settings, Handover(7, 3, shards, rebuild), [(0, b"state")])
+    handover.swap(settings, rebuild)
+
+
+def assert_of(home: Path, shards: int) -> None:
+    assert handover.shards(of(home, 1)) == shards
+    handover.refuse_other_shards(of(home, shards))
+    other = shards + 1
+    with pytest.raises(
+        LakeError, match=rf"silver.shards is {other}, but silver's states are of {shards} shards: set it"
+    ):
+        handover.refuse_other_shards(of(home, other))
+
+
+def test_before_the_first_batch_any_number_will_do(tmp_path: Path) -> None:
+    handover.note_shards(of(tmp_path, 3))  # a start that came no further
+    assert handover.shards(of(tmp_path, 3)) is None
+    handover.refuse_other_shards(of(tmp_path, 4))
+
+
+def test_those_of_the_checkpoint(tmp_path: Path) -> None:
+    begun(of(tmp_path, 3))
+    assert_of(tmp_path, 3)
+
+
+def test_those_of_a_handover_that_no_stream_has_begun_from(tmp_path: Path) -> None:
+    begun(of(tmp_path, 3))
+    handed_over(of(tmp_path, 5))
+    assert_of(tmp_path, 5)
+
+
+def test_those_of_the_checkpoint_that_began_from_a_handover(tmp_path: Path) -> None:
+    handed_over(of(tmp_path, 5))
+    begun(of(tmp_path, 5))
+    assert_of(tmp_path, 5)
+
+
+def test_those_of_the_latest_handover(tmp_path: Path) -> None:
+    handed_over(of(tmp_path, 5), "first")
+    handed_over(of(tmp_path, 2), "second")
+    assert_of(tmp_path, 2)

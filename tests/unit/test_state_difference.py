@@ -1,0 +1,274 @@
+"""Two states of a shard: whatever is otherwise in one of them is found and named, and nothing else is a difference."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake.integrity.clock import Clock, LaneTime
+from sessionlake.integrity.cursor import FIELDS, Hole, SeqMemory, decode_memory, encode_memory
+from sessionlake.integrity.state import ShardState
+from sessionlake.integrity.state_difference import StateDifference, first_difference
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.chunk import change_fields, chunk_schema
+from support.folding import Folder
+from support.streams import SESSION_TIMEOUT, START
+
+COLUMNS = {"price": "double", "qty": "bigint", "status": "string"}
+RULES = CaptureSettings(
+    columns=COLUMNS,
+    integrity=Integrity.ONCE,
+    on_violation=OnViolation.ISOLATE,
+    lateness="1 minute",
+    by_topic=(TopicRule(pattern=r"capture\.window", integrity=Integrity.WINDOW),),
+)
+ROW = {"id": "r", "price": 1.5, "qty": 2, "status": "OPEN", "undeclared": 1}
+OF_POSITION = {"position", "cut_position"}
+
+
+def message(topic: str, session: str, offset: int, kind: str, seq: int, *, at: int = 0) -> KafkaMessage:
+    rows = {"rows": [ROW], "deleted": ["gone"]} if kind == "update" else {"rows": [ROW]} if kind == "snapshot" else {}
+    body = {"type": kind, "seq": seq, "ts": START + at} | rows
+    return KafkaMessage(topic, 1, offset, START + at, session.encode(), json.dumps(body).encode())
+
+
+STREAM = [
+    message("capture.once", "whole", 0, "snapshot", 0),
+    message("capture.once", "gaps", 1, "snapshot", 0),
+    message("capture.once", "gaps", 2, "update", 3),
+    message("capture.once", "gaps", 3, "snapshot", 5),
+    message("capture.window", "holds", 0, "snapshot", 0),
+    message("capture.window", "holds", 1, "update", 1),
+    message("capture.window", "holds", 2, "update", 3),
+]
+
+
+def fold(*batches: list[KafkaMessage], rules: CaptureSettings = RULES) -> ShardState:
+    folder = Folder(rules, 1, random.Random(1))
+    for batch in batches:
+        folder.batch(batch)
+    return folder.states()[0]
+
+
+def other(value: Any) -> Any:
+    """Another value of its type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value ^ 1
+    if isinstance(value, float | str):
+        return value * 2
+    if isinstance(value, list | tuple):
+        return type(value)([*value[:-1], other(value[-1])])
+    if isinstance(value, dict):
+        return {name: None if item is None else other(item) for name, item in value.items()}
+    assert isinstance(value, Hole)
+    return Hole(value.start, value.end, value.due, value.offset, value.kafka_ts, other(value.partition))
+
+
+def place(state: ShardState, session: str) -> int:
+    return [key.split("\0")[1] for key in state.keys.to_pylist()].index(session)
+
+
+def difference_after(change: Callable[[ShardState], None]) -> StateDifference:
+    changed, honest = fold(STREAM), fold(STREAM)
+    assert first_difference(changed, honest) is None
+    change(changed)
+    found, mirrored = first_difference(changed, honest), first_difference(honest, changed)
+    assert found is not None
+    assert mirrored is not None
+    assert (found.found, found.rebuilt) == (mirrored.rebuilt, mirrored.found)
+    assert found.found != found.rebuilt
+    return found
+
+
+def named(found: StateDifference) -> tuple[str, str | None, str]:
+    return found.topic, found.session_id, found.field
+
+
+@pytest.mark.parametrize("session", ["whole", "gaps", "holds"])
+@pytest.mark.parametrize("name", FIELDS)
+def test_any_field_of_any_cursor(name: str, session: str) -> None:
+    def change(state: ShardState) -> None:
+        cursor = state.cursors[place(state, session)]
+        # A position before the present life is an earlier life's, so the other one must be in it.
+        cursor[name] = (
+            max(cursor[name], cursor["first_offset"]) + 1 if name in OF_POSITION else other(int(cursor[name]))
+        )
+
+    topic = "capture.window" if session == "holds" else "capture.once"
+    assert named(difference_after(change)) == (topic, session, name)
+
+
+@pytest.mark.parametrize("name", SeqMemory.__struct_fields__)
+def test_any_field_of_what_is_remembered_of_gaps(name: str) -> None:
+    def change(state: ShardState) -> None:
+        at = place(state, "gaps")
+        memory = decode_memory(state.memories[at])
+        assert memory is not None
+        setattr(memory, name, other(getattr(memory, name)))
+        state.memories[at] = encode_memory(memory)
+
+    assert named(difference_after(change)) == ("capture.once", "gaps", name)
+
+
+@pytest.mark.parametrize("name", Hole.__struct_fields__)
+def test_any_field_of_a_gap(name: str) -> None:
+    def change(state: ShardState) -> None:
+        at = place(state, "gaps")
+        memory = decode_memory(state.memories[at])
+        assert memory is not None
+        setattr(memory.holes[0], name, other(getattr(memory.holes[0], name)))
+        state.memories[at] = encode_memory(memory)
+
+    assert named(difference_after(change)) == ("capture.once", "gaps", "holes")
+
+
+def test_gaps_that_are_not_remembered() -> None:
+    def change(state: ShardState) -> None:
+        state.memories[place(state, "gaps")] = None
+
+    assert named(difference_after(change)) == ("capture.once", "gaps", "taken")
+
+
+@pytest.mark.parametrize("name", [name for name in LaneTime.__struct_fields__ if name not in {"topic", "partition"}])
+def test_any_field_of_a_clock(name: str) -> None:
+    def change(state: ShardState) -> None:
+        lane = state.clock.lanes[state.clock.index(("capture.window", 1))]
+        setattr(lane, name, other(getattr(lane, name)))
+
+    assert named(difference_after(change)) == ("capture.window", None, f"clock of partition 1, {name}")
+
+
+@pytest.mark.parametrize("name", ["topic", "partition"])
+def test_a_clock_of_another_topic_partition(name: str) -> None:
+    def change(state: ShardState) -> None:
+        lane = state.clock.lanes[0]
+        setattr(lane, name, other(getattr(lane, name)))
+        state.clock = Clock(state.clock.lanes)
+
+    assert difference_after(change).field.startswith("clock of partition")
+
+
+def held_changed(change: Callable[[list[dict[str, Any]]], None]) -> Callable[[ShardState], None]:
+    def changed(state: ShardState) -> None:
+        assert state.held is not None
+        rows = state.held.to_pylist()
+        change(rows)
+        state.held = pa.Table.from_pylist(rows, state.held.schema)
+
+    return changed
+
+
+HELD = [name for name in chunk_schema(RULES.declared).names if name != "clock"]
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", HELD)
+def test_any_field_of_any_held_message(name: str, number: int) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        (row,) = (row for row in rows if row["offset"] == number)
+        row[name] = other(row[name])
+
+    found = difference_after(held_changed(change))
+    assert found.field.startswith("held message at partition")
+    if name not in {"topic", "partition", "offset"}:
+        assert found.field == f"held message at partition 1, offset {number}, {name}"
+    if name not in {"topic", "session_id"}:
+        assert (found.topic, found.session_id) == ("capture.window", "holds")
+
+
+@pytest.mark.parametrize("name", [field.name for field in change_fields(RULES.declared)])
+def test_any_field_of_a_change_that_is_held_back(name: str) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        (row,) = (row for row in rows if row["offset"] == 1)
+        row["changes"][0][name] = other(row["changes"][0][name])
+
+    field = "held message at partition 1, offset 1, changes"
+    assert named(difference_after(held_changed(change))) == ("capture.window", "holds", field)
+
+
+@pytest.mark.parametrize("looked_at", [1, 2, 1_000])
+@pytest.mark.parametrize("number", range(3))
+def test_a_held_message_that_is_lost(number: int, looked_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sessionlake.integrity.state_difference._LOOKED_AT", looked_at)
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[:] = [row for row in rows if row["offset"] != number]
+
+    found = difference_after(held_changed(change))
+    assert str(found) == (
+        f"topic capture.window, session 'holds', held message at partition 1, offset {number}: "
+        "found nothing, rebuilt there"
+    )
+
+
+def test_a_held_value_that_is_no_number_is_the_same_as_itself() -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[1]["changes"][0]["value:0"] = float("nan")
+
+    found, rebuilt = fold(STREAM), fold(STREAM)
+    for state in (found, rebuilt):
+        held_changed(change)(state)
+    assert first_difference(found, rebuilt) is None
+
+
+def test_all_held_messages_lost() -> None:
+    def change(state: ShardState) -> None:
+        state.held = None
+
+    found = difference_after(change)
+    assert named(found) == ("capture.window", "holds", "held message at partition 1, offset 0")
+
+
+def test_a_session_that_is_forgotten() -> None:
+    def change(state: ShardState) -> None:
+        state.keep(state.cursors["first_offset"] != 1)
+
+    found = difference_after(change)
+    assert str(found) == "topic capture.once, session 'gaps', session: found nothing, rebuilt there"
+
+
+def test_the_words_name_the_values() -> None:
+    def change(state: ShardState) -> None:
+        state.cursors["gaps"][place(state, "gaps")] = 7
+
+    assert str(difference_after(change)) == "topic capture.once, session 'gaps', gaps: found 7, rebuilt 2"
+
+
+def test_all_of_a_state_is_compared() -> None:
+    """A field that is added to `ShardState` is to be compared, and to have its test here."""
+    compared = {"keys", "cursors", "memories", "clock", "held"}
+    assert {field.name for field in fields(ShardState)} == {*compared, "_stored"}  # a copy of `cursors`
+
+
+def test_which_number_a_session_and_a_topic_partition_have_is_no_difference() -> None:
+    window_first = [*STREAM[4:], *STREAM[:4]]
+    found, rebuilt = (fold(*([message] for message in messages)) for messages in (STREAM, window_first))
+    assert found.keys.to_pylist() != rebuilt.keys.to_pylist()
+    assert [lane.topic for lane in found.clock.lanes] != [lane.topic for lane in rebuilt.clock.lanes]
+    assert first_difference(found, rebuilt) is None
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "update"])
+def test_what_an_earlier_life_has_left_is_no_difference(kind: str) -> None:
+    """A session comes back after it could be forgotten; whether it was depends on where a batch ended."""
+    rules = RULES.model_copy(update={"integrity": Integrity.STRICT})
+    late = 3 * SESSION_TIMEOUT
+    first = [
+        message("capture.once", "back", 0, "snapshot", 0),
+        message("capture.once", "other", 1, "snapshot", 0, at=late),
+    ]
+    then = [message("capture.once", "back", 2, kind, 0, at=late)]  # an update is an orphan: nothing is applied
+    forgotten, kept = fold(first, then, rules=rules), fold([*first, *then], rules=rules)
+    lives = [state.cursors[place(state, "back")] for state in (forgotten, kept)]
+    assert [int(cursor["cut_position"]) for cursor in lives] == [-1, 0]
+    assert [int(cursor["position"]) for cursor in lives] == ([2, 2] if kind == "snapshot" else [-1, 0])
+    assert first_difference(forgotten, kept) is None
