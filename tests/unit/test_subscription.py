@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.bronze.subscription import QueryOffsets, pattern, starting_offsets
 
-A, B = ("a", 0), ("b", 0)
+A, B, C = ("a", 0), ("b", 0), ("c", 0)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,15 @@ def test_a_batch_whose_commit_was_lost_is_pending(folder):
 @pytest.mark.parametrize(
     ("positions", "settled", "goes_on"),
     [
-        ({A: 9}, False, True),
         ({A: 9, B: 0}, False, True),  # Spark reads from its beginning what it does not know
+        ({A: 9}, False, False),  # the planned batch has a topic that left
+        ({A: 9, B: 0, C: 0}, False, False),  # it lacks one that there is by now
+        ({A: 12, B: 3, C: 0}, True, False),  # and it is repeated though it is in the tables
         ({A: 9, B: 3}, False, False),
         ({A: 8}, False, False),
         ({A: 10}, False, False),
         ({}, False, False),
-        ({B: 0}, False, False),  # a topic left
+        ({B: 0}, False, False),
         ({A: 12, B: 3}, True, True),
         ({A: 12}, True, False),
         ({A: 9, B: 0}, True, False),
@@ -92,3 +94,12 @@ def test_a_batch_whose_commit_was_lost_is_pending(folder):
 )
 def test_a_query_goes_on_if_it_reads_on_at_just_the_positions_called_for(folder, positions, settled, goes_on):
     assert QueryOffsets(folder).goes_on_at(positions, settled=settled) is goes_on
+
+
+@pytest.mark.parametrize(
+    ("positions", "goes_on"),
+    [({A: 9}, True), ({A: 9, B: 0}, True), ({A: 9, B: 1}, False), ({A: 8}, False), ({B: 0}, False), ({}, False)],
+)
+def test_without_a_planned_batch_new_topics_that_begin_at_their_beginning_are_no_change(folder, positions, goes_on):
+    (folder / "offsets/1").unlink()
+    assert QueryOffsets(folder).goes_on_at(positions, settled=True) is goes_on

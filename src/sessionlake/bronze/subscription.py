@@ -69,6 +69,13 @@ class QueryOffsets:
         Args:
             settled: whether the batch planned last is in the tables.
         """
-        start = self.end() if settled and self.pending is not None else self.start()
+        start = self.start()
+        if self.pending is not None:
+            planned = self.end()
+            # Spark repeats a batch, in the tables or not, before it does anything else. It fails if partitions of it
+            # are gone, and by `availableNow` also if there are more by now.
+            if planned.keys() != positions.keys():
+                return False
+            start = planned if settled else start
         # What Spark does not know it reads from offset 0 on, or fails.
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())
