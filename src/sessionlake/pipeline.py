@@ -21,8 +21,8 @@ from sessionlake.processors import job as processors
 from sessionlake.runtime.kafka import require_broker
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.errors import explain
+from sessionlake.streaming.generations import require_whole
 from sessionlake.streaming.payloads import payload_of
 from sessionlake.streaming.query import LayerQuery
 
@@ -215,7 +215,7 @@ class Pipeline:
 
     def _start(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
-        require_readable(settings.checkpoint(part), part)
+        require_whole(settings.checkpoint(part), part)
         for processor in settings.processors:
             if processor.layer == part:
                 return processors.start(spark, settings, processor.name)
@@ -241,7 +241,7 @@ class Pipeline:
 
 
 def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
-    require_readable(settings.checkpoint(part), part)
+    require_whole(settings.checkpoint(part), part)
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
         Layer.SILVER: silver.start,

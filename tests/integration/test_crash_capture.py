@@ -1,4 +1,4 @@
-"""Killed for real between any two commits from Kafka to silver's changes: as if it had never been."""
+"""Killed for real between any two commits from Kafka to silver's changes, while its subscription changes."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ PLACES = [
 def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
     spark: Any, broker_settings: Settings, tmp_path: Path
 ) -> None:
-    assert_equal_to_the_truth_when_killed_at(PLACES, spark, broker_settings, tmp_path)
+    assert_equal_to_the_truth_when_killed_at(PLACES, spark, broker_settings, tmp_path, changing=True)

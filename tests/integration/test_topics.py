@@ -14,12 +14,15 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from sessionlake.commands.doctor import _contiguous, _topics
+from sessionlake.bronze import job as bronze
+from sessionlake.bronze import query
+from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
 from sessionlake.errors import SessionlakeError, TopicChangedError
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
 from sessionlake.pipeline import Layer, Pipeline, run_once
+from sessionlake.streaming.generations import Generation, Generations
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SECONDS = 60
@@ -65,10 +68,7 @@ class World:
             self.create(topic, 2)
             self.send(topic, 0, 3)
             self.send(topic, 0, 2, partition=1)
-        with monkeypatch.context() as dying:
-            dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
-            with pytest.raises(SessionlakeError, match="power cut"):
-                self.run(self.settings)
+        self.dies(power_cut_before, self.settings, monkeypatch)
         for topic in ("a", "b"):
             self.delete(topic)
             self.create(topic)
@@ -83,6 +83,34 @@ class World:
 
     def rows(self, topic: str) -> list[Topic]:
         return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
+
+    @property
+    def generations(self) -> Generations:
+        return Generations(self.settings.checkpoint(Layer.BRONZE), Layer.BRONZE)
+
+    def of(self, *topics: str) -> Settings:
+        """Settings under which just these topics are read."""
+        return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
+
+    def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Runs bronze, which dies before it has written its messages (`append`) or its ledger row (`write`)."""
+        with monkeypatch.context() as dying:
+            dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
+            with pytest.raises(SessionlakeError, match="power cut"):
+                self.run(settings)
+
+    def assert_one_query_read_everything_once(self, **topics: int) -> None:
+        """Whatever the generations: one id, rising batch numbers, every message once, and the books balance."""
+        lake = Lake(self.settings)
+        ledger = lake.read(self.spark, "ops.ledger").where("layer = 'bronze'").orderBy("committed_at")
+        rows = ledger.select("app_id", "batch_id").collect()
+        batches = [row["batch_id"] for row in rows]
+        assert batches == sorted(set(batches))
+        assert len({row["app_id"] for row in rows}) == 1
+        assert {topic: self.offsets(topic) for topic in topics} == {t: list(range(n)) for t, n in topics.items()}
+        _contiguous(self.spark, lake, allow_gaps=False)
+        _as_booked(self.spark, lake)
+        assert _checkpoints(self.settings) == "bronze"
 
     def state(self, topic: str) -> TopicState:
         return latest(self.rows(topic))[self.name(topic)].state
@@ -190,3 +218,104 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
     (gone,) = world.rows("gone")
     assert (gone.lost, gone.partitions[0].next_offset) == (0, 3)
     _contiguous(world.spark, Lake(world.settings), allow_gaps=False)
+
+
+def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):
+    world.send("a", 0, 2)
+    world.run(world.settings)
+    world.send("a", 2, 2)
+    world.send("b", 0, 3)
+    world.run(world.settings)
+    assert world.generations.present.number == 0
+    world.assert_one_query_read_everything_once(a=4, b=3)
+
+
+def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on_in_it(world):
+    world.send("a", 0, 3)
+    world.send("b", 0, 3)
+    world.run(world.settings)
+    world.generations.begin(world.generations.present.next_batch)  # and there it died
+    world.send("a", 3, 2)
+    world.send("c", 0, 2)  # its partition was not there when the generation was noted
+    world.run(world.settings)
+    present = world.generations.present
+    assert (present.number, (present.folder / "commits" / "0").is_file()) == (1, True)
+    world.assert_one_query_read_everything_once(a=5, b=3, c=2)
+
+
+def test_generations_that_die_half_done_one_after_the_other_leave_every_message_once(world, monkeypatch):
+    for topic in ("a", "b", "c"):
+        world.send(topic, 0, 3)
+    world.run(world.settings)
+
+    def numbers(generation: Generation) -> tuple[int, int | None]:
+        return generation.number, generation.newest
+
+    world.send("a", 3, 1)
+    world.dies("append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
+    assert numbers(world.generations.present) == (1, 1)
+    world.send("a", 4, 1)
+    world.send("b", 3, 1)
+    world.dies("write", world.of("a", "c"), monkeypatch)  # another change; messages committed, no ledger row
+    assert numbers(world.generations.present) == (2, 2)
+    assert world.offsets("a") == [0, 1, 2, 3, 4]
+    world.send("c", 3, 2)
+    world.run(world.of("b"))  # yet another; it died before it had anything to read
+    assert numbers(world.generations.present) == (3, 3)
+    world.dies("append", world.settings, monkeypatch)
+    assert numbers(world.generations.present) == (4, 4)
+    world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
+    assert numbers(world.generations.present) == (4, 4)
+    world.send("a", 5, 1)
+    world.run(world.settings)
+    assert [entry.name for entry in sorted((world.generations.present.folder.parent).iterdir())] == ["4", "4.json"]
+    world.assert_one_query_read_everything_once(a=6, b=4, c=5)
+
+
+def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
+    world.send("a", 0, 3)
+    world.dies("append", world.settings, monkeypatch)
+    world.send("b", 0, 2)
+    world.run(world.settings)  # Spark would repeat the batch as it was, and refuses that under `--once`
+    world.assert_one_query_read_everything_once(a=3, b=2)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(world, monkeypatch, partitions):
+    world.send("a", 0, 3)
+    world.send("b", 0, 3)
+    world.run(world.of("a"))
+    real, starts = bronze._source, []
+
+    def created_meanwhile(*args: Any) -> Any:
+        starts.append(args[2].starting_offsets)
+        if len(starts) == 1:
+            world.create("late", partitions)
+            world.send("late", 0, 2)
+        return real(*args)
+
+    world.send("b", 3, 1)
+    monkeypatch.setattr("sessionlake.bronze.job._source", created_meanwhile)
+    world.run(world.of("b", "late"))
+    assert len(starts) > 1
+    assert world.name("late") not in starts[0]
+    assert world.generations.present.number == 1
+    world.assert_one_query_read_everything_once(a=3, b=4, late=2)
+
+
+def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):
+    """As by a cluster whose brokers do not all know of a topic yet."""
+    monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
+    real, refused = query.starting_offsets, iter(range(9))
+    for topic in ("a", "b"):
+        world.send(topic, 0, 3)
+    world.run(world.of("a"))
+
+    with monkeypatch.context() as lagging:
+        lagging.setattr(query, "starting_offsets", lambda _: "{}")
+        with pytest.raises(SessionlakeError, match="you must specify all TopicPartitions"):
+            world.run(world.of("b"))
+        lagging.setattr(query, "starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
+        world.run(world.of("b"))
+    assert world.generations.present.number == 1
+    world.assert_one_query_read_everything_once(a=3, b=3)

@@ -109,6 +109,26 @@ def test_start_and_jobs_print_nothing_and_a_failing_job_leaves_its_trace_in_the_
     assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
 
 
+def test_a_version_that_was_not_tested_is_started_by_pyspark_and_ends_as_well(tmp_path):
+    untested = "from sessionlake.laptop import gateway\ngateway.TESTED_SPARK = ()\n"
+    then = """
+spark.range(3).write.format("delta").save(f"{sys.argv[1]}/t")
+print(spark.read.format("delta").load(f"{sys.argv[1]}/t").count(), spark.conf.get("spark.driver.memory"))
+print(spark._jvm.java.lang.System.getProperty("sessionlake.log"))
+stop_spark()
+print([pid for pid in started if psutil.pid_exists(pid)])
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", untested + _PROGRAM + then, str(tmp_path)],
+        env=os.environ | {"SESSIONLAKE_HOME": str(tmp_path / "a home")},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    log = tmp_path / "a home" / "logs" / "sessionlake.log"
+    assert (process.stdout.splitlines()[2:], process.returncode) == (["3 2g", str(log), "[]"], 0), process.stderr
+    assert "starts Spark itself" in process.stderr
+    assert log.exists()
+
+
 def test_a_killed_python_leaves_no_process_behind(tmp_path):
     process = _program(tmp_path / "home", "time.sleep(60)")
     pids = _pids(process)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config
+from sessionlake.streaming.generations import Generations
 from support.lakes import assert_silver_is_the_truth
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
@@ -87,7 +88,7 @@ def configured(file: Path, broker: Settings) -> Settings:
 def lose_last_commit(settings: Settings) -> None:
     """Removes Spark's note of the last batch that each stream finished."""
     for layer in ("bronze", "silver"):
-        notes = (Path(settings.checkpoint(layer)) / "commits").glob("[0-9]*")
+        notes = (Generations(settings.checkpoint(layer), layer).present.folder / "commits").glob("[0-9]*")
         last = max(notes, key=lambda note: int(note.name), default=None)
         if last is not None:
             last.unlink()
@@ -102,17 +103,27 @@ def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
 
 
 def assert_equal_to_the_truth_when_killed_at(places: Sequence[str], spark: Any, broker: Settings, folder: Path) -> None:
-    """Visits the places in a home of its own; each process takes in its share of the messages."""
+    """Visits the places in a home of its own; each process takes in its share of the messages.
+
+    Args:
+        changing: whether each process subscribes to other topics than the one before it.
+    """
     file = folder / "sessionlake.yml"
     settings = configured(file, broker)
+    whole = yaml.safe_load(file.read_text())
+    both = settings.kafka.topic_pattern
+    patterns = cycle([*map(re.escape, topics(folder)), both] if changing else [both])
     messages = make(folder, 45 * (len(places) + 1))
     batches = list(cut(random.Random(7), messages, len(places) + 1))
     for number, (place, batch) in enumerate(zip([*places, None], batches, strict=True)):
         fill(settings, batch)
         if number % 2:
             lose_last_commit(settings)
+        subscribed = {"topic_pattern": next(patterns) if place else both}
+        file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | subscribed}))
         ended = run(file, place)
         assert ended.returncode == (-signal.SIGKILL if place else 0), (place, ended.stderr[-3000:])
+    assert (Generations(settings.checkpoint("bronze"), "bronze").present.number > 0) is changing
     assert_every_message_once(spark, settings, messages)
 
 
@@ -121,5 +132,8 @@ def assert_every_message_once(spark: Any, settings: Settings, messages: list[Kaf
     lake = Lake(settings)
     bronze = lake.read(spark, "bronze.messages").select("topic", "partition", "offset").collect()
     assert sorted(map(tuple, bronze)) == sorted((m.topic, m.partition, m.offset) for m in messages)
-    ledger = lake.read(spark, LEDGER).select("layer", "app_id", "batch_id").collect()
+    ledger = lake.read(spark, LEDGER).orderBy("committed_at").select("layer", "app_id", "batch_id").collect()
     assert len(set(map(tuple, ledger))) == len(ledger)
+    batches = [row["batch_id"] for row in ledger if row["layer"] == "bronze"]
+    assert batches == sorted(batches)
+    assert len({row["app_id"] for row in ledger if row["layer"] == "bronze"}) == 1

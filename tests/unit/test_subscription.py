@@ -1,4 +1,4 @@
-"""The subscription's pattern, and a checkpoint brought to where the query must go on."""
+"""What the source is asked for, and whether a checkpoint goes on where it must. Spark's files are only read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.bronze.offsets import planned_ranges
-from sessionlake.bronze.subscription import QueryOffsets, pattern
+from sessionlake.bronze.subscription import QueryOffsets, pattern, starting_offsets
 
-A, B = ("a", 0), ("b", 0)
+A, B, C = ("a", 0), ("b", 0), ("c", 0)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +30,15 @@ def test_without_topics_to_leave_out_the_pattern_matches_whole_names():
     assert [bool(re.fullmatch(pattern("a|b", []), name)) for name in ("a", "b", "ab")] == [True, True, False]
 
 
+def test_starting_offsets_name_every_topic_partition_as_spark_wants_them():
+    found = starting_offsets({("b", 10): 7, ("b", 9): 0, ("a", 0): 5})
+    assert found == '{"a":{"0":5},"b":{"9":0,"10":7}}'
+
+
+def test_a_subscription_to_nothing_has_no_starting_offsets():
+    assert starting_offsets({}) == "{}"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Batch 0 is done, batch 1 is planned."""
@@ -38,51 +46,60 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / log).mkdir(parents=True)
     (tmp_path / "sources/0/0").write_bytes(b"\0v1\n" + json.dumps({"a": {"0": 5}}).encode())
     (tmp_path / "offsets/0").write_text('v1\n{"batchWatermarkMs":0}\n{"a":{"0":9}}')
-    (tmp_path / "offsets/.0.crc").write_bytes(b"of what was there")
+    (tmp_path / "offsets/.0.crc").write_bytes(b"a checksum")
     (tmp_path / "offsets/1").write_text('v1\n{"batchWatermarkMs":0}\n{"a":{"0":12},"b":{"0":3}}')
     (tmp_path / "commits/0").write_text('v1\n{"nextBatchWatermarkMs":0}')
     return tmp_path
 
 
 def test_a_checkpoint_tells_what_is_done_and_what_is_planned(folder):
-    offsets = QueryOffsets(str(folder))
-    assert (offsets.begun, offsets.newest, offsets.pending) == (True, 1, 1)
+    offsets = QueryOffsets(folder)
+    assert (offsets.begun, offsets.pending) == (True, 1)
     assert (offsets.start(), offsets.end()) == ({A: 9}, {A: 12, B: 3})
 
 
 def test_a_folder_that_is_not_there_has_not_begun(tmp_path):
-    offsets = QueryOffsets(str(tmp_path / "none"))
-    assert (offsets.begun, offsets.newest, offsets.pending) == (False, None, None)
+    offsets = QueryOffsets(tmp_path / "none")
+    assert (offsets.begun, offsets.pending) == (False, None)
 
 
-def test_a_planned_batch_that_is_given_up_is_planned_again_from_the_new_offsets(folder):
-    offsets = QueryOffsets(str(folder))
-    offsets.conclude(done=False)
-    offsets.go_on_from({A: 2, B: 0})
-    assert (offsets.pending, offsets.start()) == (None, {A: 2, B: 0})
-    assert not (folder / "offsets/.0.crc").exists()
-    (folder / "offsets/1").write_text('v1\n{"batchWatermarkMs":0}\n{"a":{"0":4},"b":{"0":1}}')
-    assert planned_ranges(str(folder), 1) == {A: (2, 4), B: (0, 1)}
-
-
-def test_a_planned_batch_that_is_in_the_tables_is_done_and_its_number_is_not_used_again(folder):
-    offsets = QueryOffsets(str(folder))
-    offsets.conclude(done=True)
-    assert (offsets.pending, offsets.newest, offsets.start()) == (None, 1, {A: 12, B: 3})
-
-
-def test_a_partition_that_left_does_not_come_back_with_its_initial_offset(folder):
-    offsets = QueryOffsets(str(folder))
-    offsets.conclude(done=False)
-    offsets.go_on_from({B: 0})
-    (folder / "offsets/1").write_text('v1\n{"batchWatermarkMs":0}\n{"a":{"0":7},"b":{"0":0}}')
-    assert planned_ranges(str(folder), 1) == {A: (0, 7)}
-
-
-def test_before_the_first_batch_the_initial_offsets_are_changed(folder):
+def test_before_the_first_batch_a_query_stands_at_its_initial_offsets(folder):
     for file in ("offsets/0", "offsets/1", "commits/0"):
         (folder / file).unlink()
-    offsets = QueryOffsets(str(folder))
-    offsets.go_on_from({A: 6})
-    assert offsets.start() == {A: 6}
-    assert (folder / "sources/0/0").read_bytes() == b'\0v1\n{"a":{"0":6}}'
+    assert (QueryOffsets(folder).pending, QueryOffsets(folder).start()) == (None, {A: 5})
+
+
+def test_a_batch_whose_commit_was_lost_is_pending(folder):
+    (folder / "offsets/1").unlink()
+    (folder / "commits/0").unlink()
+    assert (QueryOffsets(folder).pending, QueryOffsets(folder).start()) == (0, {A: 5})
+
+
+@pytest.mark.parametrize(
+    ("positions", "settled", "goes_on"),
+    [
+        ({A: 9, B: 0}, False, True),  # Spark reads from its beginning what it does not know
+        ({A: 9}, False, False),  # the planned batch has a topic that left
+        ({A: 9, B: 0, C: 0}, False, False),  # it lacks one that there is by now
+        ({A: 12, B: 3, C: 0}, True, False),  # and it is repeated though it is in the tables
+        ({A: 9, B: 3}, False, False),
+        ({A: 8}, False, False),
+        ({A: 10}, False, False),
+        ({}, False, False),
+        ({B: 0}, False, False),
+        ({A: 12, B: 3}, True, True),
+        ({A: 12}, True, False),
+        ({A: 9, B: 0}, True, False),
+    ],
+)
+def test_a_query_goes_on_if_it_reads_on_at_just_the_positions_called_for(folder, positions, settled, goes_on):
+    assert QueryOffsets(folder).goes_on_at(positions, settled=settled) is goes_on
+
+
+@pytest.mark.parametrize(
+    ("positions", "goes_on"),
+    [({A: 9}, True), ({A: 9, B: 0}, True), ({A: 9, B: 1}, False), ({A: 8}, False), ({B: 0}, False), ({}, False)],
+)
+def test_without_a_planned_batch_new_topics_that_begin_at_their_beginning_are_no_change(folder, positions, goes_on):
+    (folder / "offsets/1").unlink()
+    assert QueryOffsets(folder).goes_on_at(positions, settled=True) is goes_on

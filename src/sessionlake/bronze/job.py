@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from operator import eq
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sessionlake.bronze.offsets import planned_ranges
-from sessionlake.bronze.query import BronzeQuery
+from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topics import TopicBook
 from sessionlake.config import Settings
@@ -29,6 +27,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.query import LayerQuery
 
@@ -68,26 +67,26 @@ def start(
     book = TopicBook(spark, lake, settings)
     return BronzeQuery(
         LAYER,
-        settings.checkpoint(LAYER),
+        Generations(settings.checkpoint(LAYER), LAYER),
         book,
-        source=lambda left_out: (
-            _source(spark, settings, left_out, book.shifts),
-            _BronzeBatch(lake, settings, book, on_batch),
+        source=lambda start: (
+            _source(spark, settings, start, book.shifts),
+            _BronzeBatch(lake, settings, book, start.generation, on_batch),
         ),
-        settle=lambda batch: _settle(spark, lake, settings, batch),
+        settle=lambda generation: _settle(spark, lake, settings, generation),
         trigger=settings.bronze.trigger,
         once=once,
     ).begin()
 
 
-def _source(spark: SparkSession, settings: Settings, left_out: frozenset[str], shifts: Mapping[str, int]) -> DataFrame:
+def _source(spark: SparkSession, settings: Settings, start: Start, shifts: Mapping[str, int]) -> DataFrame:
     from pyspark.sql import functions as F
 
     stream = (
         spark.readStream.format("kafka")
         .options(**spark_kafka_options(settings))
-        .option("subscribePattern", pattern(settings.kafka.topic_pattern, left_out))
-        .option("startingOffsets", "earliest")
+        .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
+        .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
         .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
@@ -114,11 +113,17 @@ class _BronzeBatch:
     """Commits one micro-batch: the messages, then the ledger row."""
 
     def __init__(
-        self, lake: Lake, settings: Settings, book: TopicBook, on_batch: Callable[[LedgerEntry], None] | None
+        self,
+        lake: Lake,
+        settings: Settings,
+        book: TopicBook,
+        generation: Generation,
+        on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self._lake = lake
         self._settings = settings
         self._book = book
+        self._generation = generation
         self._shifts = book.shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
@@ -138,7 +143,7 @@ class _BronzeBatch:
 
     def _commit(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        planned = _planned(self._settings, txn.version, self._shifts)
+        planned = _planned(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
@@ -173,39 +178,40 @@ class _BronzeBatch:
         return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
 
 
-def _settle(spark: SparkSession, lake: Lake, settings: Settings, batch: int | None) -> bool:
+def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
     """Gives the last batch its ledger row if it is in the table and died before that; whether it is in the table.
 
     Raises:
         LakeError: the ledger knows later batches of this checkpoint.
     """
-    checkpoint = settings.checkpoint(LAYER)
-    query = json.loads((Path(checkpoint) / "metadata").read_text(encoding="utf-8"))["id"]
-    of_it = ("layer", eq, LAYER), ("app_id", eq, query)
+    if generation.app_id is None:
+        return False
+    of_it = ("layer", eq, LAYER), ("app_id", eq, generation.app_id)
     rows = reader_for(lake, spark).rows(LEDGER, *of_it, columns=["batch_id"])
-    recorded = max((row["batch_id"] for row in rows), default=None)
-    if recorded is not None and (batch is None or recorded > batch):
+    recorded, batch = max((row["batch_id"] for row in rows), default=None), generation.newest
+    if recorded is not None and recorded >= generation.next_batch:
         raise LakeError(
-            f"the checkpoint {checkpoint} is at batch {batch}, the tables hold batches up to {recorded}: it is older "
-            f"than they are. Put the newer one back. {LAST_RESORT}"
+            f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "
+            f"up to {recorded}: it is older than they are. Put the newer one back. {LAST_RESORT}"
         )
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
-    ranges = _counted(spark, lake, _planned(settings, batch, shifts))
+    ranges = _counted(spark, lake, _planned(generation, batch, shifts))
     if not any(item.messages for item in ranges):
         return False
     OffsetLog().check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
-    write(spark, lake, _entry(settings, Txn(query, batch), ranges, version, datetime.now(UTC)))
+    write(spark, lake, _entry(settings, Txn(generation.app_id, batch), ranges, version, datetime.now(UTC)))
     return True
 
 
-def _planned(settings: Settings, batch: int, shifts: Mapping[str, int]) -> Planned:
+def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> Planned:
     """Offsets `[first, end)` that the batch adds to the table, by topic and partition."""
+    read = planned_ranges(generation.folder, generation.batch_id(batch))
     return {
         (topic, partition): (first + shifts.get(topic, 0), end + shifts.get(topic, 0))
-        for (topic, partition), (first, end) in planned_ranges(settings.checkpoint(LAYER), batch).items()
+        for (topic, partition), (first, end) in read.items()
     }
 
 

@@ -11,8 +11,8 @@ from sessionlake.protocol.types import TopicPartition
 Offsets = dict[TopicPartition, int]
 
 
-def planned_ranges(checkpoint: str, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
-    """Offsets `[start, end)` of every topic-partition that the batch advances.
+def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
+    """Offsets `[start, end)` of every topic-partition that the batch, by Spark's own number, advances.
 
     A partition that the previous batch did not know starts at the query's initial offset for it, else at 0:
     Spark reads partitions that appear later from their beginning, or fails.

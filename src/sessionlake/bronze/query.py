@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from sessionlake.bronze.subscription import QueryOffsets
+from sessionlake.bronze.offsets import Offsets
+from sessionlake.bronze.subscription import QueryOffsets, starting_offsets
 from sessionlake.bronze.topics import TopicBook
 from sessionlake.errors import BrokerError, SessionlakeError
 from sessionlake.lake.txn import Txn
+from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+# Brokers learn of a topic one after the other: the one that Spark asks may know it some seconds after, or before, ours.
+_TRIES = 5
+_PAUSE_SECONDS = 1.0
 
 
 class Batches(Protocol):
@@ -26,36 +34,66 @@ class Batches(Protocol):
         """Waits for a batch under way; refuses those that come later."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """How the query is started.
+
+    Attributes:
+        generation: of its checkpoint.
+        left_out: topics not to subscribe to.
+        positions: Kafka offsets that the generation begins from; None once Spark has settled them.
+    """
+
+    generation: Generation
+    left_out: frozenset[str]
+    positions: Offsets | None
+
+    @property
+    def starting_offsets(self) -> str:
+        """The option of Spark's source, which it looks at when a generation begins."""
+        # The first generation begins before there is anything to go on from.
+        explicit = self.generation.number and self.positions is not None
+        return starting_offsets(self.positions or {}) if explicit else "earliest"
+
+    def differs(self, before: Start) -> bool:
+        """Whether Spark is asked for anything else than by the start before."""
+        moved = self.positions is not None and self.positions != before.positions
+        return moved or self.left_out != before.left_out or self.generation.number != before.generation.number
+
+
 class BronzeQuery(LayerQuery):
     """A query over the topics that `ops.topics` has as active.
 
     Spark's source cannot change what it subscribes to while it runs. So topics are pruned when the query starts, and
     a change that cannot wait (a deleted topic, one made anew, one that speaks again) stops and starts it: a matter of
-    a second or two, in which nothing is lost.
+    a second or two, in which nothing is lost. Where its checkpoint does not go on at the offsets that are called for,
+    it is started in another generation of it.
 
     Args:
-        source: makes the stream and what commits it, for topics to leave out.
-        settle: told of the batch that was planned last and may be half done; whether it is in the tables.
+        source: makes the stream and what commits it.
+        settle: told of a generation whose last planned batch may be half done; whether that is in the tables.
     """
 
     def __init__(
         self,
         layer: str,
-        checkpoint: str,
+        generations: Generations,
         book: TopicBook,
         *,
-        source: Callable[[frozenset[str]], tuple[DataFrame, Batches]],
-        settle: Callable[[int | None], bool],
+        source: Callable[[Start], tuple[DataFrame, Batches]],
+        settle: Callable[[Generation], bool],
         trigger: timedelta,
         once: bool,
     ) -> None:
-        super().__init__(layer, checkpoint)
+        super().__init__(layer, str(generations.present.folder))
+        self._generations = generations
         self._book = book
         self._source = source
         self._settle = settle
         self._pace = trigger, once
         self._batches: Batches | None = None
-        self._left_out: frozenset[str] = frozenset()
+        self._next: Start | None = None
+        self._tries = 0
         self._stopped = False
 
     def begin(self) -> BronzeQuery:
@@ -127,7 +165,7 @@ class BronzeQuery(LayerQuery):
             SessionlakeError: it did not, or the rule is to stop.
         """
         try:
-            changed = not self._stopped and self._fit()
+            changed = not self._stopped and (self._fit() or self._begins_once_more())
         except BrokerError:
             changed = False
         except BaseException:
@@ -138,33 +176,39 @@ class BronzeQuery(LayerQuery):
             raise error
         self._launch()
 
+    def _begins_once_more(self) -> bool:
+        """Whether to try again, in a moment, a generation that Spark has not begun.
+
+        It refuses starting offsets that are not those of just the topic-partitions that its broker knows.
+        """
+        start = self._next
+        if start is None or not start.generation.number or start.positions is None or self._tries == _TRIES:
+            return False
+        self._tries += 1
+        time.sleep(_PAUSE_SECONDS)
+        self._fit()
+        return True
+
     def _fit(self) -> bool:
         """Brings topics, subscription and checkpoint together; whether anything is other than at the last start."""
         if self._batches is not None:
             self._batches.retire()
-        offsets = QueryOffsets(self.checkpoint)
-        settled = offsets.begun and self._settle(offsets.newest)
+        generation = self._generations.present
+        self._generations.remove_superseded()
+        settled = self._settle(generation)
         self._book.look()
-        left_out = self._book.prune()
-        moved = offsets.begun and self._move(offsets, settled=settled)
-        changed = moved or left_out != self._left_out
-        self._left_out = left_out
-        return changed
-
-    def _move(self, offsets: QueryOffsets, *, settled: bool) -> bool:
-        """Makes the checkpoint go on where it must; whether it did not yet."""
-        wanted, start = self._book.positions(), offsets.start()
-        if settled and offsets.pending is not None:
-            start = offsets.end()
-        # What Spark does not know it reads from offset 0 on, or fails.
-        if start.keys() <= wanted.keys() and all(start.get(place, 0) == at for place, at in wanted.items()):
-            return False
-        if offsets.pending is not None:
-            offsets.conclude(done=settled)
-        offsets.go_on_from(wanted)
-        return True
+        left_out, positions = self._book.prune(), self._book.positions()
+        offsets = QueryOffsets(generation.folder)
+        begun = offsets.begun
+        if begun and not offsets.goes_on_at(positions, settled=settled):
+            generation, begun, self._tries = self._generations.begin(generation.next_batch), False, 0
+        before, self._next = self._next, Start(generation, left_out, None if begun else positions)
+        return before is None or self._next.differs(before)
 
     def _launch(self) -> None:
-        frame, self._batches = self._source(self._left_out)
-        trigger, once = self._pace
-        self.start(frame, self._batches, trigger=trigger, once=once)
+        if self._next is None:
+            raise RuntimeError("the query has not looked at its topics")
+        frame, self._batches = self._source(self._next)
+        generation, (trigger, once) = self._next.generation, self._pace
+        self.checkpoint = str(generation.folder)
+        self.start(frame, self._batches, trigger=trigger, once=once, txn=generation.txn)

@@ -14,7 +14,8 @@ from sessionlake.lake.ledger import REBUILD, current
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics
-from sessionlake.streaming.checkpoint import require_readable, way_on
+from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.generations import require_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +110,7 @@ def _checkpoints(settings: Settings) -> str:
         folder = Path(settings.checkpoint(layer))
         if not folder.is_dir():
             continue
-        require_readable(str(folder), layer)
+        require_whole(str(folder), layer)
         if not (folder / "metadata").is_file():
             raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
         found.append(layer)

@@ -1,21 +1,30 @@
-"""The JVM that a local Spark lives in, started by hand.
+"""The JVM that a local Spark lives in, started by hand where that was tested.
 
 pyspark's own way runs two shell scripts and a second JVM that only composes the command line, and asks for an
-incubating module that Spark SQL does not use and the JVM warns about. Starting `SparkSubmit` directly saves both.
+incubating module that Spark SQL does not use and the JVM warns about. Starting `SparkSubmit` directly saves both, but
+rests on what Spark promises nobody: its class, the packages it needs opened, and how it tells port and secret. So it is
+done with versions that it was tested with. Any other is started by pyspark, through public settings: slower, and right.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import struct
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from sessionlake.errors import MachineError
+
+TESTED_SPARK = ("4.0.2",)
+"""Versions of pyspark whose JVM is started here; `tests/spark/test_session.py` is what tests it."""
 
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
@@ -38,32 +47,68 @@ _FLAGS = (
 )
 
 
+@dataclass(frozen=True)
+class Jvm:
+    """A JVM to be started.
+
+    Attributes:
+        java: the program.
+        memory: the most that its heap takes, as in `2g`.
+        flags: its other options.
+        spark: folder of Spark's own jars.
+        jars: folder of those that Spark is to have besides.
+        output: file for what the JVM itself prints.
+    """
+
+    java: Path
+    memory: str
+    flags: Sequence[str]
+    spark: Path
+    jars: Path
+    output: Path
+
+
+def starting(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+    """How the JVM of the installed pyspark is started.
+
+    Returns:
+        What the session's builder must be given for it, and a context in which the session is to be made.
+    """
+    found = version("pyspark")
+    if found in TESTED_SPARK:
+        return {}, _started(jvm)
+    tested = ", ".join(TESTED_SPARK)
+    sys.stderr.write(f"sessionlake: pyspark {found} starts Spark itself, which takes longer (tested: {tested})\n")
+    settings = {
+        "spark.driver.memory": jvm.memory,
+        "spark.driver.extraJavaOptions": shlex.join(jvm.flags),
+        "spark.driver.extraClassPath": f"{jvm.jars}/*",
+    }
+    return settings, nullcontext()
+
+
 @contextmanager
-def spark_jvm(java: Path, flags: Sequence[str], folders: Sequence[Path], output: Path) -> Iterator[None]:
+def _started(jvm: Jvm) -> Iterator[None]:
     """Starts the JVM; inside the block pyspark finds it and makes its session there.
 
     Ctrl-C does not reach it, so that Python stops Spark in order; it ends with this process however that ends,
     since it reads from a pipe that only this process holds.
-
-    Args:
-        flags: options of the JVM.
-        folders: folders of jars, in class path order.
-        output: file for what the JVM itself prints.
 
     Raises:
         MachineError: it did not start, or gave no answer in time.
     """
     with tempfile.TemporaryDirectory(prefix="sessionlake-") as folder:
         answer = Path(folder) / "gateway"
-        jars = os.pathsep.join(f"{folder}/*" for folder in folders)
-        command = [str(java), *flags, *_FLAGS, "-cp", jars, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
-        jvm = _start(command, output, answer)
-        with _given_up_with(jvm):
-            port, secret = _connection(jvm, output, answer)
+        jars = os.pathsep.join(f"{folder}/*" for folder in (jvm.spark, jvm.jars))
+        options = [f"-Xmx{jvm.memory}", *jvm.flags, *_FLAGS, "-cp", jars]
+        command = [str(jvm.java), *options, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
+        process = _start(command, jvm.output, answer)
+        with _given_up_with(process):
+            port, secret = _connection(process, jvm.output, answer)
     told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(told)
     try:
-        with _given_up_with(jvm):
+        with _given_up_with(process):
             yield
     finally:
         for name in told:
@@ -85,8 +130,14 @@ def _given_up_with(jvm: subprocess.Popen[bytes]) -> Iterator[None]:
         raise
 
 
-def end_jvm() -> None:
-    """Ends the JVM and waits until it is gone; Spark must have been stopped before."""
+def end_jvm(foreign: subprocess.Popen[bytes] | None = None) -> None:
+    """Ends the JVM and waits until it is gone; Spark must have been stopped before.
+
+    Args:
+        foreign: the one that pyspark has started, if it has.
+    """
+    if foreign is not None:
+        _running.append(foreign)
     while _running:
         jvm = _running.pop()
         if jvm.stdin is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.laptop.gateway import end_jvm, spark_jvm
+from sessionlake.laptop.gateway import Jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
 from sessionlake.laptop.java import require_java
@@ -58,7 +58,7 @@ def stop_spark() -> None:
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
     if gateway is not None:
         gateway.shutdown()
-    end_jvm()
+    end_jvm(gateway and gateway.proc)
 
 
 def platform_conf(settings: Settings) -> dict[str, str]:
@@ -88,19 +88,26 @@ def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _silence_python()
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
-    for key, value in (_ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}).items():
-        builder = builder.config(key, value)
+    conf = _ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}
+    jvm: AbstractContextManager[None] = nullcontext()
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
-    with _jvm(settings, app, _LASTING if lasting else _BRIEF) if SparkContext._gateway is None else nullcontext():  # noqa: SLF001 (no public way)
+    if SparkContext._gateway is None:  # noqa: SLF001 (no public way)
+        own, jvm = _jvm(settings, app, _LASTING if lasting else _BRIEF)
+        conf |= own
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    with jvm:
         return builder.getOrCreate()
 
 
-def _jvm(settings: Settings, app: str, compiler: Sequence[str]) -> AbstractContextManager[None]:
+def _jvm(
+    settings: Settings, app: str, compiler: Sequence[str]
+) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
     logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
-    folders = [pyspark_jars(), jars[0].parent]
-    return spark_jvm(java, [*_JVM, *compiler, *logging], folders, logs / f"{app}.out")
+    flags = [*_JVM, *compiler, *logging]
+    return starting(Jvm(java, _MEMORY, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 
 def _silence_python() -> None:
@@ -117,8 +124,8 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return record.msg != "KeyboardInterrupt while sending command."
 
 
+_MEMORY = "2g"
 _JVM = (
-    "-Xmx2g",
     "-XX:+UseParallelGC",
     "-XX:ReservedCodeCacheSize=512m",
     "-Duser.timezone=UTC",

@@ -45,8 +45,16 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
 
 def last_committed(checkpoint: str | Path) -> int | None:
     """The number of the last batch that its query has committed; None before the first."""
-    commits = (file.name for file in (Path(checkpoint) / "commits").glob("*"))
-    return max((int(name) for name in commits if name.isdecimal()), default=None)
+    return _newest(Path(checkpoint) / "commits")
+
+
+def last_planned(checkpoint: str | Path) -> int | None:
+    """The number of the last batch that its query has set out to do; None before the first."""
+    return _newest(Path(checkpoint) / "offsets")
+
+
+def _newest(log: Path) -> int | None:
+    return max((int(file.name) for file in log.glob("*") if file.name.isdecimal()), default=None)
 
 
 def _entries(folder: Path) -> Iterator[Path]:

@@ -34,15 +34,27 @@ class LayerQuery:
         self._batch: Batch | None = None
         self._raised: BaseException | None = None
 
-    def start(self, frame: DataFrame, batch: Batch, *, trigger: timedelta, once: bool) -> LayerQuery:
-        """Starts `batch(frame, txn)` for every micro-batch; again after it has ended, too."""
+    def start(
+        self,
+        frame: DataFrame,
+        batch: Batch,
+        *,
+        trigger: timedelta,
+        once: bool,
+        txn: Callable[[str, int], Txn] = Txn,
+    ) -> LayerQuery:
+        """Starts `batch(frame, txn)` for every micro-batch; again after it has ended, too.
+
+        Args:
+            txn: makes a batch's transaction of the id of Spark's query and Spark's number of the batch.
+        """
         self._raised, self._batch = None, batch
         if "FileSystemBased" in str(frame.sparkSession.conf.get(_FILE_MANAGER, "")):
             discard_abandoned_states(Path(self.checkpoint))
 
         def run(rows: DataFrame, batch_id: int) -> None:
             try:
-                batch(rows, Txn(self._query_id(rows), batch_id))
+                batch(rows, txn(self._query_id(rows), batch_id))
             except BaseException as error:
                 if self._batch is batch:
                     self._raised = error

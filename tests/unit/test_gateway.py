@@ -1,0 +1,46 @@
+"""The JVM is started in a private way only with a Spark that this was tested with."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sessionlake.laptop import gateway
+from sessionlake.laptop.gateway import TESTED_SPARK, Jvm, starting
+
+
+@pytest.fixture
+def jvm(tmp_path: Path) -> Jvm:
+    flags = ["-XX:+UseParallelGC", "-Dlog=/a home/it's.log"]
+    return Jvm(Path("/java"), "2g", flags, tmp_path / "spark", tmp_path / "more", tmp_path / "out")
+
+
+def test_the_installed_pyspark_is_one_that_the_launcher_was_tested_with():
+    found = version("pyspark")
+    assert found in TESTED_SPARK, (
+        f"pyspark {found} is installed, and sessionlake.laptop.gateway was tested with {', '.join(TESTED_SPARK)}: make "
+        "tests/spark/test_session.py pass with it in TESTED_SPARK, or leave it to pyspark's own, slower launcher"
+    )
+
+
+def test_a_tested_version_is_started_by_hand_without_a_word(jvm, monkeypatch, capsys):
+    monkeypatch.setattr(gateway, "version", lambda _: TESTED_SPARK[-1])
+    conf, _ = starting(jvm)
+    assert (conf, capsys.readouterr().err) == ({}, "")
+
+
+@pytest.mark.parametrize("found", ["4.0.3", "4.1.0", "3.5.1"])
+def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_told(jvm, monkeypatch, capsys, found):
+    monkeypatch.setattr(gateway, "version", lambda _: found)
+    conf, context = starting(jvm)
+    with context:  # starts nothing: there is no such Java
+        pass
+    assert conf["spark.driver.memory"] == "2g"
+    assert conf["spark.driver.extraClassPath"] == f"{jvm.jars}/*"
+    assert shlex.split(conf["spark.driver.extraJavaOptions"]) == jvm.flags
+    said = capsys.readouterr().err
+    assert f"pyspark {found} starts Spark itself" in said
+    assert ", ".join(TESTED_SPARK) in said
