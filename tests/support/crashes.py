@@ -102,7 +102,9 @@ def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
-def assert_equal_to_the_truth_when_killed_at(places: Sequence[str], spark: Any, broker: Settings, folder: Path) -> None:
+def assert_equal_to_the_truth_when_killed_at(
+    places: Sequence[str], spark: Any, broker: Settings, folder: Path, *, changing: bool = False
+) -> None:
     """Visits the places in a home of its own; each process takes in its share of the messages.
 
     Args:
