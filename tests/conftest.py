@@ -59,6 +59,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from sessionlake.runtime.spark import spark_session, stop_spark
 
     session = spark_session(Settings(home=tmp_path_factory.mktemp("spark-home")), app="tests")
+    # Over a handful of rows, writing code for every plan and task is a third of all work. What tests start as
+    # processes of their own (commands, the demo, whatever is killed) generates code as users' do.
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     yield session
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 
