@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
+from support.sessions import without_generated_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,12 +59,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that the package itself builds, over a home that no test writes tables into."""
     from sessionlake.runtime.spark import spark_session, stop_spark
 
-    session = spark_session(Settings(home=tmp_path_factory.mktemp("spark-home")), app="tests")
-    # Over a handful of rows, writing code for every plan and task is a third of all work. What tests start as
-    # processes of their own (commands, the demo, whatever is killed) generates code as users' do.
-    session.conf.set("spark.sql.codegen.wholeStage", "false")
-    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    yield session
+    home = Settings(home=tmp_path_factory.mktemp("spark-home"))
+    yield without_generated_code(spark_session(home, app="tests"))
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 
 

@@ -20,9 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.config import OnViolation, Settings
 from sessionlake.errors import IntegrityViolationError, LakeError, SessionlakeError, TopicChangedError
+from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate import run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lab.verify import verify
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import Settings
-from support.crashes import WORKER, assert_every_message_once, configured, fill, lose_last_commit, make, run
+from support.crashes import assert_every_message_once, configured, fill, lose_last_commit, make, run, worker
 from support.streams import cut
 
 KILLS = 20
@@ -33,12 +32,12 @@ def test_killed_twenty_times_at_random_equals_the_truth(
     messages = make(tmp_path, 2_000)
     for batch in cut(rnd, messages, KILLS):
         fill(settings, batch)
-        worker = subprocess.Popen([sys.executable, str(WORKER), str(file)], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(**worker(file), stderr=subprocess.DEVNULL)
         try:
             time.sleep(rnd.uniform(1, LONGEST_SECONDS))
         finally:
-            worker.send_signal(signal.SIGKILL)
-            worker.wait()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
         if rnd.random() < 0.5:
             lose_last_commit(settings)
     ended = run(file, None)

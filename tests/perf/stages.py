@@ -24,7 +24,7 @@ from sessionlake.gold.job import start as start_gold  # noqa: E402
 from sessionlake.runtime.spark import spark_session  # noqa: E402
 from sessionlake.silver.job import start as start_silver  # noqa: E402
 from sessionlake.silver.merge.merger import TableMerger  # noqa: E402
-from sessionlake.silver.rebuild.rebuild import verify  # noqa: E402
+from sessionlake.silver.rebuild.verify import verify  # noqa: E402
 
 
 def main(home: Path, servers: str, *more: str) -> None:

@@ -22,8 +22,9 @@ from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover, job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare_states import VerifiedStates, compare_states
-from sessionlake.silver.rebuild.rebuild import rebuild, verify
+from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import Selection
+from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.states import last_batches, shard_states, state_frame
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut

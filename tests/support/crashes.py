@@ -95,11 +95,15 @@ def lose_last_commit(settings: Settings) -> None:
             last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
-def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
+def worker(file: Path, place: str | None = None) -> dict[str, Any]:
+    """What starts the process to kill, which dies by itself at a place if one is named."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    environment |= {VARIABLE: place} if place else {}
-    command = [sys.executable, str(WORKER), str(file)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    environment |= {"PYTHONPATH": str(WORKER.parents[1])} | ({VARIABLE: place} if place else {})
+    return {"args": [sys.executable, str(WORKER), str(file)], "env": environment}
+
+
+def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**worker(file, place), capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def assert_equal_to_the_truth_when_killed_at(

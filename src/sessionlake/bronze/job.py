@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.bronze.offsets import planned_ranges
 from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.subscription import pattern
-from sessionlake.bronze.topics import TopicBook
+from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
 from sessionlake.lake.commit import append

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sessionlake.bronze.offsets import Offsets
 from sessionlake.bronze.subscription import QueryOffsets, starting_offsets
-from sessionlake.bronze.topics import TopicBook
+from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.errors import BrokerError, SessionlakeError
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generation, Generations

@@ -23,9 +23,9 @@ from sessionlake.commands.query import fetch
 from sessionlake.commands.show import table_of
 from sessionlake.config import DEFAULT_FILE, Integrity, OnViolation, PayloadSettings, Settings
 from sessionlake.errors import MachineError
+from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate import SimulationReport, run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lab.verify import verify
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop import broker
 from sessionlake.laptop.home import require_home

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
-from sessionlake.silver.rebuild.rebuild import rebuild, verify
+from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import Selection
+from sessionlake.silver.rebuild.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

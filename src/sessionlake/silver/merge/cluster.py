@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, Source
+from sessionlake.silver.merge.sessions import newest_progress
 
 
 class ClusterSource(Source):
@@ -63,12 +64,3 @@ class ClusterSource(Source):
             self._spark.sparkContext.defaultParallelism, *SESSION
         )
         return by_session.mapInArrow(Refolded(self._columns), net_ddl(self._columns))
-
-
-def newest_progress(progress: DataFrame) -> DataFrame:
-    """Rows of `silver.sessions` out of those of `session_progress`: each session's last."""
-    from pyspark.sql import functions as F
-
-    fields = [name for name in progress.columns if name not in {*SESSION, "beneath", "_batch"}]
-    newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
-    return newest.select(*SESSION, "newest.*")

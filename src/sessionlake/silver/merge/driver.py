@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
+from sessionlake.silver.merge.sessions import newest_at_hand
 
 # What the driver may read for one merge; in all it takes about four times the bytes.
 DRIVER_BYTES = 384 << 20
@@ -56,11 +57,7 @@ class DriverSource(Source):
 
     def sessions(self) -> DataFrame:
         """The last row of each session out of the batches' progress."""
-        progress = self._progress.sort_by([("_batch", "descending")])
-        index = pa.array(range(progress.num_rows), pa.int64())
-        newest = progress.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
-        latest = progress.take(newest["_index_min"]).drop_columns(["beneath", "_batch"])
-        return as_frame(self._spark, latest)
+        return as_frame(self._spark, newest_at_hand(self._progress))
 
     def rows(self) -> DataFrame:
         """Net changes (see `net_changes.net_schema`), with a delete for each row that a clear leaves behind."""

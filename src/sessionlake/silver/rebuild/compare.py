@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+from sessionlake.lake.tables import Lake
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
+from sessionlake.silver.rebuild.replay import staging
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # What tells the rows of one session apart.
 COMPARED: dict[str, tuple[str, ...]] = {
@@ -49,6 +52,12 @@ class Verified:
     def exact(self) -> bool:
         """Whether everything that was compared is equal."""
         return self.first is None and (self.states is None or self.states.first is None)
+
+
+def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
+    """Compares the live tables with those that a replay has left beside them."""
+    beside = Lake(staging(settings))
+    return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
 
 
 def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:

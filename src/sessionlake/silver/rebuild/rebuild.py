@@ -1,4 +1,4 @@
-"""`sessionlake rebuild silver` and `verify silver`: silver from bronze once more, and in the place of the live tables.
+"""`sessionlake rebuild silver`: silver from bronze once more, in the place of the live tables.
 
 A rebuild is built beside the live tables, then published table by table, each in one commit that says by which code and
 configuration; its ledger row comes last. What it replaces stays reachable by time travel. An interrupted publication is
@@ -8,10 +8,9 @@ finished by running the command again; until then the stream refuses to start.
 from __future__ import annotations
 
 import json
-import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutp
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
-    DECISIONS,
     LEDGER,
     MESSAGES,
     MINUTES,
@@ -36,21 +34,18 @@ from sessionlake.lake.names import (
     SILVER_TABLES,
 )
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver import handover
-from sessionlake.silver.decisions import decisions, note_going_on
+from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare
-from sessionlake.silver.rebuild.compare_states import compare_states
-from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, replay, staging
+from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
+from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, clear, replay, require_silver, staging
 from sessionlake.silver.states import last_batches, shard_states
-from sessionlake.streaming.guards import rebuild_journal, refuse_interrupted_rebuild
+from sessionlake.streaming.guards import rebuild_journal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,23 +83,6 @@ class _Plan(msgspec.Struct):
     counts: dict[str, int]
 
 
-def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> Verified:
-    """Builds silver once more, from the messages that it has taken in, and compares the tables, and the states.
-
-    Raises:
-        LakeError: there is nothing to compare.
-    """
-    refuse_interrupted_rebuild(settings)
-    lake = _require_silver(spark, settings)
-    TableMerger(spark, settings).catch_up()
-    ends = OffsetLog.load(spark, lake, LAYER).ends
-    replayed = _replay(spark, settings, lake, lake.last_commit(spark, MESSAGES).version, ends, slice_messages)
-    states = compare_states(spark, settings, replayed.states)
-    found = replace(_compare(spark, settings, lake), states=states)
-    _clean(spark, settings)
-    return found
-
-
 def rebuild(
     spark: SparkSession,
     settings: Settings,
@@ -123,7 +101,7 @@ def rebuild(
         LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is.
     """
     plan = interrupted(settings)
-    lake = _require_silver(spark, settings)
+    lake = require_silver(spark, settings)
     if plan is not None:
         _publish(spark, settings, lake, plan)
         return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None)
@@ -137,10 +115,10 @@ def rebuild(
         _require_known(spark, lake, version, selection)
         handover.refuse_other_shards(settings)
         _require_level(spark, lake, version)
-    replayed = _replay(spark, settings, lake, version, None, slice_messages)
+    replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
     if not selection.everything:
         _fill_up(spark, settings, lake, selection)
-    found = _compare(spark, settings, lake)
+    found = compare_tables(spark, settings, lake)
     plan = _plan(spark, lake, replayed, found, started)
     begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
@@ -155,27 +133,6 @@ def interrupted(settings: Settings) -> _Plan | None:
         return msgspec.json.decode(rebuild_journal(settings).read_bytes(), type=_Plan)
     except FileNotFoundError:
         return None
-
-
-def _require_silver(spark: SparkSession, settings: Settings) -> Lake:
-    lake = Lake(settings)
-    if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
-        raise LakeError(f"there is no silver in {settings.catalog or settings.home} yet: run `sessionlake run all`")
-    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
-    return lake
-
-
-def _replay(
-    spark: SparkSession,
-    settings: Settings,
-    lake: Lake,
-    version: int,
-    ends: Mapping[TopicPartition, int] | None,
-    slice_messages: int | None,
-) -> Replayed:
-    decided = decisions(reader_for(lake, spark))
-    sized = {} if slice_messages is None else {"slice_messages": slice_messages}
-    return replay(spark, settings, decided, version=version, ends=ends, **sized)
 
 
 def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
@@ -246,11 +203,6 @@ def _states(
         yield shard, state.encode(columns)
 
 
-def _compare(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
-    beside = Lake(staging(settings))
-    return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
-
-
 def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, started: datetime) -> _Plan:
     from pyspark.sql import functions as F
 
@@ -289,7 +241,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     handover.swap(settings, plan.rebuild)
     note_going_on(settings)
     rebuild_journal(settings).unlink()
-    _clean(spark, settings)
+    clear(spark, settings)
 
 
 def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
@@ -349,11 +301,3 @@ def _reset_gold(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan
     if known:
         txn = Txn(f"{REBUILD}{plan.rebuild}:gold", plan.batch)
         write(spark, lake, LedgerEntry("gold", txn, CHANGES, plan.started_at, config_hash=config_hash(settings)))
-
-
-def _clean(spark: SparkSession, settings: Settings) -> None:
-    beside = staging(settings)
-    for table in REPLAYED:
-        Lake(beside).drop(spark, table)
-    if beside.catalog is None:
-        shutil.rmtree(beside.home, ignore_errors=True)

@@ -7,6 +7,7 @@ changes of the session that has the most: its table is told in one piece.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,14 +17,28 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import OffsetRange, config_hash
-from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+from sessionlake.lake.names import (
+    CHANGES,
+    CUTS,
+    DECISIONS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    ROWS,
+    SESSIONS,
+    SNAPSHOTS,
+)
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import OffsetRanges, within
+from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake, quote
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver.decisions import decisions
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -38,7 +53,7 @@ from sessionlake.silver.job import (
     with_messages,
 )
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
-from sessionlake.silver.merge.cluster import newest_progress
+from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
@@ -114,33 +129,46 @@ def staging(settings: Settings) -> Settings:
     return settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
 
 
+def require_silver(spark: SparkSession, settings: Settings) -> Lake:
+    """The lake, with all tables that a replay has to do with.
+
+    Raises:
+        LakeError: there is no silver in it.
+    """
+    lake = Lake(settings)
+    if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
+        raise LakeError(f"there is no silver in {settings.catalog or settings.home} yet: run `sessionlake run all`")
+    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    return lake
+
+
 def replay(
     spark: SparkSession,
     settings: Settings,
-    decided: Mapping[DecisionKey, Decision],
     *,
     version: int,
     ends: Mapping[TopicPartition, int] | None = None,
-    slice_messages: int = SLICE_MESSAGES,
+    slice_messages: int | None = None,
 ) -> Replayed:
     """Fills the staging tables from bronze.
 
     Args:
         version: of bronze to read.
         ends: last offset to take in of each topic-partition; all others are left out. By default everything.
-        slice_messages: about how many messages to take in at a time.
+        slice_messages: about how many messages to take in at a time, `SLICE_MESSAGES` by default.
 
     Raises:
         LakeError: under `fail`, at a place that nobody has decided about.
         OffsetHoleError: bronze lacks messages, or has some more than once.
     """
     lake, beside = Lake(settings), Lake(staging(settings))
+    decided = decisions(reader_for(lake, spark))
     _empty(spark, beside)
     source = lake.read(spark, MESSAGES, version)
     states: DataFrame | None = None
     lanes: list[PartitionCounts] = []
     log = OffsetLog.empty(spark, lake)
-    for number, part in enumerate(_slices(source, ends, slice_messages)):
+    for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
         few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
         with interpreted(spark, when=lake.local and few):
             shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
@@ -164,6 +192,15 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
     return Replayed(version, tuple(total([ShardReport(lanes, {})])), states)
+
+
+def clear(spark: SparkSession, settings: Settings) -> None:
+    """Removes the staging tables."""
+    beside = staging(settings)
+    for table in REPLAYED:
+        Lake(beside).drop(spark, table)
+    if beside.catalog is None:
+        shutil.rmtree(beside.home, ignore_errors=True)
 
 
 def _empty(spark: SparkSession, beside: Lake) -> None:

@@ -1,0 +1,32 @@
+"""Rows of `silver.sessions`: the last row of each session in `silver.session_progress`, at hand or on the cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.silver.merge.batch_range import SESSION
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# What only `session_progress` has.
+_OWN = ("beneath", "_batch")
+
+
+def newest_at_hand(progress: pa.Table) -> pa.Table:
+    """Each session's last row out of those of `session_progress`."""
+    ordered = progress.sort_by([("_batch", "descending")])
+    index = pa.array(range(ordered.num_rows), pa.int64())
+    newest = ordered.append_column("_index", index).group_by(list(SESSION)).aggregate([("_index", "min")])
+    return ordered.take(newest["_index_min"]).drop_columns(list(_OWN))
+
+
+def newest_progress(progress: DataFrame) -> DataFrame:
+    """Each session's last row, found by Spark: for more than the driver takes."""
+    from pyspark.sql import functions as F
+
+    fields = [name for name in progress.columns if name not in {*SESSION, *_OWN}]
+    newest = progress.groupBy(*SESSION).agg(F.max_by(F.struct(*fields), "_batch").alias("newest"))
+    return newest.select(*SESSION, "newest.*")
