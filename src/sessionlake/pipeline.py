@@ -16,6 +16,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
+from sessionlake.lake.names import SILVER, SILVER_TABLES
 from sessionlake.laptop.home import claim, require_home
 from sessionlake.processors import job as processors
 from sessionlake.runtime.kafka import require_broker
@@ -183,7 +184,7 @@ class Pipeline:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
-            raise explain(error, "silver's tables", self._settings.checkpoint("silver")) from error
+            raise explain(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
         for part, query in self.queries.items():
             if part in self.failed:
                 continue

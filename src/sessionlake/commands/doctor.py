@@ -195,7 +195,7 @@ def _as_booked(spark: SparkSession, lake: Lake) -> str:
 
 
 def _or_rebuild(what: str) -> str:
-    """More for silver and its tables."""
+    """What else can be done about a layer or table, if it is silver's."""
     silver = what.partition(".")[0] == "silver"
     return ", or build silver once more from bronze (sessionlake rebuild silver)" if silver else ""
 
@@ -233,5 +233,5 @@ def _topics(spark: SparkSession, lake: Lake) -> Finding:
 
 
 def _some(names: list[str]) -> str:
-    """The first of them."""
+    """The first few names, for a line of text."""
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

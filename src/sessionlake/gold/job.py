@@ -15,7 +15,7 @@ from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.targets import TARGETS, Target
-from sessionlake.gold.window import hold_window
+from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, MINUTES
@@ -42,14 +42,14 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
         once: take in what silver holds now, then end.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, or they were built with another number of points, or a
-            rebuild of silver was interrupted.
+        LakeError: the checkpoint is new and the tables are not, or they were built with another number of points or
+            of shards, or a rebuild of silver was interrupted.
     """
     lake = Lake(settings)
     lake.ensure(spark, [CHANGES, AVERAGES, MINUTES, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
-    hold_window(spark, lake, settings.gold.rolling_points)
+    hold_settings(spark, lake, settings.gold)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     return query.start(
         folded(spark, lake, settings), _GoldBatch(lake, settings), trigger=settings.gold.trigger, once=once

@@ -1,9 +1,10 @@
-"""N, as the tables were built with it: averages over 8 and over 16 points must not stand side by side."""
+"""The settings that gold's tables were built with, where another value would make them wrong."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sessionlake.config import GoldSettings
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.tables import Lake
@@ -11,20 +12,23 @@ from sessionlake.lake.tables import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PROPERTY = "sessionlake.rollingPoints"
+# Averages over 8 and over 16 points must not stand side by side; of other shards, sessions would not find their states.
+_HELD = {"sessionlake.rollingPoints": "rolling_points", "sessionlake.goldShards": "shards"}
 
 
-def hold_window(spark: SparkSession, lake: Lake, window: int) -> None:
-    """Notes N in `gold.rolling_average` the first time, and compares it ever after.
+def hold_settings(spark: SparkSession, lake: Lake, gold: GoldSettings) -> None:
+    """Notes the settings in `gold.rolling_average` the first time, and compares them ever after.
 
     Raises:
-        LakeError: the table was built with another N.
+        LakeError: the tables were built with other ones.
     """
     detail = lake.delta(spark, AVERAGES).detail().select("properties").first()
-    built = None if detail is None else detail["properties"].get(_PROPERTY)
-    if built is None:
-        spark.sql(f"ALTER TABLE {lake.identifier(AVERAGES)} SET TBLPROPERTIES ('{_PROPERTY}' = '{window}')")
-    elif built != str(window):
-        raise LakeError(
-            f"gold.rolling_points is {window}, but gold's tables were built with {built}: set it back. {LAST_RESORT}"
-        )
+    built = {} if detail is None else detail["properties"]
+    for key, name in _HELD.items():
+        wanted, found = str(getattr(gold, name)), built.get(key)
+        if found is None:
+            spark.sql(f"ALTER TABLE {lake.identifier(AVERAGES)} SET TBLPROPERTIES ('{key}' = '{wanted}')")
+        elif found != wanted:
+            raise LakeError(
+                f"gold.{name} is {wanted}, but gold's tables were built with {found}: set it back. {LAST_RESORT}"
+            )

@@ -58,7 +58,7 @@ def session_state(stored: bytes, settings: Settings, topic: str, session: str) -
     """What a shard remembers of one session; times in ms, absent ones None.
 
     Raises:
-        UsageError: nothing.
+        UsageError: the state remembers nothing of the session.
     """
     state = ShardState.decode(stored, settings.capture.declared)
     place = pc.index(state.keys, f"{topic}\0{session}").as_py()

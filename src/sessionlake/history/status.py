@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
-from sessionlake.lake.ledger import current_rows
+from sessionlake.lake.ledger import COUNTS, current_rows
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.lake.reading import Span, TableReader
 from sessionlake.lake.tables import Lake
@@ -133,12 +133,9 @@ class _Batch(NamedTuple):
     events: int
 
 
-_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
-
-
 def _batches(reader: TableReader) -> list[_Batch]:
     """All of them, a narrow row each."""
-    columns = ["layer", "app_id", "batch_id", "source_to", *_COUNTS, "committed_at", "outputs"]
+    columns = ["layer", "app_id", "batch_id", "source_to", *COUNTS, "committed_at", "outputs"]
     return [_narrow(row) for row in current_rows(reader.rows(LEDGER, columns=columns))]
 
 

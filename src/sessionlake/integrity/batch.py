@@ -144,7 +144,7 @@ def _note_applied(batch: ShardBatch, fine: Bools, inside: Int64s, lives: Int64s,
 
 
 def _take(batch: ShardBatch, fine: Bools, run: Run, moved: Cursors) -> None:
-    """Of the fine sessions of class `once`: the seqs that are taken now, and the highest snapshot."""
+    """Moves on, for sessions of class `once`, the seqs that are taken and the highest snapshot."""
     first, last = batch.stream.starts[fine], batch.stream.ends[fine] - 1
     seq = batch.stream.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)

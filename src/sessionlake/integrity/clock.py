@@ -1,7 +1,7 @@
 """Stream time: the highest Kafka timestamp of a topic-partition so far, message by message, however it is cut up.
 
 A shard sees some messages of a topic-partition only, and a task some stretch of it. So whoever sees a stretch
-whole says what its messages did to the clock (a `Segment`, sent to every shard), and each message carries the
+whole says what its messages did to the clock (its `Segments`, sent to every shard), and each message carries the
 clock within its stretch. Together with the clock before the batch that is the clock at every message.
 """
 

@@ -177,7 +177,7 @@ class Cursor:
         return cursor
 
     def adopt_taken(self) -> None:
-        """Of a cursor moved on by a class that does not remember taken seqs: all up to the last count as taken."""
+        """Counts all seqs up to the last as taken, where a class moved the cursor on that does not remember which."""
         if self.last_seq != NO_SEQ and not self.taken.bounds:
             self.taken.add(0, self.last_seq)
 

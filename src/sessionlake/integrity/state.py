@@ -182,7 +182,7 @@ _REMEDY = (
 
 
 def _migrated(table: pa.Table) -> ShardState:
-    """The state of version 0.1.0: no clock, no order of application, nothing held back."""
+    """A state of the first format: no clock, no order of application, nothing held back."""
     found = (table.schema.metadata or {}).get(b"format")
     if found != _FIRST_FORMAT:
         raise LakeError(f"the silver state is of format {found!r}, this version reads {FORMAT!r}: {_REMEDY}")

@@ -151,7 +151,7 @@ def _by_key(state: ShardState) -> Int64s:
 
 
 def _comparable(cursors: Cursors) -> Cursors:
-    """The same, a copy, without what an earlier life has left."""
+    """A copy of the cursors without what an earlier life has left in them."""
     for name in _OF_PRESENT_LIFE:
         cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
     return cursors

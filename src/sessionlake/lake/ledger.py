@@ -22,6 +22,9 @@ from sessionlake.lake.txn import Txn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+"""Columns that balance in every entry of silver: the first is the sum of the others."""
+
 REBUILD = "rebuild:"
 """What the application id of a rebuild's entry begins with: the layer's entries before it tell of tables replaced."""
 

@@ -167,13 +167,19 @@ def _connection(jvm: subprocess.Popen[bytes], output: Path, answer: Path) -> tup
     """Port and secret of the gateway, which Spark writes to a file and renames into place."""
     end = time.monotonic() + START_SECONDS
     while not answer.exists():
-        if jvm.poll() is not None or time.monotonic() > end:
-            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if jvm.poll() is not None:
+            raise MachineError(f"Spark's JVM did not start ({_reason(output)}): see {output}")
+        if time.monotonic() > end:
             jvm.kill()
-            raise MachineError(
-                f"Spark's JVM did not start ({said[0][:300] if said else 'no reason given'}): see {output}"
-            )
+            raise MachineError(f"Spark's JVM gave no answer within {START_SECONDS:.0f} seconds: see {output}")
         time.sleep(_POLL_SECONDS)
     content = answer.read_bytes()
     (port,), (length,) = _LENGTH.unpack_from(content), _LENGTH.unpack_from(content, _LENGTH.size)
     return port, content[2 * _LENGTH.size :][:length].decode()
+
+
+def _reason(output: Path) -> str:
+    """The line of a JVM's output that says what is wrong: the first that names an error, else the last."""
+    said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    telling = (line for line in said if "Error" in line or "Exception" in line)
+    return next(telling, said[-1] if said else "no reason given")[:300]

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, ProcessorSettings
+from sessionlake.lake.ledger import COUNTS
 from sessionlake.processors.api import Processor
 from sessionlake.processors.load import ProcessorRef, check
 from sessionlake.processors.memory import ProcessorMemory
@@ -46,7 +47,6 @@ _RAW = pa.schema(
         ("value", pa.binary()),
     ]
 )
-_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 _HEAD_NAMES = frozenset(name for name, _ in HEAD)
 
 
@@ -83,7 +83,7 @@ class Result:
     rows: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
     states: dict[tuple[str, str], Any] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ def _keep(result: Result, name: str, emitted: Payloads) -> None:
         raise violation
     refuse_failures(name, reports)
     for part in (part for report in reports for part in report.partitions):
-        for count in _COUNTS:
+        for count in COUNTS:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
         rows += [row for kind, payload in emitted if kind == wanted for row in _plain(payload)]

@@ -66,7 +66,7 @@ class _Slice:
         self._malformed = CODE_OF[_MALFORMED[payload.format]]
 
     def decode(self, *, fast: bool) -> pa.Table:
-        """Its chunk."""
+        """The chunk (see `chunk.chunk_schema`) of the messages it was given."""
         values = self._raw["value"].combine_chunks()
         headers = self._headers(values)
         parts: list[_Part] = []

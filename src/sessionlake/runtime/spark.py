@@ -177,7 +177,7 @@ _LAPTOP = {
     # The three layers together have more generated classes than the default of 100, and evicting one recompiles it.
     "spark.sql.codegen.cache.maxEntries": "2000",
     # The default manager starts a process (readlink) for each look at a file. This one does not write over a file that
-    # is there: see `streams.discard_abandoned_states`.
+    # is there: see `streaming.query.discard_abandoned_states`.
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
     "spark.sql.streaming.numRecentProgressUpdates": "200",
 }

@@ -190,7 +190,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
 
 
 def _layers(settings: Settings) -> list[str]:
-    """Those that judge."""
+    """The layers that judge sessions, and so can be decided about."""
     return [SILVER, *(processor.layer for processor in settings.processors)]
 
 

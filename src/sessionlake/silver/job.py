@@ -13,7 +13,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
+from sessionlake.lake.ledger import COUNTS, LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import enclosing, within
@@ -45,7 +45,6 @@ APPENDED = (
     (SilverOutput.EVENTS, EVENTS),
     (SilverOutput.CUTS, CUTS),
 )
-_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 FEW_MESSAGES = 20_000
 
 OnBatch = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
@@ -253,7 +252,7 @@ def total(reports: list[ShardReport]) -> list[PartitionCounts]:
         if part.messages:
             known.first = min(known.first, part.first) if known.messages else part.first
             known.last = max(known.last, part.last)
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [whole[place] for place in sorted(whole)]
 
@@ -265,7 +264,7 @@ def ranges_of(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
 
 def counts_of(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
     """What became of the messages, over all topic-partitions, as the ledger names it."""
-    return {name: sum(getattr(part, name) for part in partitions) for name in _COUNTS}
+    return {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
 
 
 class SilverStoppedError(IntegrityViolationError):

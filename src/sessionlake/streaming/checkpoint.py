@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sessionlake.errors import LAST_RESORT, LakeError
+from sessionlake.lake.names import SILVER, SILVER_TABLES
 
 # Spark goes back no further than the batch before the last one.
 _LATEST = 2
@@ -16,7 +17,7 @@ _NO_OFFSET = "-"
 def way_on(layer: str) -> str:
     """What to do about a checkpoint that cannot be read or is not there: first whatever keeps all data."""
     back = "Put the checkpoint back from a backup"
-    if layer == "silver":
+    if layer in {SILVER, SILVER_TABLES}:
         return f"{back}, or build silver once more from bronze (sessionlake rebuild silver)"
     if layer.startswith("processor-"):
         return f"{back}, or start the processor over under another name"

@@ -55,6 +55,20 @@ def refuse_interrupted_rebuild(settings: Settings) -> None:
         raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
 
 
+def refuse_half_committed(settings: Settings, layer: str) -> None:
+    """Stops what takes a layer's tables for those of whole batches.
+
+    Raises:
+        LakeError: a batch died between two of its tables.
+    """
+    half = begun(settings, layer)
+    if half is not None:
+        raise LakeError(
+            f"{layer} was interrupted while it committed batch {half.batch}: finish it first with "
+            f"`sessionlake run {layer} --once`"
+        )
+
+
 class Begun(msgspec.Struct):
     """A batch that is being committed, or was when its process died.
 

@@ -12,9 +12,11 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
+from sessionlake.lake.names import SILVER
 from sessionlake.protocol.columns import Column
 from sessionlake.silver import handover
 from sessionlake.silver.states import last_batches, state_frame
+from sessionlake.streaming.checkpoint import way_on
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +69,8 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
     if made not in (None, configured):
         return f"they are of {made} shards, and silver.shards is {configured}"
     of_states, last = last_batches(spark, settings)
+    if of_states < 0 <= last:
+        raise LakeError(f"silver has taken in batches, but its checkpoint holds no state. {way_on(SILVER)}")
     if of_states < 0:
         return "there is none yet"
     if of_states != last:

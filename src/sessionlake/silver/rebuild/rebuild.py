@@ -45,7 +45,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
 from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, clear, replay, require_silver, staging
 from sessionlake.silver.states import last_batches, shard_states
-from sessionlake.streaming.guards import rebuild_journal
+from sessionlake.streaming.guards import rebuild_journal, refuse_half_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +98,8 @@ def rebuild(
         selection: the sessions to replace; all others stay as they are.
 
     Raises:
-        LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is.
+        LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
+            batch is half committed.
     """
     plan = interrupted(settings)
     lake = require_silver(spark, settings)
@@ -112,6 +113,7 @@ def rebuild(
     version = latest if version is None else version
     TableMerger(spark, settings).catch_up()
     if not selection.everything:
+        refuse_half_committed(settings, LAYER)
         _require_known(spark, lake, version, selection)
         handover.refuse_other_shards(settings)
         _require_level(spark, lake, version)

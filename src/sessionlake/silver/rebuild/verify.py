@@ -13,7 +13,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import Verified, compare_tables
 from sessionlake.silver.rebuild.compare_states import compare_states
 from sessionlake.silver.rebuild.replay import clear, replay, require_silver
-from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.guards import refuse_half_committed, refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,9 +23,10 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     """Builds silver once more, from the messages that it has taken in, and compares the tables, and the states.
 
     Raises:
-        LakeError: there is nothing to compare.
+        LakeError: there is nothing to compare, or a batch is half committed.
     """
     refuse_interrupted_rebuild(settings)
+    refuse_half_committed(settings, LAYER)
     lake = require_silver(spark, settings)
     TableMerger(spark, settings).catch_up()
     version, ends = lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, lake, LAYER).ends
