@@ -197,10 +197,13 @@ def test_the_lowest_possible_time_is_refined_too(feed: Feed):
     assert (feed.averages(), feed.minutes()) == (by_hand([first, second], 3)[0], {})
 
 
-def test_another_number_of_points_than_the_tables_have_is_refused_before_anything_starts(feed: Feed):
+def test_another_number_of_points_or_shards_than_the_tables_have_is_refused_before_anything_starts(feed: Feed):
     feed.write([change("s", "r", 0, 0, price=1.0)]).run()
     other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=4, shards=4)})
     with pytest.raises(LakeError, match=r"rolling_points is 4.*built with 3"):
+        job.start(feed.spark, other, once=True)
+    other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=3, shards=5)})
+    with pytest.raises(LakeError, match=r"gold.shards is 5.*built with 4"):
         job.start(feed.spark, other, once=True)
 
 

@@ -26,6 +26,7 @@ from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.states import last_batches, shard_states, state_frame
+from sessionlake.streaming.guards import committing
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
@@ -69,6 +70,12 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     bronze.optimize().executeCompaction()
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     bronze.vacuum(0)
+
+    with committing(settings, "silver", 7, "any", []):  # the batch dies here
+        with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
+            verify(spark, settings)
+        with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
+            rebuild(spark, settings, selection=Selection("capture.strict"))
 
     # One value in one row is found, and named; all else is equal.
     row = lake.read(spark, "silver.session_rows").where("qty IS NOT NULL").orderBy("topic", "session_id").first()

@@ -1,0 +1,30 @@
+"""When silver's states can be compared at all; that they are compared is shown over real ones in `tests/spark`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.silver.rebuild import compare_states
+
+ANY: Any = object()
+
+
+@pytest.mark.parametrize(
+    ("of_states", "last", "why"),
+    [(-1, -1, "there is none yet"), (3, 4, "they are of batch 3, and the ledger's last is 4")],
+)
+def test_states_of_other_messages_are_passed_over_with_the_reason(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, of_states: int, last: int, why: str
+):
+    monkeypatch.setattr(compare_states, "last_batches", lambda *_: (of_states, last))
+    assert why in (compare_states.compare_states(ANY, settings, ANY).skipped or "")
+
+
+def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compare_states, "last_batches", lambda *_: (-1, 4))
+    with pytest.raises(LakeError, match=r"its checkpoint holds no state.*sessionlake rebuild silver"):
+        compare_states.compare_states(ANY, settings, ANY)
