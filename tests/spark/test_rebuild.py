@@ -91,7 +91,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     with monkeypatch.context() as patch:
         patch.setattr(handover, "swap", _power_cut)
         with pytest.raises(PowerCutError):
-            rebuild(spark, settings, slice_messages=SLICE)
+            rebuild(spark, settings)
     for start in (job.start, gold.start):
         with pytest.raises(LakeError, match="was interrupted while it was published: run `sessionlake rebuild silver`"):
             start(spark, settings, once=True)
@@ -110,7 +110,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
         rebuild(spark, settings, selection=Selection(row["topic"], ("nope",)))
     assert dict(shard_states(spark, settings))
     one = Selection(row["topic"], (row["session_id"],))
-    assert rebuild(spark, settings, selection=one, slice_messages=SLICE).verified.different == 1
+    assert rebuild(spark, settings, selection=one).verified.different == 1
 
     # What no table shows is wrong in the state that is handed over, of sessions that nothing comes of any more.
     wrong = assert_wrong_states_are_found(spark, settings, {(message.topic, message.key) for message in batches[2]})

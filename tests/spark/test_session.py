@@ -109,6 +109,7 @@ def test_start_and_jobs_print_nothing_and_a_failing_job_leaves_its_trace_in_the_
     assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
 
 
+@pytest.mark.soak
 def test_a_version_that_was_not_tested_is_started_by_pyspark_and_ends_as_well(tmp_path):
     untested = "from sessionlake.laptop import gateway\ngateway.TESTED_SPARK = ()\n"
     then = """
