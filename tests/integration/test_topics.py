@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
 from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
-from sessionlake.errors import SessionlakeError, TopicChangedError
+from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
+from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, Pipeline, run_once
 from sessionlake.streaming.generations import Generation, Generations
 
@@ -178,6 +180,48 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
         TopicState.ACTIVE,
         [0, 1],
     )
+
+
+def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_of_it(world, monkeypatch):
+    world.create("a")
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.send("a", 3, 2)
+    real, planned = bronze._planned, []
+
+    def made_anew_before_it_is_read(*args: Any) -> Any:
+        planned.append(real(*args))
+        if len(planned) == 1:
+            world.delete("a")
+            world.create("a")
+            world.send("a", 10, 7)
+        return planned[-1]
+
+    monkeypatch.setattr(bronze, "_FEW_MESSAGES", 0)
+    monkeypatch.setattr(bronze, "_planned", made_anew_before_it_is_read)
+    world.run(world.under(OnTopicChange.RESTART))
+    assert planned[0] == {(world.name("a"), 0): (3, 5)}
+    world.assert_one_query_read_everything_once(a=10)
+    assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [
+        (TopicState.RECREATED, 2, 0),
+        (TopicState.ACTIVE, None, 3),
+    ]
+    assert world.spark.sparkContext._jsc.getPersistentRDDs().size() == 0
+
+
+def test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_every_start(world, monkeypatch):
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.send("a", 3, 2)
+    world.dies("write", world.settings, monkeypatch)
+    foreign = OffsetRange(world.name("a"), 0, 3, 3, 1)
+    entry = LedgerEntry("bronze", Txn("another checkpoint", 0), "kafka", datetime.now(UTC), offsets=(foreign,))
+    lake = Lake(world.settings)
+    write(world.spark, lake, entry)
+    for _ in range(2):
+        with pytest.raises(OffsetHoleError, match="starts at offset 3, but offsets up to 3 are already in"):
+            world.run(world.settings)
+        assert lake.read(world.spark, "ops.ledger").where("layer = 'bronze'").count() == 2
 
 
 def power_cut(*_: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import eq
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.frames import on_disk
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.generations import Generation, Generations
@@ -148,12 +150,9 @@ class _BronzeBatch:
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
         expected = sum(end - first for first, end in planned.values())
-        with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES):
-            read = self._at_hand(rows, expected)
-            self._book.admit(topics)
+        with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES), self._read(rows, expected) as read:
+            self._book.admit(topics)  # behind the reading, and before the table has any of it
             append(spark, lake, MESSAGES, read, txn)
-        if not isinstance(read, pa.Table):
-            self._book.admit(topics)  # only now it has been read
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
@@ -166,16 +165,26 @@ class _BronzeBatch:
         if self._on_batch:
             self._on_batch(entry)
 
-    def _at_hand(self, rows: DataFrame, expected: int) -> DataFrame | pa.Table:
-        """The rows themselves if they are few and small, else as a frame."""
+    @contextmanager
+    def _read(self, rows: DataFrame, expected: int) -> Iterator[DataFrame | pa.Table]:
+        """The batch as it was read from Kafka, which is not asked again: at hand if it is few and small, else on disk.
+
+        A topic made anew while a batch is read is noticed only behind the reading. What is in the table by then cannot
+        be taken back: silver may have read it. So large batches are written to disk once more.
+        """
         if self._lake.local and expected <= _FEW_MESSAGES:
             try:
-                return rows.toArrow()
+                small = rows.toArrow()
             except Exception as error:
                 if _TOO_BIG not in str(error):
                     raise
+            else:
+                yield small
+                return
         # As few files as cores: one task a topic-partition would write one tiny file each.
-        return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+        frame = rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+        with on_disk(frame) as stored:
+            yield stored
 
 
 def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
@@ -183,6 +192,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
 
     Raises:
         LakeError: the ledger knows later batches of this checkpoint.
+        OffsetHoleError: the batch in the table does not go on where the one before it ended.
     """
     if generation.app_id is None:
         return False
@@ -200,9 +210,11 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     ranges = _counted(spark, lake, _planned(generation, batch, shifts))
     if not any(item.messages for item in ranges):
         return False
-    OffsetLog().check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    txn = Txn(generation.app_id, batch)
+    log = OffsetLog.load(spark, lake, LAYER, txn)
+    log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
-    write(spark, lake, _entry(settings, Txn(generation.app_id, batch), ranges, version, datetime.now(UTC)))
+    write(spark, lake, _entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 
