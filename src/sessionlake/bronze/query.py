@@ -164,8 +164,9 @@ class BronzeQuery(LayerQuery):
         Raises:
             SessionlakeError: it did not, or the rule is to stop.
         """
+        failed = self._next
         try:
-            changed = not self._stopped and (self._fit() or self._begins_once_more())
+            changed = not self._stopped and (self._fit() or self._begins_once_more(failed))
         except BrokerError:
             changed = False
         except BaseException:
@@ -176,13 +177,15 @@ class BronzeQuery(LayerQuery):
             raise error
         self._launch()
 
-    def _begins_once_more(self) -> bool:
-        """Whether to try again, in a moment, a generation that Spark has not begun.
+    def _begins_once_more(self, failed: Start | None) -> bool:
+        """Whether to try again, in a moment, a generation that Spark was to begin and has not.
 
         It refuses starting offsets that are not those of just the topic-partitions that its broker knows.
         """
         start = self._next
         if start is None or not start.generation.number or start.positions is None or self._tries == _TRIES:
+            return False
+        if failed is None or failed.generation.number != start.generation.number:
             return False
         self._tries += 1
         time.sleep(_PAUSE_SECONDS)
@@ -190,7 +193,7 @@ class BronzeQuery(LayerQuery):
         return True
 
     def _fit(self) -> bool:
-        """Brings topics, subscription and checkpoint together; whether anything is other than at the last start."""
+        """Brings topics, subscription and checkpoint together; whether topics call for another start than the last."""
         if self._batches is not None:
             self._batches.retire()
         generation = self._generations.present
@@ -199,11 +202,12 @@ class BronzeQuery(LayerQuery):
         self._book.look()
         left_out, positions = self._book.prune(), self._book.positions()
         offsets = QueryOffsets(generation.folder)
-        begun = offsets.begun
+        begun, as_before = offsets.begun, False
         if begun and not offsets.goes_on_at(positions, settled=settled):
+            as_before = settled and offsets.ended_at(positions)
             generation, begun, self._tries = self._generations.begin(generation.next_batch), False, 0
         before, self._next = self._next, Start(generation, left_out, None if begun else positions)
-        return before is None or self._next.differs(before)
+        return before is None or (not as_before and self._next.differs(before))
 
     def _launch(self) -> None:
         if self._next is None:
