@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from sessionlake.bronze.offsets import Offsets
 from sessionlake.bronze.subscription import QueryOffsets, starting_offsets
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.errors import BrokerError, SessionlakeError
+from sessionlake.errors import BrokerError, OffsetHoleError, SessionlakeError
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.query import LayerQuery
@@ -114,7 +114,7 @@ class BronzeQuery(LayerQuery):
         """Raises the error of a query that has stopped, and starts it again if its topics call for that."""
         if self.active and self._disturbed():
             super().stop()
-            self._fit()
+            self._fit_patiently()
             self._launch()
             return
         super().check()
@@ -162,13 +162,16 @@ class BronzeQuery(LayerQuery):
         """Starts again what has failed, if it failed because of its topics and the rule says how to go on.
 
         Raises:
+            BrokerError: Kafka does not say what became of the topics that stopped it.
             SessionlakeError: it did not, or the rule is to stop.
         """
-        failed = self._next
+        failed, of_topics = self._next, isinstance(error, OffsetHoleError)
+        fit = self._fit_patiently if of_topics else self._fit
         try:
-            changed = not self._stopped and (self._fit() or self._begins_once_more(failed))
-        except BrokerError:
-            changed = False
+            changed = not self._stopped and (fit() or self._begins_once_more(failed))
+        except BrokerError as unanswered:
+            self._book.close()
+            raise (unanswered if of_topics else error) from None
         except BaseException:
             self._book.close()
             raise
@@ -191,6 +194,15 @@ class BronzeQuery(LayerQuery):
         time.sleep(_PAUSE_SECONDS)
         self._fit()
         return True
+
+    def _fit_patiently(self) -> bool:
+        """As `_fit`, of a query that was well but for its topics: a time-out of Kafka's that passes does not end it."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._fit()
+            except BrokerError:
+                time.sleep(_PAUSE_SECONDS)
+        return self._fit()
 
     def _fit(self) -> bool:
         """Brings topics, subscription and checkpoint together; whether topics call for another start than the last."""

@@ -69,11 +69,10 @@ class QueryOffsets:
         Args:
             settled: whether the batch planned last is in the tables.
         """
-        if self.pending is not None:
-            # Spark repeats a batch, in the tables or not, before it does anything else: what is in the tables Kafka
-            # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more.
-            if settled or self.end().keys() != positions.keys():
-                return False
+        # Spark repeats a pending batch, in the tables or not, before it does anything else: what is in the tables Kafka
+        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more by now.
+        if self.pending is not None and (settled or self.end().keys() != positions.keys()):
+            return False
         # What Spark does not know it reads from offset 0 on, or fails.
         start = self.start()
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())
