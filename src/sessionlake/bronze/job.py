@@ -21,6 +21,7 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.offset_ranges import within
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
@@ -229,15 +230,9 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
 
 def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
     """Ranges by what the table holds: after a replay, or where offsets have holes."""
-    from pyspark.sql import functions as F
-
-    plan = [(topic, partition, first, end) for (topic, partition), (first, end) in planned.items()]
-    if not plan:
-        return ()
-    bounds = spark.createDataFrame(plan, "topic string, partition int, first bigint, end bigint")
-    held = lake.read(spark, MESSAGES).join(F.broadcast(bounds), ["topic", "partition"])
-    inside = held.where("offset >= first AND offset < end").groupBy("topic", "partition", "first", "end").count()
-    counts = {(row["topic"], row["partition"]): row["count"] for row in inside.collect()}
+    asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
+    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition").count()
+    counts = {(row["topic"], row["partition"]): row["count"] for row in held.collect()} if asked else {}
     return tuple(
         OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
         for (topic, partition), (first, end) in planned.items()

@@ -70,7 +70,7 @@ class QueryOffsets:
             settled: whether the batch planned last is in the tables.
         """
         # Spark repeats a pending batch, in the tables or not, before it does anything else: what is in the tables Kafka
-        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more by now.
+        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more.
         if self.pending is not None and (settled or self.end().keys() != positions.keys()):
             return False
         # What Spark does not know it reads from offset 0 on, or fails.
