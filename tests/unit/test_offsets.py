@@ -53,7 +53,9 @@ def test_a_batch_that_the_checkpoint_lacks_is_an_error_that_names_the_file(check
         planned_ranges(str(checkpoint), 7)
 
 
-@pytest.mark.parametrize("content", ["", "v1", "v1\n", "v1\n{}\n{", "v1\n{}\n-", 'v1\n{"batchWatermarkMs":0}', '{"a":{"0":9}}'])
+@pytest.mark.parametrize(
+    "content", ["", "v1", "v1\n", "v1\n{}\n{", "v1\n{}\n-", 'v1\n{"batchWatermarkMs":0}', '{"a":{"0":9}}']
+)
 def test_a_torn_file_is_an_error_that_names_it(checkpoint: Path, content: str) -> None:
     (checkpoint / "offsets" / "0").write_text(content)
     with pytest.raises(LakeError, match="offsets/0"):
