@@ -30,6 +30,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import on_disk
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.query import LayerQuery
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 LAYER = BRONZE
 _FEW_MESSAGES = 20_000
-# Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
-_TOO_BIG = "maxResultSize"
 
 Planned = dict[TopicPartition, tuple[int, int]]
 
@@ -177,7 +176,7 @@ class _BronzeBatch:
             try:
                 small = rows.toArrow()
             except Exception as error:
-                if _TOO_BIG not in str(error):
+                if not RESULT_TOO_BIG.fits(failure_of(error)):  # few messages can be large
                     raise
             else:
                 yield small
