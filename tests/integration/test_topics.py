@@ -6,21 +6,23 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
 from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
-from sessionlake.errors import SessionlakeError, TopicChangedError
+from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
+from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, Pipeline, run_once
 from sessionlake.streaming.generations import Generation, Generations
 
@@ -61,6 +63,11 @@ class World:
     def delete(self, topic: str) -> None:
         self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(30)
         eventually(lambda: self.name(topic) not in self.admin.list_topics(timeout=10).topics)
+
+    def retain(self, topic: str, first: int) -> None:
+        """Deletes messages before an offset, as Kafka's retention does."""
+        place = TopicPartition(self.name(topic), 0, first)
+        self.admin.delete_records([place])[TopicPartition(self.name(topic), 0)].result(30)
 
     def create_and_read_until(self, power_cut_before: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Topics `a` and `b`: their first batch dies half done, then both are made anew with more messages."""
@@ -178,6 +185,74 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
         TopicState.ACTIVE,
         [0, 1],
     )
+
+
+def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_of_it(world, monkeypatch):
+    world.create("a")
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.send("a", 3, 2)
+    real, reads = bronze.on_disk, []
+
+    def made_anew_before_it_is_read(*args: Any) -> Any:
+        reads.append(args)
+        if len(reads) == 1:
+            world.delete("a")
+            world.create("a")
+            world.send("a", 10, 7)  # it has offsets 3 and 4, too
+        return real(*args)
+
+    monkeypatch.setattr(bronze, "_FEW_MESSAGES", 0)
+    monkeypatch.setattr(bronze, "on_disk", made_anew_before_it_is_read)
+    world.run(world.under(OnTopicChange.RESTART))
+    world.assert_one_query_read_everything_once(a=10)
+    assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [
+        (TopicState.RECREATED, 2, 0),
+        (TopicState.ACTIVE, None, 3),
+    ]
+
+
+def test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_every_start(world, monkeypatch):
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.send("a", 3, 2)
+    world.dies("write", world.settings, monkeypatch)
+    foreign = OffsetRange(world.name("a"), 0, 3, 3, 1)
+    entry = LedgerEntry("bronze", Txn("another checkpoint", 0), "kafka", datetime.now(UTC), offsets=(foreign,))
+    lake = Lake(world.settings)
+    write(world.spark, lake, entry)
+    for _ in range(2):
+        with pytest.raises(OffsetHoleError, match="starts at offset 3, but offsets up to 3 are already in"):
+            world.run(world.settings)
+        assert lake.read(world.spark, "ops.ledger").where("layer = 'bronze'").count() == 2
+
+
+@pytest.mark.parametrize("lost", ["the ledger row", "Spark's note"])
+def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since(world, monkeypatch, lost):
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.send("a", 3, 2)
+    if lost == "the ledger row":
+        world.dies("write", world.settings, monkeypatch)
+    else:
+        world.run(world.settings)
+        (world.generations.present.folder / "commits" / "1").unlink()
+    world.retain("a", 5)
+    world.send("a", 5, 1)
+    world.run(world.settings)
+    assert world.generations.present.number == 1
+    world.assert_one_query_read_everything_once(a=6)
+
+
+def test_an_error_behind_a_batch_that_is_in_the_tables_is_told(world, monkeypatch):
+    world.send("a", 0, 3)
+    with monkeypatch.context() as failing:
+        failing.setattr("sessionlake.bronze.topic_book.TopicBook.advance", power_cut)
+        with pytest.raises(SessionlakeError, match="power cut"):
+            world.run(world.settings)
+    world.send("a", 3, 1)
+    world.run(world.settings)
+    world.assert_one_query_read_everything_once(a=4)
 
 
 def power_cut(*_: Any) -> None:

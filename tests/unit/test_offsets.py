@@ -53,8 +53,17 @@ def test_a_batch_that_the_checkpoint_lacks_is_an_error_that_names_the_file(check
         planned_ranges(str(checkpoint), 7)
 
 
-@pytest.mark.parametrize("content", ["", "v1\n", "v1\n{}\n{", "v1\n{}\n-"])
+@pytest.mark.parametrize(
+    "content", ["", "v1", "v1\n", "v1\n{}\n{", "v1\n{}\n-", 'v1\n{"batchWatermarkMs":0}', '{"a":{"0":9}}']
+)
 def test_a_torn_file_is_an_error_that_names_it(checkpoint: Path, content: str) -> None:
     (checkpoint / "offsets" / "0").write_text(content)
     with pytest.raises(LakeError, match="offsets/0"):
         planned_ranges(str(checkpoint), 0)
+
+
+@pytest.mark.parametrize("version", ["v2", "v11", "1"])
+def test_a_file_of_another_version_is_refused_by_its_version(checkpoint: Path, version: str) -> None:
+    (checkpoint / "offsets" / "0").write_text(f'{version}\n{{}}\n{{"a":{{"0":9,"1":0}}}}')
+    with pytest.raises(LakeError, match=rf"offsets/0 is of version '{version}'.*reads 'v1'"):
+        planned_ranges(checkpoint, 0)

@@ -44,3 +44,28 @@ def test_another_layer_is_not_concerned(settings):
     with committing(settings, "processor-p", 3, "b", RANGES):
         pass
     assert begun(settings, "silver") is not None
+
+
+@pytest.mark.parametrize("content", ["", '{"batch":3', '{"batch":"three","config_hash":"a","offsets":[]}'])
+def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings, content):
+    note = Path(f"{settings.checkpoint('silver')}.committing.json")
+    note.write_text(content)
+    with (
+        pytest.raises(
+            LakeError, match=r"silver.committing.json cannot be read .*backup.*remove the file and run again"
+        ),
+        committing(settings, "silver", 3, "a", RANGES),
+    ):
+        pytest.fail("begun")
+    assert note.read_text() == content
+
+
+def test_a_note_that_was_not_whole_when_the_power_failed_leaves_the_one_before(settings, monkeypatch):
+    def power_cut(_: int) -> None:
+        raise PowerCutError
+
+    with monkeypatch.context() as failing:
+        failing.setattr("os.fsync", power_cut)
+        with pytest.raises(PowerCutError), committing(settings, "silver", 4, "a", RANGES):
+            pytest.fail("begun")
+    assert begun(settings, "silver").batch == 3

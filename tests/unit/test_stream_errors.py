@@ -24,7 +24,7 @@ from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import JvmException, Raised, explain, failure_of, parse
+from sessionlake.streaming.errors import RESULT_TOO_BIG, JvmException, Raised, explain, failure_of, parse
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -245,3 +245,24 @@ def test_no_remedy_begins_with_an_empty_home() -> None:
 
 def _traceback(last: str) -> str:
     return f'Traceback (most recent call last):\n  File "/src/x.py", line 1, in call\n    malformed()\n{last}'
+
+
+TOO_BIG = """An error occurred while calling o69.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult: 
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:53)
+Caused by: org.apache.spark.SparkException: {said}
+\tat org.apache.spark.scheduler.DAGScheduler.$anonfun$abortStage$3(DAGScheduler.scala:2935)
+"""  # noqa: W291 (Spark's own blank)
+REFUSED = "Total size of serialized results of 1 tasks (4.6 MiB) is bigger than spark.driver.maxResultSize (1200.0 KiB)"
+
+
+@pytest.mark.parametrize(
+    ("said", "too_big"),
+    [
+        (f"Job aborted due to stage failure: {REFUSED}", True),
+        ("Job aborted due to stage failure: a file named spark.driver.maxResultSize is gone", False),
+        (f"No messages: {REFUSED}", False),
+    ],
+)
+def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to_say_so(said, too_big):
+    assert RESULT_TOO_BIG.fits(failure_of(PassedError(TOO_BIG.format(said=said)))) is too_big

@@ -81,19 +81,26 @@ def test_a_batch_whose_commit_was_lost_is_pending(folder):
         ({A: 9, B: 0}, False, True),  # Spark reads from its beginning what it does not know
         ({A: 9}, False, False),  # the planned batch has a topic that left
         ({A: 9, B: 0, C: 0}, False, False),  # it lacks one that there is by now
-        ({A: 12, B: 3, C: 0}, True, False),  # and it is repeated though it is in the tables
+        ({A: 12, B: 3}, True, False),  # it is in the tables, and Kafka may hold it no longer
+        ({A: 12, B: 3, C: 0}, True, False),
         ({A: 9, B: 3}, False, False),
         ({A: 8}, False, False),
         ({A: 10}, False, False),
         ({}, False, False),
         ({B: 0}, False, False),
-        ({A: 12, B: 3}, True, True),
         ({A: 12}, True, False),
         ({A: 9, B: 0}, True, False),
     ],
 )
 def test_a_query_goes_on_if_it_reads_on_at_just_the_positions_called_for(folder, positions, settled, goes_on):
     assert QueryOffsets(folder).goes_on_at(positions, settled=settled) is goes_on
+
+
+@pytest.mark.parametrize(("positions", "ended"), [({A: 12, B: 3}, True), ({A: 12}, False), ({A: 12, B: 4}, False)])
+def test_a_planned_batch_that_ends_where_reading_is_to_go_on_tells_that_no_topic_changed(folder, positions, ended):
+    assert QueryOffsets(folder).ended_at(positions) is ended
+    (folder / "commits/1").touch()
+    assert QueryOffsets(folder).ended_at(positions) is False
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import eq
 from typing import TYPE_CHECKING
@@ -20,13 +21,16 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.offset_ranges import within
 from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.frames import on_disk
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.query import LayerQuery
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
 
 LAYER = BRONZE
 _FEW_MESSAGES = 20_000
-# Few messages can be large: Spark refuses to bring more than `spark.driver.maxResultSize` to the driver.
-_TOO_BIG = "maxResultSize"
 
 Planned = dict[TopicPartition, tuple[int, int]]
 
@@ -148,12 +150,9 @@ class _BronzeBatch:
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
         expected = sum(end - first for first, end in planned.values())
-        with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES):
-            read = self._at_hand(rows, expected)
-            self._book.admit(topics)
+        with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES), self._read(rows, expected) as read:
+            self._book.admit(topics)  # behind the reading, and before the table has any of it
             append(spark, lake, MESSAGES, read, txn)
-        if not isinstance(read, pa.Table):
-            self._book.admit(topics)  # only now it has been read
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
@@ -166,16 +165,26 @@ class _BronzeBatch:
         if self._on_batch:
             self._on_batch(entry)
 
-    def _at_hand(self, rows: DataFrame, expected: int) -> DataFrame | pa.Table:
-        """The rows themselves if they are few and small, else as a frame."""
+    @contextmanager
+    def _read(self, rows: DataFrame, expected: int) -> Iterator[DataFrame | pa.Table]:
+        """The batch as it was read from Kafka, which is not asked again: at hand if it is few and small, else on disk.
+
+        A topic made anew while a batch is read is noticed only behind the reading. What is in the table by then cannot
+        be taken back: silver may have read it. So large batches are written to disk once more.
+        """
         if self._lake.local and expected <= _FEW_MESSAGES:
             try:
-                return rows.toArrow()
+                small = rows.toArrow()
             except Exception as error:
-                if _TOO_BIG not in str(error):
+                if not RESULT_TOO_BIG.fits(failure_of(error)):  # few messages can be large
                     raise
+            else:
+                yield small
+                return
         # As few files as cores: one task a topic-partition would write one tiny file each.
-        return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+        frame = rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+        with on_disk(frame) as stored:
+            yield stored
 
 
 def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
@@ -183,6 +192,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
 
     Raises:
         LakeError: the ledger knows later batches of this checkpoint.
+        OffsetHoleError: the batch in the table does not go on where the one before it ended.
     """
     if generation.app_id is None:
         return False
@@ -200,9 +210,11 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     ranges = _counted(spark, lake, _planned(generation, batch, shifts))
     if not any(item.messages for item in ranges):
         return False
-    OffsetLog().check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    txn = Txn(generation.app_id, batch)
+    log = OffsetLog.load(spark, lake, LAYER, txn)
+    log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
-    write(spark, lake, _entry(settings, Txn(generation.app_id, batch), ranges, version, datetime.now(UTC)))
+    write(spark, lake, _entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 
@@ -217,15 +229,9 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
 
 def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
     """Ranges by what the table holds: after a replay, or where offsets have holes."""
-    from pyspark.sql import functions as F
-
-    plan = [(topic, partition, first, end) for (topic, partition), (first, end) in planned.items()]
-    if not plan:
-        return ()
-    bounds = spark.createDataFrame(plan, "topic string, partition int, first bigint, end bigint")
-    held = lake.read(spark, MESSAGES).join(F.broadcast(bounds), ["topic", "partition"])
-    inside = held.where("offset >= first AND offset < end").groupBy("topic", "partition", "first", "end").count()
-    counts = {(row["topic"], row["partition"]): row["count"] for row in inside.collect()}
+    asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
+    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition").count()
+    counts = {(row["topic"], row["partition"]): row["count"] for row in held.collect()} if asked else {}
     return tuple(
         OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
         for (topic, partition), (first, end) in planned.items()

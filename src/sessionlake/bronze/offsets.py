@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+import msgspec
 
 from sessionlake.errors import LakeError
 from sessionlake.protocol.types import TopicPartition
 
 Offsets = dict[TopicPartition, int]
+_VERSION = "v1"
 
 
 def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
@@ -29,12 +31,21 @@ def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int
 
 
 def read_offsets(file: Path) -> Offsets:
-    """Parses a log file: a version line, for batches a metadata line, then one JSON line of the source."""
+    """Parses a log file: a version line, for batches a metadata line, then one JSON line of the source.
+
+    Raises:
+        LakeError: it cannot be read, or is of another version.
+    """
     try:
-        content = file.read_bytes().lstrip(b"\0").decode()
-        parsed = json.loads(content.splitlines()[-1].lstrip("v1")) if content.count("\n") else json.loads(content[2:])
-    except (OSError, ValueError, IndexError) as error:
+        version, *lines = file.read_bytes().removeprefix(b"\0").decode().splitlines()
+        if version != _VERSION:
+            raise LakeError(
+                f"bronze: the checkpoint file {file} is of version {version!r}, this sessionlake reads {_VERSION!r}: "
+                "run the Spark that the checkpoint was written by"
+            )
+        ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
+    except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise LakeError(
             f"bronze: the checkpoint file {file} cannot be read ({error}): restore the checkpoint"
         ) from error
-    return {(topic, int(partition)): end for topic, found in parsed.items() for partition, end in found.items()}
+    return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from sessionlake.bronze.offsets import Offsets
 from sessionlake.bronze.subscription import QueryOffsets, starting_offsets
 from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.errors import BrokerError, SessionlakeError
+from sessionlake.errors import BrokerError, OffsetHoleError, SessionlakeError
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.query import LayerQuery
@@ -114,7 +114,7 @@ class BronzeQuery(LayerQuery):
         """Raises the error of a query that has stopped, and starts it again if its topics call for that."""
         if self.active and self._disturbed():
             super().stop()
-            self._fit()
+            self._fit_patiently()
             self._launch()
             return
         super().check()
@@ -162,12 +162,16 @@ class BronzeQuery(LayerQuery):
         """Starts again what has failed, if it failed because of its topics and the rule says how to go on.
 
         Raises:
+            BrokerError: Kafka does not say what became of the topics that stopped it.
             SessionlakeError: it did not, or the rule is to stop.
         """
+        failed, of_topics = self._next, isinstance(error, OffsetHoleError)
+        fit = self._fit_patiently if of_topics else self._fit
         try:
-            changed = not self._stopped and (self._fit() or self._begins_once_more())
-        except BrokerError:
-            changed = False
+            changed = not self._stopped and (fit() or self._begins_once_more(failed))
+        except BrokerError as unanswered:
+            self._book.close()
+            raise (unanswered if of_topics else error) from None
         except BaseException:
             self._book.close()
             raise
@@ -176,21 +180,32 @@ class BronzeQuery(LayerQuery):
             raise error
         self._launch()
 
-    def _begins_once_more(self) -> bool:
-        """Whether to try again, in a moment, a generation that Spark has not begun.
+    def _begins_once_more(self, failed: Start | None) -> bool:
+        """Whether to try again, in a moment, a generation that Spark was to begin and has not.
 
         It refuses starting offsets that are not those of just the topic-partitions that its broker knows.
         """
         start = self._next
         if start is None or not start.generation.number or start.positions is None or self._tries == _TRIES:
             return False
+        if failed is None or failed.generation.number != start.generation.number:
+            return False
         self._tries += 1
         time.sleep(_PAUSE_SECONDS)
         self._fit()
         return True
 
+    def _fit_patiently(self) -> bool:
+        """As `_fit`, of a query that was well but for its topics: a time-out of Kafka's that passes does not end it."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._fit()
+            except BrokerError:
+                time.sleep(_PAUSE_SECONDS)
+        return self._fit()
+
     def _fit(self) -> bool:
-        """Brings topics, subscription and checkpoint together; whether anything is other than at the last start."""
+        """Brings topics, subscription and checkpoint together; whether topics call for another start than the last."""
         if self._batches is not None:
             self._batches.retire()
         generation = self._generations.present
@@ -199,11 +214,12 @@ class BronzeQuery(LayerQuery):
         self._book.look()
         left_out, positions = self._book.prune(), self._book.positions()
         offsets = QueryOffsets(generation.folder)
-        begun = offsets.begun
+        begun, as_before = offsets.begun, False
         if begun and not offsets.goes_on_at(positions, settled=settled):
+            as_before = settled and offsets.ended_at(positions)
             generation, begun, self._tries = self._generations.begin(generation.next_batch), False, 0
         before, self._next = self._next, Start(generation, left_out, None if begun else positions)
-        return before is None or self._next.differs(before)
+        return before is None or (not as_before and self._next.differs(before))
 
     def _launch(self) -> None:
         if self._next is None:

@@ -69,13 +69,14 @@ class QueryOffsets:
         Args:
             settled: whether the batch planned last is in the tables.
         """
-        start = self.start()
-        if self.pending is not None:
-            planned = self.end()
-            # Spark repeats a batch, in the tables or not, before it does anything else. It fails if partitions of it
-            # are gone, and by `availableNow` also if there are more by now.
-            if planned.keys() != positions.keys():
-                return False
-            start = planned if settled else start
+        # Spark repeats a pending batch, in the tables or not, before it does anything else: what is in the tables Kafka
+        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more.
+        if self.pending is not None and (settled or self.end().keys() != positions.keys()):
+            return False
         # What Spark does not know it reads from offset 0 on, or fails.
+        start = self.start()
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())
+
+    def ended_at(self, positions: Mapping[TopicPartition, int]) -> bool:
+        """Whether the pending batch, if there is one, ends at just these positions: nothing else is called for."""
+        return self.pending is not None and self.end() == positions

@@ -87,6 +87,9 @@ class TopicBook:
         """Whether the running query's subscription no longer fits Kafka: then it is time to stop it and to `look`.
 
         Asks Kafka no more often than topics are to be noticed.
+
+        Raises:
+            BrokerError: it does not answer this, or what `look` asks.
         """
         now = time.monotonic()
         if now - self._looked_at < self._refresh:
@@ -96,12 +99,14 @@ class TopicBook:
             ids, known = self._admin.topic_ids(), self.topics
             mine = {name for name in (*known, *ids) if self._matches(name)}
             if any(_differs(known[name], ids) for name in mine & known.keys()):
+                self._seen(mine & ids.keys(), ids)  # who stops the query asks this: without an answer it goes on
                 return True
             self._take_over(self._decide(mine - known.keys(), ids))
             if now - self._saved_at < _SLOW_SECONDS:
                 return False
             decision = self._decide(mine & self._quiet(), ids)
             if any(self._calls_for_a_start(row) for row in decision.rows):
+                self._seen(mine & ids.keys(), ids)
                 return True
             self._take_over(decision)
             self.save()

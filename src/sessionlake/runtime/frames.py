@@ -1,7 +1,9 @@
-"""Arrow rows as a Spark frame."""
+"""Rows at hand as a Spark frame, and a frame's rows kept as they were read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,3 +18,20 @@ def as_frame(spark: SparkSession, rows: DataFrame | pa.Table) -> DataFrame:
     Spark 4.0 stops reading an Arrow table at its first empty chunk and says nothing: chunks are put together first.
     """
     return spark.createDataFrame(rows.combine_chunks()) if isinstance(rows, pa.Table) else rows
+
+
+@contextmanager
+def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
+    """The frame's rows, read once: on the executors' disks until the block is left, then gone.
+
+    A checkpoint, not a cache: what a cache loses Spark reads once more from the source, which may hold other rows by
+    then; what a checkpoint loses is an error.
+    """
+    from pyspark import StorageLevel
+
+    stored = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
+    try:
+        yield stored
+    finally:
+        # Spark gives no other way to it, and would free the disk only once the driver's garbage is collected.
+        stored._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: FBT003, SLF001  (py4j has no keywords)

@@ -7,7 +7,6 @@ there.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import pandas as pd
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import SILVER
+from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.sharded import ShardFold
 
 
@@ -103,16 +103,6 @@ class StateReader:
         for frame in frames:
             for shard in frame["shard"].tolist():
                 yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Writes a file that is there with all of its content, or not at all."""
-    partial = file.with_name(f"{file.name}.partial")
-    with partial.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    partial.replace(file)
 
 
 def refuse_other_shards(settings: Settings) -> None:

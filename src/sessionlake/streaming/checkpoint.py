@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def last_committed(checkpoint: str | Path) -> int | None:
 def last_planned(checkpoint: str | Path) -> int | None:
     """The number of the last batch that its query has set out to do; None before the first."""
     return _newest(Path(checkpoint) / "offsets")
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Writes a file that is there with all of its content, or not at all, though the power fails."""
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too
+    finally:
+        os.close(folder)
 
 
 def _newest(log: Path) -> int | None:

@@ -130,6 +130,11 @@ SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS",
     "DELTA_SCHEMA_CHANGED_WITH_VERSION",
 )
+RESULT_TOO_BIG = KnownFailure(
+    LakeError,
+    "the rows are more than spark.driver.maxResultSize lets through to the driver",
+    beginnings=("Job aborted due to stage failure: Total size of serialized results of ",),
+)
 _KAFKA = "org.apache.kafka.common.errors"
 _CAUSES = (
     KnownFailure(

@@ -15,7 +15,6 @@ folder is written by Spark alone. Generation 0 stays for good: its folder holds 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import msgspec
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.txn import Txn
-from sessionlake.streaming.checkpoint import last_committed, last_planned, require_readable, way_on
+from sessionlake.streaming.checkpoint import last_committed, last_planned, require_readable, way_on, write_whole
 
 _FOLDER = "generations"
 _OF_ONE = re.compile(r"(\d+)(\.json)?")
@@ -114,12 +113,7 @@ class Generations:
         """Makes another generation the present one; Spark begins it with the starting offsets that it is then given."""
         number = max(self._numbers(), default=0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        partial = self._note(number).with_suffix(".partial")
-        with partial.open("wb") as out:
-            out.write(msgspec.json.encode(_Note(first_batch)))
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(self._note(number))
+        write_whole(self._note(number), msgspec.json.encode(_Note(first_batch)))
         return self.present
 
     def remove_superseded(self) -> None:

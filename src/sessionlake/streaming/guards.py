@@ -14,7 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import REBUILD, OffsetRange, current
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import way_on, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +91,7 @@ def committing(
     A batch that died between two tables is made once more, and skips the tables that have it: they must fit together.
 
     Raises:
-        LakeError: it was begun under other settings.
+        LakeError: it was begun under other settings, or what it was begun under cannot be read.
     """
     before = begun(settings, layer)
     if before is not None and before.batch == batch and before.config_hash != config_hash:
@@ -102,17 +102,28 @@ def committing(
         )
     note = _begun(settings, layer)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
-    note.write_bytes(msgspec.json.encode(Begun(batch, config_hash, spans)))
+    write_whole(note, msgspec.json.encode(Begun(batch, config_hash, spans)))
     yield
     note.unlink(missing_ok=True)
 
 
 def begun(settings: Settings, layer: str) -> Begun | None:
-    """The batch that a layer is committing, or was when its process died."""
+    """The batch that a layer is committing, or was when its process died.
+
+    Raises:
+        LakeError: its note cannot be read.
+    """
+    note = _begun(settings, layer)
     try:
-        return msgspec.json.decode(_begun(settings, layer).read_bytes(), type=Begun)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(note.read_bytes(), type=Begun)
+    except FileNotFoundError:
         return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LakeError(
+            f"{layer}: {note} cannot be read ({error}): it says which batch was half committed, and by which settings. "
+            "Put it back from a backup. Without one, see to it that the settings are those of the last run, remove the "
+            "file and run again: the batch is finished by them"
+        ) from None
 
 
 def _begun(settings: Settings, layer: str) -> Path:

@@ -45,6 +45,7 @@ from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
 from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, clear, replay, require_silver, staging
 from sessionlake.silver.states import last_batches, shard_states
+from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import rebuild_journal, refuse_half_committed
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def rebuild(
     plan = _plan(spark, lake, replayed, found, started)
     begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
-    handover.write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
+    write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
     _publish(spark, settings, lake, plan)
     return Rebuilt(version, plan.batch, plan.counts["messages"], found)
 

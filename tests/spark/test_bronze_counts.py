@@ -1,0 +1,36 @@
+"""What a batch has in `bronze.messages`, counted in the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sessionlake.bronze.job import _counted
+from sessionlake.config import Settings
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+
+pytestmark = pytest.mark.spark
+
+
+def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES])
+    for batch, rows in enumerate([["'a' topic, id offset"], ["'a' topic, id + 5 offset", "'b' topic, id offset"]]):
+        for part, row in enumerate(rows):
+            read = spark.range(5).selectExpr(*row.split(", "), "0 partition").coalesce(1)
+            append(spark, lake, MESSAGES, read, Txn(f"q{part}", batch))
+    earlier = lake.read(spark, MESSAGES).where("topic = 'a' AND offset < 5").selectExpr("_metadata.file_path")
+    (gone,) = {row["file_path"] for row in earlier.collect()}
+    next(file for file in lake.path(MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
+    planned = {("a", 0): (5, 12), ("b", 0): (1, 3), ("c", 0): (0, 2)}
+    assert _counted(spark, lake, planned) == (
+        OffsetRange("a", 0, 5, 11, 5),
+        OffsetRange("b", 0, 1, 2, 2),
+        OffsetRange("c", 0, 0, 1, 0),
+    )
+    assert _counted(spark, lake, {}) == ()

@@ -1,0 +1,134 @@
+"""A running bronze whose topics change while Kafka answers late, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.bronze import query
+from sessionlake.bronze.query import BronzeQuery
+from sessionlake.errors import BrokerError, SessionlakeError, TopicChangedError
+from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.query import LayerQuery
+
+FOREVER = 10**6
+
+
+class Book:
+    """Topics of which one leaves while the query runs; Kafka leaves questions without an answer."""
+
+    def __init__(self) -> None:
+        self.unanswered = 0
+        self.left_out: frozenset[str] = frozenset()
+        self.asked = 0
+        self.open = True
+
+    def disturbed(self) -> bool:
+        return bool(self.left_out)
+
+    def look(self) -> None:
+        self.asked += 1
+        if self.unanswered:
+            self.unanswered -= 1
+            raise BrokerError("Kafka does not answer")
+
+    def prune(self) -> frozenset[str]:
+        return self.left_out
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        return {("a", 0): 0}
+
+    def close(self) -> None:
+        self.open = False
+
+
+class Batches:
+    def __call__(self, *_: Any) -> None: ...
+
+    def retire(self) -> None: ...
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """How the query was started, of which Spark has no part."""
+    made: list[Any] = []
+    monkeypatch.setattr(query, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(LayerQuery, "start", lambda *_, **how: made.append(how))
+    monkeypatch.setattr(LayerQuery, "stop", lambda _: None)
+    monkeypatch.setattr(LayerQuery, "active", True)
+    return made
+
+
+@pytest.fixture
+def running(book: Book, starts: list[Any], tmp_path: Path) -> BronzeQuery:
+    generations = Generations(str(tmp_path / "bronze"), "bronze")
+    assert starts == []
+    made = BronzeQuery(
+        "bronze",
+        generations,
+        book,  # type: ignore[arg-type]  # a fake
+        source=lambda _: (None, Batches()),  # type: ignore[arg-type, return-value]  # a fake
+        settle=lambda _: False,
+        trigger=timedelta(seconds=1),
+        once=False,
+    ).begin()
+    book.left_out, book.asked = frozenset({"gone"}), 0
+    return made
+
+
+def test_a_topic_that_leaves_while_kafka_answers_late_starts_the_query_again(running, book, starts):
+    book.unanswered = 4
+    running.check()
+    assert (len(starts), book.asked, book.open) == (2, 5, True)
+
+
+def test_a_kafka_that_never_answers_is_told_after_five_questions(running, book, starts):
+    book.unanswered = FOREVER
+    with pytest.raises(BrokerError, match="does not answer"):
+        running.check()
+    assert (len(starts), book.asked) == (1, 5)
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[SessionlakeError], None]:
+    def with_error(error: SessionlakeError) -> None:
+        def wait(*_: Any) -> bool:
+            raise error
+
+        monkeypatch.setattr(LayerQuery, "wait", wait)
+
+    return with_error
+
+
+def test_a_query_that_failed_of_its_topics_goes_on_when_kafka_answers_late(running, book, starts, fails):
+    fails(TopicChangedError("a topic was deleted"))
+    book.unanswered = 4
+    assert running.wait(0) is False
+    assert (len(starts), book.open) == (2, True)
+
+
+def test_of_a_query_that_failed_of_its_topics_it_is_told_that_kafka_does_not_answer(running, book, starts, fails):
+    fails(TopicChangedError("a topic was deleted"))
+    book.unanswered = FOREVER
+    with pytest.raises(BrokerError, match="does not answer"):
+        running.wait(0)
+    assert (len(starts), book.asked, book.open) == (1, 5, False)
+
+
+def test_of_a_query_that_failed_of_something_else_kafka_is_asked_once_and_the_failure_told(
+    running, book, starts, fails
+):
+    fails(SessionlakeError("the disk is full"))
+    book.unanswered = FOREVER
+    with pytest.raises(SessionlakeError, match="disk is full"):
+        running.wait(0)
+    assert (len(starts), book.asked, book.open) == (1, 1, False)
