@@ -218,7 +218,7 @@ def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, 
         started_at=started,
         changed=sorted(found.tables),
         ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
-        counts=counts_of(replayed.lanes),
+        counts=counts_of(replayed.partitions),
     )
 
 

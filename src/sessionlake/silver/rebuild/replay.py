@@ -106,18 +106,18 @@ class Replayed:
 
     Attributes:
         version: of bronze.
-        lanes: the account of every topic-partition.
+        partitions: the counts of every topic-partition.
         states: the shards' final states: `shard int, chunk binary`.
     """
 
     version: int
-    lanes: tuple[PartitionCounts, ...]
+    partitions: tuple[PartitionCounts, ...]
     states: DataFrame | None
 
     @property
     def ranges(self) -> tuple[OffsetRange, ...]:
         """What it took in, as the ledger tells it."""
-        return ranges_of(self.lanes)
+        return ranges_of(self.partitions)
 
 
 def staging(settings: Settings) -> Settings:
@@ -166,32 +166,32 @@ def replay(
     _empty(spark, beside)
     source = lake.read(spark, MESSAGES, version)
     states: DataFrame | None = None
-    lanes: list[PartitionCounts] = []
+    partitions: list[PartitionCounts] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
         few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
         with interpreted(spark, when=lake.local and few):
             shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
             folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), SilverOutput.REPORT)
-        accounts = [read_report(account) for account in written]
-        violation = violation_of(accounts)
+        reports = [read_report(report) for report in written]
+        violation = violation_of(reports)
         if violation is not None:
             raise LakeError(
                 f"made anew under this configuration, silver would stop at {violation.place}. Nothing was changed. "
                 "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
                 f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
             )
-        whole = total(accounts)
+        whole = total(reports)
         ranges = ranges_of(whole)
         log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer="a rebuild of silver")
         log.advance(ranges)
-        _append(spark, settings, source, folded, accounts, number)
-        lanes += whole
+        _append(spark, settings, source, folded, reports, number)
+        partitions += whole
         states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
-    return Replayed(version, tuple(total([ShardReport(lanes, {})])), states)
+    return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
@@ -220,21 +220,21 @@ def _slices(source: DataFrame, ends: Mapping[TopicPartition, int] | None, size: 
 
     # Counted, and weighed, are messages behind `ends`, too: there are few.
     columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
-    lanes: dict[TopicPartition, tuple[int, int]] = {}
+    held: dict[TopicPartition, tuple[int, int]] = {}
     messages = weight = 0
     for topic, partition, first, last, count, length in source.groupBy("topic", "partition").agg(*columns).collect():
         if ends is not None and ends.get((topic, partition), first - 1) < first:
             continue
-        lanes[topic, partition] = first, last if ends is None else min(last, ends[topic, partition])
+        held[topic, partition] = first, last if ends is None else min(last, ends[topic, partition])
         messages += count
         weight += length or 0
     number = max(1, -(-messages // size), -(-weight // SLICE_BYTES))
     for i in range(number):
         cut = {
-            lane: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
-            for lane, (first, last) in lanes.items()
+            place: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
+            for place, (first, last) in held.items()
         }
-        yield {lane: span for lane, span in cut.items() if span[0] <= span[1]}
+        yield {place: span for place, span in cut.items() if span[0] <= span[1]}
 
 
 def _fold(
@@ -260,17 +260,17 @@ def _append(
     settings: Settings,
     source: DataFrame,
     folded: Folded,
-    accounts: list[ShardReport],
+    reports: list[ShardReport],
     number: int,
 ) -> None:
     beside, txn = Lake(staging(settings)), Txn("rebuild", number)
     for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
-        count = sum(account.rows.get(kind, 0) for account in accounts)
+        count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
             continue
         rows = rows_of(folded, kind, txn, row_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = with_messages(source, as_frame(spark, rows), accounts)
+            rows = with_messages(source, as_frame(spark, rows), reports)
         append(spark, beside, table, rows, txn)
         found = beside.last_commit(spark, table).rows
         if found != count:
