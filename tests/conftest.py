@@ -7,12 +7,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
-from support.sessions import without_generated_code
+from sessionlake.runtime.spark import _LAPTOP
+from support.sessions import hive, without_generated_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from sessionlake.laptop.broker import BrokerStatus
 
 # Tests are short: compiling quickly beats compiling well, and halves what a JVM costs them.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
+_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -Dderby.stream.error.file=/dev/null"
+os.environ.setdefault("JDK_JAVA_OPTIONS", _FLAGS)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,18 +51,31 @@ def _no_settings_from_outside() -> Iterator[None]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """The defaults, in a fresh home."""
-    return Settings(home=tmp_path / "home")
+def place(tmp_path: Path) -> dict[str, Any]:
+    """The settings that say where the tables are: here a fresh home; in `tests/catalog` a catalog."""
+    return {"home": tmp_path / "home"}
+
+
+@pytest.fixture
+def settings(place: dict[str, Any]) -> Settings:
+    """The defaults, in a fresh place."""
+    return Settings(**place)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session that the package itself builds, over a home that no test writes tables into."""
+    """The session that the package itself builds, over a home that no test writes tables into.
+
+    Its catalog is Hive's, on a database in memory: it serves the tests of both kinds of storage.
+    """
     from sessionlake.runtime.spark import spark_session, stop_spark
 
     home = Settings(home=tmp_path_factory.mktemp("spark-home"))
-    yield without_generated_code(spark_session(home, app="tests"))
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in hive("memory:metastore").items():
+            patch.setitem(_LAPTOP, key, value)
+        session = spark_session(home, app="tests")
+    yield without_generated_code(session)
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 
 
@@ -78,9 +93,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
 
 
 @pytest.fixture
-def broker_settings(broker: BrokerStatus, tmp_path: Path) -> Settings:
-    """Settings with a fresh home that read from the running broker."""
-    return Settings(home=tmp_path / "home", kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
+def broker_settings(broker: BrokerStatus, place: dict[str, Any]) -> Settings:
+    """Settings with a fresh place that read from the running broker."""
+    return Settings(**place, kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
 
 
 @pytest.fixture

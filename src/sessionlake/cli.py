@@ -25,6 +25,7 @@ from sessionlake.commands.context import (
     settings_of,
     with_reader,
     with_spark,
+    with_spark_if_needed,
 )
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.show import OutputFormat
@@ -153,7 +154,7 @@ def run(
                 say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")
                 return
             parts = ", ".join(pipeline.parts_of(settings, layer))
-            say(f"running {parts} into {settings.catalog or settings.home}; Ctrl-C stops")
+            say(f"running {parts} into {settings.place}; Ctrl-C stops")
             pipeline.run_live(spark, settings, layer, stop, on_failure=lambda error: say(f"error: {error}"))
             say("stopped")
         finally:
@@ -277,7 +278,7 @@ def resolve(
     def work(spark: SparkSession | None) -> str:
         return str(deciding.resolve(spark, settings, session, decision, offset=place, topic=topic, why=why))
 
-    say(work(None) if settings.catalog is None else with_spark(settings, work))
+    say(with_spark_if_needed(settings, work))
 
 
 def _explain(error: BaseException, text: str) -> None:

@@ -241,6 +241,11 @@ class Settings(BaseSettings):
         """Folder of the local tables: `warehouse/<schema>/<table>`."""
         return self.home / "warehouse"
 
+    @property
+    def place(self) -> str:
+        """Where the tables are, for people."""
+        return f"catalog {self.catalog}" if self.catalog else str(self.home)
+
     def checkpoint(self, name: str) -> str:
         """Checkpoint location of a streaming query."""
         return f"{self.checkpoints or self.home / 'checkpoints'}/{name}"

@@ -17,7 +17,7 @@ from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.names import SILVER, SILVER_TABLES
-from sessionlake.laptop.home import claim, require_home
+from sessionlake.lake.tables import storage_of
 from sessionlake.processors import job as processors
 from sessionlake.runtime.kafka import require_broker
 from sessionlake.silver import job as silver
@@ -64,8 +64,7 @@ def preflight(settings: Settings, layer: Layer) -> None:
         ConfigError: silver or a processor is to run, and a schema file or the processor's class cannot be used.
         MachineError: the home cannot be written.
     """
-    if settings.catalog is None:
-        require_home(settings)
+    storage_of(settings).require_writable()
     if Layer.SILVER in layer.parts or layer is Layer.PROCESSOR:
         payload_of(settings.capture)
     for processor in settings.processors:
@@ -268,5 +267,5 @@ def claimed(settings: Settings, layer: Layer) -> Iterator[None]:
     """
     with ExitStack() as held:
         for part in parts_of(settings, layer):
-            held.enter_context(claim(settings, part, f"runs {part}"))
+            held.enter_context(storage_of(settings).claim(part, f"runs {part}"))
         yield

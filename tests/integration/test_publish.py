@@ -30,6 +30,7 @@ from sessionlake.publish.job import Publication
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import client_config
+from support.lakes import folder_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
@@ -198,7 +199,7 @@ def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are
     assert folded(scene.sent(topic)) == scene.table()
 
     scene.change()
-    for file in (scene.lake.path(ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
+    for file in (folder_of(scene.lake, ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
         file.unlink()
     with pytest.raises(LakeError, match=r"changes that were not sent yet are gone.*publish into a new topic"):
         scene.publish(topic)

@@ -19,12 +19,14 @@ from sessionlake.bronze import query
 from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
+from sessionlake.lake import folders
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, Pipeline, run_once
 from sessionlake.streaming.generations import Generation, Generations
+from support.lakes import limit
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SECONDS = 60
@@ -100,7 +102,7 @@ class World:
         return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
 
     def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Runs bronze, which dies before it has written its messages (`append`) or its ledger row (`write`)."""
+        """Runs bronze, which dies before it has written its messages (`staged`) or its ledger row (`write`)."""
         with monkeypatch.context() as dying:
             dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
             with pytest.raises(SessionlakeError, match="power cut"):
@@ -167,7 +169,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
 
 
 def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_recorded_as_lost(world, monkeypatch):
-    world.create_and_read_until(power_cut_before="append", monkeypatch=monkeypatch)  # the messages
+    world.create_and_read_until(power_cut_before="staged", monkeypatch=monkeypatch)  # the messages
     world.run(world.under(OnTopicChange.RESTART))
     for topic in ("a", "b"):
         assert world.offsets(topic) == list(range(7))
@@ -192,7 +194,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    real, reads = bronze.on_disk, []
+    real, reads = folders.written, []
 
     def made_anew_before_it_is_read(*args: Any) -> Any:
         reads.append(args)
@@ -202,8 +204,8 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
             world.send("a", 10, 7)  # it has offsets 3 and 4, too
         return real(*args)
 
-    monkeypatch.setattr(bronze, "_FEW_MESSAGES", 0)
-    monkeypatch.setattr(bronze, "on_disk", made_anew_before_it_is_read)
+    limit(monkeypatch, few_messages=0)
+    monkeypatch.setattr(folders, "written", made_anew_before_it_is_read)
     world.run(world.under(OnTopicChange.RESTART))
     world.assert_one_query_read_everything_once(a=10)
     assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [
@@ -327,7 +329,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
         return generation.number, generation.newest
 
     world.send("a", 3, 1)
-    world.dies("append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
+    world.dies("staged", world.of("a", "b"), monkeypatch)  # planned, nothing committed
     assert numbers(world.generations.present) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
@@ -337,7 +339,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
     assert numbers(world.generations.present) == (3, 3)
-    world.dies("append", world.settings, monkeypatch)
+    world.dies("staged", world.settings, monkeypatch)
     assert numbers(world.generations.present) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
     assert numbers(world.generations.present) == (4, 4)
@@ -349,7 +351,7 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
 
 def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monkeypatch):
     world.send("a", 0, 3)
-    world.dies("append", world.settings, monkeypatch)
+    world.dies("staged", world.settings, monkeypatch)
     world.send("b", 0, 2)
     world.run(world.settings)  # Spark would repeat the batch as it was, and refuses that under `--once`
     world.assert_one_query_read_everything_once(a=3, b=2)

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
 from sessionlake.lab.simulate import run_simulation
+from sessionlake.lake.folders import Folders
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.broker import down, up
 from sessionlake.pipeline import Pipeline
@@ -127,7 +128,7 @@ def report(settings: Settings, since: float, until: float) -> None:
 
 def committed(lake: Lake, table: str, version: int) -> float:
     """Delta's timestamp of a commit, ms since the epoch."""
-    log = lake.path(table) / "_delta_log" / f"{version:020}.json"
+    log = Folders(lake.settings).path(table) / "_delta_log" / f"{version:020}.json"
     for line in log.read_text(encoding="utf-8").splitlines():
         info = json.loads(line).get("commitInfo")
         if info:

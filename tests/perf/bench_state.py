@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sessionlake.config import Settings
-from sessionlake.lake.direct import append_directly
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.runtime.spark import spark_session, stop_spark
 from sessionlake.silver import job
 
@@ -108,7 +108,7 @@ def send(lake: Lake, numbers: np.ndarray, seq: int, offsets: np.ndarray) -> None
         "headers": pa.nulls(count, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         "ingested_at": at,
     }
-    append_directly(lake.path("bronze.messages"), pa.table(rows), f"bench-{numbers[0]}", seq)
+    lake.storage.append(None, "bronze.messages", pa.table(rows), Txn(f"bench-{numbers[0]}", seq))
 
 
 class Peak:

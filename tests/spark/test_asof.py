@@ -20,7 +20,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.reading import SparkReader
+from sessionlake.lake.catalog import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -82,7 +82,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
                 assert expected == {}
                 continue
             assert repr(sorted(by_id(plain(found)).items())) == repr(sorted(expected.items()))
-    reader = SparkReader(captured.lake, spark)
+    reader = SparkReader(captured.lake.storage, spark)
     for topic in TOPICS:
         session = next(name for of, name in sessions if of == topic)
         now = max(message.timestamp for message in captured.lane(topic, session)) - 1

@@ -13,6 +13,7 @@ from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from support.lakes import folder_of
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +27,7 @@ def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Setting
             append(spark, lake, MESSAGES, read, Txn(f"q{part}", batch))
     earlier = lake.read(spark, MESSAGES).where("topic = 'a' AND offset < 5").selectExpr("_metadata.file_path")
     (gone,) = {row["file_path"] for row in earlier.collect()}
-    next(file for file in lake.path(MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
+    next(file for file in folder_of(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
     planned = {("a", 0): (5, 12), ("b", 0): (1, 3), ("c", 0): (0, 2)}
     assert _counted(spark, lake, planned) == (
         OffsetRange("a", 0, 5, 11, 5),

@@ -14,6 +14,7 @@ from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
 from sessionlake.lake.names import AVERAGES, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake
+from support.lakes import limit
 
 CHANGES = "silver.session_changes"
 SECOND = 1_000
@@ -39,7 +40,7 @@ class Feed:
         schema = self.lake.read(self.spark, CHANGES).schema
         rows = [(*c, 0, None, None, self.batch) for c in changes]
         frame = self.spark.createDataFrame(rows, schema).coalesce(1)
-        frame.write.format("delta").mode("append").save(str(self.lake.path(CHANGES)))
+        self.lake.storage.save(frame.write.format("delta").mode("append"), CHANGES)
         self.batch += 1
         return self
 
@@ -91,8 +92,8 @@ def left_sum(values: list[float]) -> float:
 
 
 @pytest.fixture
-def feed(spark, tmp_path) -> Feed:
-    return Feed(spark, Settings(home=tmp_path / "home", gold=GoldSettings(rolling_points=3, shards=4)))
+def feed(spark, place) -> Feed:
+    return Feed(spark, Settings(**place, gold=GoldSettings(rolling_points=3, shards=4)))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -151,7 +152,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         changes += batch
         feed.write(batch)
         with monkeypatch.context() as patch:
-            patch.setattr("sessionlake.streaming.folded._INLINE_BYTES", inline)
+            limit(patch, inline_bytes=inline)
             patch.setattr("sessionlake.lake.commit.fault_point", died := Dying(place, nth))
             with pytest.raises(MachineError, match="power cut"):
                 feed.run()
@@ -208,7 +209,7 @@ def test_another_number_of_points_or_shards_than_the_tables_have_is_refused_befo
 
 
 def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sessionlake.streaming.folded._INLINE_BYTES", 10)
+    limit(monkeypatch, inline_bytes=10)
     first = [change("s", "r", i, i * 10 * SECOND, price=float(i), qty=i) for i in range(30)]
     late = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285])]
     feed.write(first).run().write(late).run()

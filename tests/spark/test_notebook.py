@@ -136,7 +136,8 @@ def _fill(spark, lake) -> None:
 def _append(spark, lake, table, rows) -> None:
     schema = lake.read(spark, table).schema
     values = [tuple(row.get(name) for name in schema.names) for row in rows]
-    spark.createDataFrame(values, schema).coalesce(1).write.format("delta").mode("append").save(str(lake.path(table)))
+    frame = spark.createDataFrame(values, schema).coalesce(1)
+    lake.storage.save(frame.write.format("delta").mode("append"), table)
 
 
 def _forget_names(spark) -> None:

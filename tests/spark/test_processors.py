@@ -13,7 +13,6 @@ from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorErro
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.silver.decisions import decide, stopped_at
@@ -135,7 +134,7 @@ def test_records_come_exactly_once_states_outlive_restarts_and_are_migrated_or_r
     assert counted.rows() == sorted([*before, ("s", 3, 0, 103, "update")])
     assert counted.ledger() == 3
 
-    status = {found.layer: found for found in layer_statuses(reader_for(counted.lake), counted.settings)}
+    status = {found.layer: found for found in layer_statuses(counted.lake.reader(), counted.settings)}
     assert (status["processor-counted"].messages, status["processor-counted"].behind) == (4, 0)
 
 

@@ -20,7 +20,7 @@ from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, shard_states
-from support.lakes import assert_silver_is_the_truth, comparable, write_bronze
+from support.lakes import assert_silver_is_the_truth, comparable, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
@@ -42,12 +42,12 @@ EVERY = tuple(
 class Pipeline:
     """Silver over a bronze table that the test writes itself."""
 
-    def __init__(self, spark: Any, home: Path, policy: OnViolation = OnViolation.ISOLATE) -> None:
+    def __init__(self, spark: Any, place: dict[str, Any], policy: OnViolation = OnViolation.ISOLATE) -> None:
         capture = CaptureSettings(
             columns=COLUMNS, on_violation=policy, max_message_bytes=MAX_BYTES, by_topic=EVERY, gap_timeout="5 s"
         )
         silver = SilverSettings(shards=3, max_files_per_trigger=1, snapshot_interval="7 s")
-        self.spark, self.settings = spark, Settings(home=home, capture=capture, silver=silver)
+        self.spark, self.settings = spark, Settings(**place, capture=capture, silver=silver)
         self.lake = Lake(self.settings)
         self.lake.ensure(spark, ["bronze.messages"])
 
@@ -75,11 +75,11 @@ class Pipeline:
         (commits / f".{batch}.crc").unlink(missing_ok=True)
 
 
-def streams() -> Iterator[list[KafkaMessage]]:
-    """Thirty streams, each to a topic of its own, interleaved and cut into micro-batches."""
+def streams(seeds: int = SEEDS) -> Iterator[list[KafkaMessage]]:
+    """Thirty streams or less, each to a topic of its own, interleaved and cut into micro-batches."""
     rnd = random.Random(5)
     cuts = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         for integrity, policy in CASES:
             maker = StreamMaker(rnd, rnd.choice([LIGHT, WILD]), [topic_of(integrity, policy, seed)])
             cuts.append(list(cut(rnd, maker.make(rnd.choice([40, 80, 120])), 5)))
@@ -88,9 +88,9 @@ def streams() -> Iterator[list[KafkaMessage]]:
 
 
 def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = Pipeline(spark, tmp_path / "home")
+    pipeline = Pipeline(spark, place)
     batches = list(streams())
     for batch in batches[:2]:
         pipeline.arrive(batch)
@@ -102,12 +102,12 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
     with monkeypatch.context() as patch:  # this time the snapshots are made on the cluster
-        patch.setattr("sessionlake.silver.merge.snapshot_source._LOCAL_CUTS", 0)
+        limit(patch, driver_cuts=0)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver
-        patch.setattr("sessionlake.silver.merge.snapshot_source._LOCAL_CUTS", 10**6)
+        limit(patch, driver_cuts=10**6)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
@@ -130,10 +130,22 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert pipeline.content() == before
 
 
-def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides(
-    spark: Any, tmp_path: Path
+def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
+    spark: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = Pipeline(spark, tmp_path / "home", OnViolation.FAIL)
+    limit(monkeypatch, few_messages=0, few_changes=0, driver_changes=0, driver_cuts=0, inline_bytes=0)
+    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    for batch in batches:
+        pipeline.arrive(batch)
+        pipeline.stream()
+        assert pipeline.merge() == 1
+    assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
+
+
+def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides(
+    spark: Any, place: dict[str, Any]
+) -> None:
+    pipeline = Pipeline(spark, place, OnViolation.FAIL)
     now = 1_700_000_000_000
     texts = [b'{"type":"snapshot","seq":0,"ts":0,"rows":[{"id":"a"}]}', b'{"type":"heartbeat","seq":2,"ts":0}']
     messages = [KafkaMessage("capture.a", 0, offset, now, b"s", text) for offset, text in enumerate(texts)]
@@ -147,12 +159,12 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
 
     for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
         with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, offset 1"):
-            decide(pipeline.settings, None, session, Decision.ACCEPT_GAP, offset=offset, who="me")
-    decide(pipeline.settings, None, "s", Decision.ISOLATE, who="me", why="a mistake")
-    withdraw(pipeline.settings, None, "s", who="me")
-    decide(pipeline.settings, None, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
+            decide(pipeline.settings, spark, session, Decision.ACCEPT_GAP, offset=offset, who="me")
+    decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
+    withdraw(pipeline.settings, spark, "s", who="me")
+    decide(pipeline.settings, spark, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
     with pytest.raises(UsageError, match="decided already: accept-gap"):
-        decide(pipeline.settings, None, "s", Decision.ISOLATE, who="me")
+        decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
     pipeline.stream()
     entry = pipeline.lake.read(spark, "ops.ledger").first()
     assert (entry["applied"], [row.asDict() for row in entry["decisions"]]) == (
@@ -163,9 +175,9 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
     assert stopped_at(pipeline.settings) is None
     with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 1.*silver is not known to have stop"):
-        decide(pipeline.settings, None, "s", Decision.ISOLATE, offset=1, who="me")
+        decide(pipeline.settings, spark, "s", Decision.ISOLATE, offset=1, who="me")
     with pytest.raises(UsageError, match="silver has followed it: it cannot be withdrawn"):
-        withdraw(pipeline.settings, None, "s", who="me")
+        withdraw(pipeline.settings, spark, "s", who="me")
 
     # The state is that of the attempt that was committed, not of the ones that were given up.
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
@@ -177,8 +189,8 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 
-def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, tmp_path: Path) -> None:
-    pipeline = Pipeline(spark, tmp_path / "home")
+def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, place: dict[str, Any]) -> None:
+    pipeline = Pipeline(spark, place)
     good = b'{"type":"heartbeat","seq":0,"ts":0}'
     pipeline.arrive([KafkaMessage("capture.a", 0, offset, 0, b"s", good) for offset in (0, 1, 3)])
     with pytest.raises(OffsetHoleError, match="1 of the offsets 0 to 3 are missing"):

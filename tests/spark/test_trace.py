@@ -23,15 +23,17 @@ from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.catalog import SparkReader
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.reading import DirectReader, SparkReader, TableReader
+from sessionlake.lake.progress import spans
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from support.lakes import write_bronze
+from support.lakes import folder_of, write_bronze
 
 TOPIC, NOW = "capture.a", 1_700_000_000_000
 CAPTURE = CaptureSettings(columns={"price": "double", "status": "string"}, on_violation=OnViolation.ISOLATE)
@@ -72,7 +74,7 @@ class Traced:
                 job.start(spark, self.settings, once=True).wait()
             if batch == 0:
                 TableMerger(spark, self.settings).catch_up()
-        self.direct, self.through_spark = DirectReader(self.lake), SparkReader(self.lake, spark)
+        self.direct, self.through_spark = self.lake.reader(), SparkReader(self.lake.storage, spark)
 
     def _bronze(self, batch: int, first: int, end: int) -> None:
         messages = [
@@ -142,7 +144,7 @@ def test_commits_are_those_that_the_tables_own_logs_say(traced):
     found = traced.at(1)
     for commit in (found.silver, found.tables):
         for table, version in commit.versions.items():
-            log = traced.lake.path(table) / "_delta_log" / f"{version:020}.json"
+            log = folder_of(traced.lake, table) / "_delta_log" / f"{version:020}.json"
             (txn,) = [json.loads(line)["txn"] for line in log.read_text().splitlines() if '"txn"' in line]
             assert (txn["appId"], txn["version"]) == (f"{commit.app_id}:{table}", commit.batch)
     assert set(found.tables.versions) == {"silver.session_rows", "silver.sessions"}
@@ -213,7 +215,7 @@ def test_both_readers_give_the_same_status(traced):
 
 
 def test_both_readers_know_the_same_spans(traced):
-    assert traced.direct.spans() == traced.through_spark.spans() != []
+    assert spans(traced.direct) == spans(traced.through_spark) != []
 
 
 def test_both_readers_read_a_table_with_deletion_vectors(traced):
@@ -231,7 +233,7 @@ def test_rows_that_silver_should_have_and_has_not_are_told(traced, tmp_path):
     shutil.rmtree(home / "warehouse" / "silver" / "session_changes")
     settings = traced.settings.model_copy(update={"home": home})
     with pytest.raises(LakeError, match=r"batch 0 took in .* offset 1 \(update, 2 row changes\), but no table"):
-        trace(DirectReader(Lake(settings)), settings, TOPIC, 0, 1)
+        trace(Lake(settings).reader(), settings, TOPIC, 0, 1)
 
 
 @pytest.fixture

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from chispa import assert_df_equality
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.lab.truth import KafkaMessage, Tables
+from sessionlake.lake.catalog import Catalog
+from sessionlake.lake.folders import Folders
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from support.folding import capped, closed, cut_of, truth_of
@@ -22,6 +27,17 @@ Row = dict[str, Any]
 _OWN = {"_batch", "_life", "last_kafka_timestamp", "integrity"}
 
 
+def folder_of(lake: Lake, table: str) -> Path:
+    """Where a home has a table: for tests that look at files, or damage them."""
+    return Folders(lake.settings).path(table)
+
+
+def limit(patch: pytest.MonkeyPatch, **limits: int) -> None:
+    """Sets limits between the driver's work and the cluster's, wherever the tables are."""
+    for storage in (Folders, Catalog):
+        patch.setattr(storage, "limits", replace(storage.limits, **limits))
+
+
 def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) -> None:
     """Appends messages to `bronze.messages` as one commit of one file."""
     rows = [
@@ -30,7 +46,7 @@ def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) 
     ]
     schema = lake.read(spark, "bronze.messages").schema
     frame = spark.createDataFrame(rows, schema).coalesce(1)
-    frame.write.format("delta").mode("append").save(str(lake.path("bronze.messages")))
+    lake.storage.save(frame.write.format("delta").mode("append"), "bronze.messages")
 
 
 def assert_silver_is_the_truth(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
-from sessionlake.lake.reading import Condition, Span
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.types import Row
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.tables.as_of import AsOf
@@ -29,30 +29,36 @@ MOMENTS = 12
 _COLUMNS = ("topic", "partition", "offset", "timestamp")
 
 
-@dataclass
-class Tables:
-    """The lake's tables in memory, as its readers give them."""
+class Tables(TableReader):
+    """The lake's tables in memory."""
 
-    tables: dict[str, pa.Table]
-    ends: dict[Lane, int]
+    def __init__(self, tables: dict[str, pa.Table]) -> None:
+        self.tables = tables
 
-    def table(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> pa.Table:
+    def exists(self, table: str) -> bool:
+        return table in self.tables
+
+    def schema(self, table: str) -> pa.Schema:
+        return self.tables[table].schema
+
+    def batches(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         found = self.tables[table]
         for name, compare, value in conditions:
             found = found.filter(compare(pc.field(name), value))
-        return found if columns is None else found.select(list(columns))
+        yield from (found if columns is None else found.select(list(columns))).to_batches()
 
-    def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        yield from self.table(table, *conditions, columns=columns).to_pylist()
 
-    def any(self, table: str, *conditions: Condition) -> bool:
-        return bool(self.table(table, *conditions).num_rows)
-
-    def covering(self, layer: str, topic: str, partition: int, offset: int) -> list[Row]:
-        raise NotImplementedError
-
-    def spans(self) -> list[Span]:
-        return [Span("silver", *lane, 0, end) for lane, end in self.ends.items()]
+def ledger(ends: dict[Lane, int], merged: int) -> pa.Table:
+    """Silver has taken in everything up to these ends; `merged` of its batches are in the tables."""
+    ranges = [{"topic": topic, "partition": part, "first": 0, "last": end} for (topic, part), end in ends.items()]
+    known = {"app_id": "silver", "batch_id": 0, "committed_at": datetime(2026, 1, 1, tzinfo=UTC)}
+    rows = [
+        known | {"layer": "silver", "source_to": None, "offsets": ranges},
+        known | {"layer": "silver_tables", "source_to": merged - 1, "offsets": ranges[:0]},
+    ]
+    return pa.Table.from_pylist(rows)
 
 
 def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSettings, interval: int) -> Tables:
@@ -76,9 +82,8 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
             "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
             "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
-            "ops.ledger": pa.table({"layer": ["silver_tables"], "source_to": [merged - 1]}),
+            "ops.ledger": ledger({(m.topic, m.partition): m.offset for m in messages}, merged),
         },
-        {(m.topic, m.partition): m.offset for m in messages},
     )
 
 

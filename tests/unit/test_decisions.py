@@ -17,12 +17,12 @@ from sessionlake.errors import MachineError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import DECISIONS, LEDGER
-from sessionlake.lake.reading import DirectReader
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.home import claim
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop, stopped_at
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming.guards import committing
+from support.lakes import folder_of
 
 TEXTS = ("topic", "session_id", "decision", "who", "why")
 EMPTY = pa.table(
@@ -44,9 +44,9 @@ def settings(tmp_path: Path) -> Settings:
     messages = pa.table(
         {"topic": ["t"] * 10, "partition": pa.array([0] * 10, pa.int32()), "offset": range(10), "key": [b"s"] * 10}
     )
-    write_deltalake(lake.path("bronze.messages"), messages)
-    write_deltalake(lake.path(DECISIONS), EMPTY)
-    write_deltalake(lake.path(LEDGER), pa.Table.from_pylist([entry("silver", 3, [0]), entry(busy.layer, 5)]))
+    write_deltalake(folder_of(lake, "bronze.messages"), messages)
+    write_deltalake(folder_of(lake, DECISIONS), EMPTY)
+    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist([entry("silver", 3, [0]), entry(busy.layer, 5)]))
     return found
 
 
@@ -76,7 +76,7 @@ def withdraw(settings: Settings, offset: int | None = None) -> None:
 
 
 def known(settings: Settings) -> dict[DecisionKey, Decision]:
-    return decisions(DirectReader(Lake(settings)))
+    return decisions(Lake(settings).reader())
 
 
 def test_the_place_at_which_silver_stopped_can_be_decided(settings):
@@ -154,7 +154,7 @@ def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
         withdraw(settings)
         assert known(settings) == {}
     words = ["skip-message", "withdrawn", "isolate", "withdrawn", "skip-message", "withdrawn"]
-    rows = DirectReader(Lake(settings)).table(DECISIONS).sort_by("decided_at")
+    rows = Lake(settings).reader().table(DECISIONS).sort_by("decided_at")
     assert rows["decision"].to_pylist() == words
     assert rows["why"].to_pylist()[1] == "a mistake"
 
@@ -193,7 +193,7 @@ def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
     stop(settings, 6)
     decide(settings, 6)
     row = pa.Table.from_pylist([entry("silver", 5, [6], batch=1)])  # of what was held back: its offset came earlier
-    write_deltalake(Lake(settings).path(LEDGER), row, mode="append")
+    write_deltalake(folder_of(Lake(settings), LEDGER), row, mode="append")
     with pytest.raises(UsageError, match="offset 6: silver has followed it: it cannot be withdrawn"):
         withdraw(settings, 6)
 
@@ -203,7 +203,7 @@ def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     stop(settings, 6)
     decide(settings, 6)
     note_going_on(settings)
-    write_deltalake(Lake(settings).path(LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
+    write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
     with pytest.raises(UsageError, match=f"{layer} has passed it: the decision cannot be withdrawn"):
         withdraw(settings)
 

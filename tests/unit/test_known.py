@@ -8,7 +8,7 @@ import pytest
 
 from sessionlake.config import Settings
 from sessionlake.history.missing import why_unjudged, why_unread
-from sessionlake.lake.reading import Span
+from sessionlake.lake.progress import Span
 
 SPANS = [
     Span("bronze", "capture.a", 0, 100, 4711),

@@ -13,8 +13,9 @@ from deltalake import write_deltalake
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.reading import DirectReader, Span, reader_for
+from sessionlake.lake.progress import Span, covering, spans
 from sessionlake.lake.tables import Lake
+from support.lakes import folder_of
 
 OFFSETS = pa.list_(
     pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64())])
@@ -56,7 +57,7 @@ FILES = [
 def lake(settings: Settings) -> Lake:
     found = Lake(settings)
     for rows in FILES:
-        write_deltalake(found.path(LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+        write_deltalake(folder_of(found, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
     return found
 
 
@@ -74,11 +75,11 @@ def lake(settings: Settings) -> Lake:
     ],
 )
 def test_a_batch_covers_its_ranges_first_and_last_offset_and_no_other(lake, place, batches):
-    assert [row["batch_id"] for row in DirectReader(lake).covering("bronze", *place)] == batches
+    assert [row["batch_id"] for row in covering(lake.reader(), "bronze", *place)] == batches
 
 
 def test_a_span_reaches_over_all_batches_of_a_layer(lake):
-    assert DirectReader(lake).spans() == [
+    assert spans(lake.reader()) == [
         Span("bronze", "a", 0, 5, 20),
         Span("bronze", "a", 1, 0, 0),
         Span("bronze", "b", 0, 0, 4),
@@ -88,11 +89,11 @@ def test_a_span_reaches_over_all_batches_of_a_layer(lake):
 
 def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     rows = [entry("silver", 1, ("a", 0, 5, 6), app="rebuild:1"), entry("silver", 2, ("a", 0, 7, 7))]
-    write_deltalake(lake.path(LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
-    reader = DirectReader(lake)
-    assert [span for span in reader.spans() if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7)]
-    assert [row["batch_id"] for row in reader.covering("silver", "a", 0, 5)] == [1]
-    assert reader.covering("silver", "a", 0, 9) == []
+    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
+    reader = lake.reader()
+    assert [span for span in spans(reader) if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7)]
+    assert [row["batch_id"] for row in covering(reader, "silver", "a", 0, 5)] == [1]
+    assert covering(reader, "silver", "a", 0, 9) == []
 
 
 @pytest.mark.parametrize(
@@ -107,35 +108,35 @@ def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     ],
 )
 def test_rows_are_those_that_meet_every_condition(lake, conditions, batches):
-    assert sorted(row["batch_id"] for row in DirectReader(lake).rows(LEDGER, *conditions)) == batches
+    assert sorted(row["batch_id"] for row in lake.reader().rows(LEDGER, *conditions)) == batches
 
 
 def test_columns_are_those_asked_for_and_times_are_in_utc(lake):
-    rows = list(DirectReader(lake).rows(LEDGER, ("batch_id", eq, 2), columns=["at"]))
+    rows = list(lake.reader().rows(LEDGER, ("batch_id", eq, 2), columns=["at"]))
     assert rows == [{"at": NOON}]
     assert rows[0]["at"].utcoffset().total_seconds() == 0
 
 
 def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(settings):
-    reader = DirectReader(Lake(settings))
-    assert (list(reader.rows(LEDGER)), reader.spans(), reader.covering("bronze", "a", 0, 0)) == ([], [], [])
+    reader = Lake(settings).reader()
+    assert (list(reader.rows(LEDGER)), spans(reader), covering(reader, "bronze", "a", 0, 0)) == ([], [], [])
 
 
 def test_a_damaged_table_is_told_by_its_name(lake):
-    for file in (lake.path(LEDGER) / "_delta_log").glob("*.json"):
+    for file in (folder_of(lake, LEDGER) / "_delta_log").glob("*.json"):
         file.write_text("{")
     with pytest.raises(LakeError, match=r"ops\.ledger cannot be read by delta-rs"):
-        DirectReader(lake).spans()
+        spans(lake.reader())
 
 
 def test_a_catalog_s_tables_need_a_session():
     with pytest.raises(LakeError, match="catalog main"):
-        reader_for(Lake(Settings(catalog="main")))
+        Lake(Settings(catalog="main")).reader()
 
 
 def test_files_are_opened_without_python_which_a_process_that_ends_would_not_survive(lake, monkeypatch):
     """Arrow's threads may still hold a file when Python is gone: with delta-rs' file system, that often aborts."""
     opened: list[str] = []
     monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.open_input_file", lambda _, path: opened.append(path))
-    assert len(list(DirectReader(lake).rows(LEDGER))) == 5
+    assert len(list(lake.reader().rows(LEDGER))) == 5
     assert opened == []

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from operator import eq
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from sessionlake.bronze.offsets import planned_ranges
 from sessionlake.bronze.query import BronzeQuery, Start
@@ -17,17 +14,16 @@ from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
-from sessionlake.lake.commit import append
+from sessionlake.lake.commit import staged
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import within
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.frames import on_disk
+from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAYER = BRONZE
-_FEW_MESSAGES = 20_000
 
 Planned = dict[TopicPartition, tuple[int, int]]
 
@@ -150,9 +145,11 @@ class _BronzeBatch:
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
         expected = sum(end - first for first, end in planned.values())
-        with interpreted(spark, when=lake.local and expected <= _FEW_MESSAGES), self._read(rows, expected) as read:
+        with (
+            interpreted(spark, when=expected <= lake.limits.few_messages),
+            staged(spark, lake, MESSAGES, self._read(rows, expected), txn),
+        ):
             self._book.admit(topics)  # behind the reading, and before the table has any of it
-            append(spark, lake, MESSAGES, read, txn)
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
@@ -165,26 +162,20 @@ class _BronzeBatch:
         if self._on_batch:
             self._on_batch(entry)
 
-    @contextmanager
-    def _read(self, rows: DataFrame, expected: int) -> Iterator[DataFrame | pa.Table]:
-        """The batch as it was read from Kafka, which is not asked again: at hand if it is few and small, else on disk.
+    def _read(self, rows: DataFrame, expected: int) -> Rows:
+        """The batch's rows: at hand if it is few and small, else to be read where they are written down.
 
-        A topic made anew while a batch is read is noticed only behind the reading. What is in the table by then cannot
-        be taken back: silver may have read it. So large batches are written to disk once more.
+        A topic made anew while a batch is read is noticed only behind the reading, and what is in the table by then
+        cannot be taken back: silver may have read it. So rows are written down before they become part of the table.
         """
-        if self._lake.local and expected <= _FEW_MESSAGES:
+        if expected <= self._lake.limits.few_messages:
             try:
-                small = rows.toArrow()
+                return rows.toArrow()
             except Exception as error:
                 if not RESULT_TOO_BIG.fits(failure_of(error)):  # few messages can be large
                     raise
-            else:
-                yield small
-                return
         # As few files as cores: one task a topic-partition would write one tiny file each.
-        frame = rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
-        with on_disk(frame) as stored:
-            yield stored
+        return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
 
 
 def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
@@ -197,7 +188,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     if generation.app_id is None:
         return False
     of_it = ("layer", eq, LAYER), ("app_id", eq, generation.app_id)
-    rows = reader_for(lake, spark).rows(LEDGER, *of_it, columns=["batch_id"])
+    rows = lake.reader(spark).rows(LEDGER, *of_it, columns=["batch_id"])
     recorded, batch = max((row["batch_id"] for row in rows), default=None), generation.newest
     if recorded is not None and recorded >= generation.next_batch:
         raise LakeError(

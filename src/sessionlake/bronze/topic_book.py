@@ -14,7 +14,7 @@ from sessionlake.bronze.topic_rules import READ, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
 from sessionlake.errors import TopicChangedError
 from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.reading import reader_for
+from sessionlake.lake.progress import spans
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
 from sessionlake.protocol.types import TopicPartition
@@ -187,7 +187,7 @@ class TopicBook:
     def _take_in_ledger(self) -> None:
         """Brings `next_offset` to where the ledger is, also of topics that were read before this table was."""
         known, now = self.topics, datetime.now(UTC)
-        for span in reader_for(self._lake, self._spark).spans():
+        for span in spans(self._lake.reader(self._spark)):
             if span.layer == "bronze":
                 row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
                 row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)

@@ -64,8 +64,13 @@ def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
 
 def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:
     """With what reads the tables: Spark only where they are in a catalog."""
-    from sessionlake.lake.reading import reader_for
     from sessionlake.lake.tables import Lake
 
-    lake = Lake(settings)
-    return work(reader_for(lake)) if lake.local else with_spark(settings, lambda spark: work(reader_for(lake, spark)))
+    return with_spark_if_needed(settings, lambda spark: work(Lake(settings).reader(spark)))
+
+
+def with_spark_if_needed(settings: Settings, work: Callable[[SparkSession | None], T]) -> T:
+    """Does the work with a session where tables cannot be read without one."""
+    from sessionlake.lake.tables import storage_of
+
+    return with_spark(settings, work) if storage_of(settings).needs_session else work(None)

@@ -119,7 +119,6 @@ def _checkpoints(settings: Settings) -> str:
 
 def _books(settings: Settings) -> list[Finding]:
     from sessionlake.history.status import begun
-    from sessionlake.lake.reading import reader_for
     from sessionlake.runtime.spark import spark_session
 
     lake = Lake(settings)
@@ -127,7 +126,7 @@ def _books(settings: Settings) -> list[Finding]:
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor")
     return [
-        _finding("ledger", lambda: _balanced(reader_for(lake, spark), settings)),
+        _finding("ledger", lambda: _balanced(lake.reader(spark), settings)),
         _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(spark, settings)),
@@ -208,7 +207,7 @@ def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
     lost = [
         layer
         for layer in _checkpointed(settings)
-        if layer in ran and settings.catalog is None and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
+        if layer in ran and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
     ]
     if lost:
         ways = " ".join(f"{layer}: {way_on(layer)}." for layer in lost)

@@ -10,7 +10,6 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.tables import Lake
-from sessionlake.laptop.home import claim, require_home
 from sessionlake.publish.job import Publication, start
 from sessionlake.runtime.kafka import require_broker
 
@@ -31,13 +30,12 @@ def preflight(settings: Settings, publication: Publication) -> None:
     """
     publication.require_allowed(settings)
     lake = Lake(settings)
-    if lake.local:
-        require_home(settings)
-        if not (lake.path(publication.table) / "_delta_log").is_dir():
-            raise LakeError(
-                f"publish: {publication.table} is not there yet in {settings.home}: "
-                "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
-            )
+    lake.storage.require_writable()
+    if not lake.storage.needs_session and not lake.exists(None, publication.table):
+        raise LakeError(
+            f"publish: {publication.table} is not there yet in {settings.place}: "
+            "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
+        )
     require_broker(settings)
 
 
@@ -60,7 +58,7 @@ def publish(
     """
     sent = _Sent()
     doing = f"publishes {publication.table} to {publication.topic}"
-    with claim(settings, publication.name, doing):
+    with Lake(settings).storage.claim(publication.name, doing):
         query = start(spark, settings, publication, once=once, on_batch=sent.add)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")

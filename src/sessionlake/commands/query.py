@@ -39,11 +39,11 @@ def check(settings: Settings, sql: str) -> None:
     missing = [
         table
         for table in mentioned(sql, tables(settings))
-        if lake.local and not (lake.path(table) / "_delta_log").is_dir()
+        if not lake.storage.needs_session and not lake.exists(None, table)
     ]
     if missing:
         raise LakeError(
-            f"query: {', '.join(missing)} is not there yet in {settings.home}: "
+            f"query: {', '.join(missing)} is not there yet in {settings.place}: "
             "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
         )
 

@@ -11,7 +11,6 @@ from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.state import STATS, readable, session_state, stats_of
 from sessionlake.lake.names import PROGRESS
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.states import shard_of, shard_states
 
@@ -50,7 +49,7 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat
 
 def _topic(spark: SparkSession, settings: Settings, session: str) -> str:
     own = ("session_id", operator.eq, session)
-    rows = reader_for(Lake(settings), spark).rows(PROGRESS, own, columns=["topic"])
+    rows = Lake(settings).reader(spark).rows(PROGRESS, own, columns=["topic"])
     topics = sorted({row["topic"] for row in rows})
     if not topics:
         raise UsageError(f"session {session!r} is unknown")

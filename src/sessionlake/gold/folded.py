@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from sessionlake.gold.fold.outputs import GoldOutput, GoldReport, read_rows, total, unpack
+from sessionlake.runtime.frames import Mapped, Rows
 from sessionlake.streaming.folded import Folded, collect
 
 if TYPE_CHECKING:
@@ -23,19 +22,14 @@ class Part:
     folded: Folded
     report: GoldReport
 
-    @property
-    def whole(self) -> bool:
-        """Whether all payloads were brought along to the driver."""
-        return self.folded.at_hand() is not None
-
     @staticmethod
-    def collect(frame: DataFrame) -> Part:
+    def collect(frame: DataFrame, inline_bytes: int) -> Part:
         """Runs the fold (one job) and takes its report."""
-        folded, reports = collect(frame, GoldOutput.REPORT)
+        folded, reports = collect(frame, GoldOutput.REPORT, inline_bytes)
         return Part(folded, total(reports))
 
 
-def rows_of(parts: Sequence[Part], kind: GoldOutput, ddl: str) -> DataFrame | pa.Table:
+def rows_of(parts: Sequence[Part], kind: GoldOutput, ddl: str) -> Rows:
     """The rows of a kind: at hand if all their payloads are, else unpacked where they are.
 
     Args:
@@ -48,4 +42,4 @@ def rows_of(parts: Sequence[Part], kind: GoldOutput, ddl: str) -> DataFrame | pa
     if at_hand and None not in found:
         return read_rows(at_hand)
     payloads = [part.folded.frame.where(F.col("kind") == str(kind)).select("payload") for part in parts]
-    return reduce(lambda a, b: a.union(b), payloads).mapInArrow(unpack, ddl)
+    return Mapped(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)

@@ -19,7 +19,8 @@ from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, MINUTES
-from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -103,13 +104,13 @@ class _GoldBatch:
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
+        inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
         folded.persist()
         try:
-            parts = [Part.collect(folded)]
+            parts = [Part.collect(folded, inline)]
             if GoldOutput.BEYOND in parts[0].report.spans:
-                parts.append(Part.collect(self._recomputed(parts[0])))
-            small = all(part.whole for part in parts) and self._lake.local
-            with interpreted(spark, when=small):
+                parts.append(Part.collect(self._recomputed(parts[0]), inline))
+            with interpreted(spark, when=parts[0].report.read.changes <= few):
                 outputs = [self._write(target, parts, txn) for target in TARGETS]
         finally:
             folded.unpersist()

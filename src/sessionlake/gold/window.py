@@ -22,12 +22,11 @@ def hold_settings(spark: SparkSession, lake: Lake, gold: GoldSettings) -> None:
     Raises:
         LakeError: the tables were built with other ones.
     """
-    detail = lake.delta(spark, AVERAGES).detail().select("properties").first()
-    built = {} if detail is None else detail["properties"]
+    built = lake.storage.properties(spark, AVERAGES)
     for key, name in _HELD.items():
         wanted, found = str(getattr(gold, name)), built.get(key)
         if found is None:
-            spark.sql(f"ALTER TABLE {lake.identifier(AVERAGES)} SET TBLPROPERTIES ('{key}' = '{wanted}')")
+            lake.set_property(spark, AVERAGES, key, wanted)
         elif found != wanted:
             raise LakeError(
                 f"gold.{name} is {wanted}, but gold's tables were built with {found}: set it back. {LAST_RESORT}"

@@ -13,7 +13,8 @@ from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, MESSAGES, PROGRESS, SILVER_TABLES, SNAPSHOTS
-from sessionlake.lake.reading import Condition, TableReader, reader_for
+from sessionlake.lake.progress import spans
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
@@ -53,7 +54,7 @@ def session_as_of(
     if len(given) != 1:
         raise UsageError(f"as-of takes one moment, a ts, a seq or an offset; given: {', '.join(given) or 'none'}")
     moment = AsOf(ts=_moment_ms(ts), seq=seq, offset=offset)
-    reader = reader_for(Lake(settings), spark)
+    reader = Lake(settings).reader(spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic), moment)
 
 
@@ -202,7 +203,7 @@ class _Question:
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
         lane = ("silver", session.topic, session.partition)
-        judged = next((span.last for span in self._reader.spans() if span[:3] == lane), -1)
+        judged = next((span.last for span in spans(self._reader) if span[:3] == lane), -1)
         now = f"; `sessionlake session show {session.session_id}` has the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sessionlake.config import Settings
-from sessionlake.lake.reading import Span
+from sessionlake.lake.progress import Span
 
 _NAMED = 20
 

@@ -12,7 +12,8 @@ from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.lake.ledger import COUNTS, current_rows
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
-from sessionlake.lake.reading import Span, TableReader
+from sessionlake.lake.progress import Span, spans
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
 from sessionlake.protocol.types import Row, TopicPartition
@@ -63,9 +64,9 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
 def begun(settings: Settings) -> bool:
-    """Whether there may be a ledger to read: on a laptop its folder tells, without Spark."""
+    """Whether there may be a ledger to read, as far as can be told without Spark."""
     lake = Lake(settings)
-    return not lake.local or (lake.path(LEDGER) / "_delta_log").is_dir()
+    return lake.storage.needs_session or lake.exists(None, LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
@@ -73,8 +74,8 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     batches = _batches(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
-    spans = reader.spans()
-    bronze, silver = (_ends(spans, layer) for layer in ("bronze", "silver"))
+    taken_in = spans(reader)
+    bronze, silver = (_ends(taken_in, layer) for layer in ("bronze", "silver"))
     kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
     behind = {
         "bronze": None if kafka is None else _lag(kafka, bronze),
@@ -84,7 +85,7 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     }
     for own in settings.processors:
         wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
-        behind[own.layer] = _lag(wanted, _ends(spans, own.layer))
+        behind[own.layer] = _lag(wanted, _ends(taken_in, own.layer))
     now = datetime.now(UTC)
     return [_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()]
 

@@ -17,6 +17,7 @@ from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
+from sessionlake.lake.progress import covering, spans
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
@@ -133,13 +134,13 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         LakeError: silver counts it, but its tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
-    bronze = _latest(reader.covering("bronze", topic, partition, offset))
+    bronze = _latest(covering(reader, "bronze", topic, partition, offset))
     raw = next(reader.rows(MESSAGES, *place, columns=_READ), None) if bronze else None
     if bronze is None or raw is None:
-        raise NotThereError(why_unread(reader.spans(), settings, topic, partition, offset))
-    silver = _latest(reader.covering("silver", topic, partition, offset))
+        raise NotThereError(why_unread(spans(reader), settings, topic, partition, offset))
+    silver = _latest(covering(reader, "silver", topic, partition, offset))
     if silver is None:
-        raise NotThereError(why_unjudged(reader.spans(), bronze.batch, bronze.committed_at, topic, partition, offset))
+        raise NotThereError(why_unjudged(spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset))
     content = decoded(raw, settings)
     found = Evidence(
         offset=offset,

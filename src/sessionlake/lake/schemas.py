@@ -44,7 +44,7 @@ class TableSchema:
 
     Attributes:
         columns: `(name, Spark SQL type)` in order; `DECLARED` stands for the declared capture columns.
-        cluster_by: liquid clustering keys; see `clustered`.
+        cluster_by: liquid clustering keys, where the storage has it.
         writes: how rows come in; what MERGE replaces is marked in deletion vectors.
         skipping: columns that files keep minimum and maximum of.
         feed: whether Delta's change data feed is on.
@@ -64,13 +64,6 @@ class TableSchema:
         for column in self.columns:
             whole.extend(declared if column[0] == DECLARED else (column,))
         return tuple(whole)
-
-    def clustered(self, *, local: bool) -> tuple[str, ...]:
-        """The clustering keys. Local tables that rows are appended to have none.
-
-        delta-rs, which appends to them, does not write to clustered ones; and their rows come in the order of time.
-        """
-        return () if local and self.writes is not Writes.MERGE else self.cluster_by
 
     def properties(self) -> dict[str, str]:
         """Delta table properties."""

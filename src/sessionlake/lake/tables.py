@@ -1,66 +1,34 @@
-"""Where the tables are and how to open them: folders on a laptop, Unity Catalog names on Databricks."""
+"""The lake: its tables by their two-level names, wherever they are."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.catalog import Catalog
+from sessionlake.lake.folders import Folders
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.schemas import TABLES, TableSchema
+from sessionlake.lake.storage import Commit, Limits, Storage, quote
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
     from sessionlake.lake.txn import Txn
 
-
-# What Spark and delta-rs call the number of rows that a commit wrote.
-_ROWS = ("numOutputRows", "num_added_rows")
-
-
-def quote(name: str) -> str:
-    """A SQL identifier, quoted."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One version of a table, and how many rows its commit wrote."""
-
-    version: int
-    rows: int
-
-
 # Types by width: each holds every value of those before it.
 _WIDTHS = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
 
-def _why_not(present: str, wanted: str) -> str:
-    """Why a column cannot change its type so."""
-    for widths in _WIDTHS:
-        if present in widths and wanted in widths:
-            if widths.index(wanted) < widths.index(present):
-                return "values that are there need not fit the narrower type"
-            return "a table's type is not widened in place, since not every Delta reader could read it any more"
-    return "what is there is not of that type"
-
-
-def _rows_written(commit: Path) -> int:
-    for line in commit.read_text(encoding="utf-8").splitlines():
-        info = json.loads(line).get("commitInfo")
-        if info is not None:
-            return _rows(info.get("operationMetrics", {}))
-    return 0
-
-
-def _rows(metrics: Mapping[str, Any]) -> int:
-    return int(next((metrics[name] for name in _ROWS if name in metrics), 0))
+def storage_of(settings: Settings) -> Storage:
+    """Where the tables of these settings are: the one place that asks."""
+    return Folders(settings) if settings.catalog is None else Catalog(settings)
 
 
 class Lake:
@@ -68,63 +36,56 @@ class Lake:
 
     Args:
         own: definitions of tables beside those that every lake has.
+
+    Attributes:
+        storage: what creates, reads and writes them.
     """
 
     def __init__(self, settings: Settings, own: dict[str, TableSchema] | None = None) -> None:
         self.settings = settings
+        self.storage = storage_of(settings)
         self._schemas = TABLES | (own or {})
 
     @property
-    def local(self) -> bool:
-        """Whether tables are folders under the home rather than catalog entries."""
-        return self.settings.catalog is None
+    def limits(self) -> Limits:
+        """Up to which size work is done in the driver."""
+        return self.storage.limits
 
-    def path(self, table: str) -> Path:
-        """Folder of a local table: `warehouse/<schema>/<table>`."""
-        schema, name = table.split(".")
-        return self.settings.warehouse / schema / name
+    def staging(self) -> Lake:
+        """A lake beside this one, for tables that are only built to be copied."""
+        return Lake(self.storage.staging(), self._schemas)
 
     def identifier(self, table: str) -> str:
-        """What SQL and `DeltaTable.forName` call the table."""
-        schema, name = table.split(".")
-        if self.settings.catalog is None:
-            return f"delta.{quote(str(self.path(table)))}"
-        return f"{quote(self.settings.catalog)}.{quote(self.settings.schemas.name_of(schema))}.{quote(name)}"
+        """What SQL calls the table."""
+        return self.storage.identifier(table)
 
-    def exists(self, spark: SparkSession, table: str) -> bool:
+    def exists(self, spark: SparkSession | None, table: str) -> bool:
         """Whether the table has been created."""
-        if self.local:
-            return any((self.path(table) / "_delta_log").glob("*.json"))
-        return bool(spark.catalog.tableExists(self.identifier(table)))
+        return self.storage.exists(spark, table)
 
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
         """The table as a frame, now or as of a Delta version."""
-        reader = spark.read.format("delta")
-        if version is not None:
-            reader = reader.option("versionAsOf", version)
-        return reader.load(str(self.path(table))) if self.local else reader.table(self.identifier(table))
+        return self.storage.read(spark, table, {} if version is None else {"versionAsOf": version})
 
     def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
         """The table as a stream of its appended rows."""
-        reader = spark.readStream.format("delta").options(**options)
-        return reader.load(str(self.path(table))) if self.local else reader.table(self.identifier(table))
+        return self.storage.stream(spark, table, options)
+
+    def reader(self, spark: SparkSession | None = None) -> TableReader:
+        """What brings rows to the driver.
+
+        Raises:
+            LakeError: it needs a session, and there is none.
+        """
+        return self.storage.reader(spark)
 
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
         """The table's Delta handle, for MERGE and history."""
-        from delta.tables import DeltaTable
-
-        if self.local:
-            return DeltaTable.forPath(spark, str(self.path(table)))
-        return DeltaTable.forName(spark, self.identifier(table))
+        return self.storage.delta(spark, table)
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
-        """The table's latest commit. On a laptop its log is read directly: `history` costs a Spark job."""
-        if self.local:
-            log = self.path(table) / "_delta_log"
-            newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
-            return Commit(-1, 0) if newest is None else Commit(int(newest.stem), _rows_written(newest))
-        row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
-        return Commit(-1, 0) if row is None else Commit(row["version"], _rows(row["operationMetrics"]))
+        """The table's latest commit."""
+        return self.storage.last_commit(spark, table)
 
     def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Creates what is missing and adds newly declared columns.
@@ -136,7 +97,7 @@ class Lake:
             if self.exists(spark, table):
                 self._evolve(spark, table)
             else:
-                self._create(spark, table)
+                self.storage.create(spark, table, self._schemas[table])
 
     def overwrite(
         self, spark: SparkSession, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool
@@ -147,60 +108,37 @@ class Lake:
             metadata: kept with the commit: its `userMetadata` in the table's history.
             changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
         """
-        append_only = "delta.appendOnly" in TABLES[table].properties()
+        append_only = "delta.appendOnly" in self._schemas[table].properties()
         if append_only:
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+            self.set_property(spark, table, "delta.appendOnly", "false")
         writer = rows.write.format("delta").mode("overwrite").option("userMetadata", metadata)
         writer = writer.option("dataChange", str(changes).lower())
-        writer = writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version)
-        if self.local:
-            writer.save(str(self.path(table)))
-        else:
-            writer.saveAsTable(self.identifier(table))
+        self.storage.save(writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version), table)
         if append_only:
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+            self.set_property(spark, table, "delta.appendOnly", "true")
+
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """Sets a Delta property, in a commit of its own."""
+        spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     def add_version(self, spark: SparkSession, table: str, after: int) -> None:
         """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
         if self.last_commit(spark, table).version <= after:
-            noted = f"'sessionlake.built_from' = '{int(after)}'"
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({noted})")
+            self.set_property(spark, table, "sessionlake.built_from", str(int(after)))
 
     def drop(self, spark: SparkSession, table: str) -> None:
         """Removes a table and its history: for tables that are only built to be copied."""
-        if self.local:
-            shutil.rmtree(self.path(table), ignore_errors=True)
-        else:
-            spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
+        self.storage.drop(spark, table)
 
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
-        """Gives local tables their two-level names in this session's catalog; returns those that exist."""
+        """Makes tables known to SQL in this session by their two-level names; returns those that exist."""
         found = [table for table in tables or TABLES if self.exists(spark, table)]
-        if self.local:
-            for table in found:
-                schema, name = table.split(".")
-                spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
-                if not spark.catalog.tableExists(f"{schema}.{name}"):
-                    spark.catalog.createTable(f"{schema}.{name}", path=str(self.path(table)), source="delta")
+        self.storage.register(spark, found)
         return found
-
-    def _create(self, spark: SparkSession, table: str) -> None:
-        from delta.tables import DeltaTable
-
-        schema = self._schemas[table]
-        builder = DeltaTable.createIfNotExists(spark).comment(schema.comment)
-        builder = builder.location(str(self.path(table))) if self.local else builder.tableName(self.identifier(table))
-        for name, sql in schema.resolved(self.settings):
-            builder = builder.addColumn(name, sql)
-        if keys := schema.clustered(local=self.local):
-            builder = builder.clusterBy(*keys)
-        for key, value in schema.properties().items():
-            builder = builder.property(key, value)
-        builder.execute()
 
     def _evolve(self, spark: SparkSession, table: str) -> None:
         wanted = dict(self._schemas[table].resolved(self.settings))
-        present = {f.name: f.dataType.simpleString() for f in self.read(spark, table).schema.fields}
+        present = self.storage.columns(spark, table)
         for name, sql in present.items():
             if name not in wanted:
                 raise LakeError(
@@ -217,3 +155,13 @@ class Lake:
         added = [f"{quote(name)} {sql}" for name, sql in wanted.items() if name not in present]
         if added:
             spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")
+
+
+def _why_not(present: str, wanted: str) -> str:
+    """Why a column cannot change its type so."""
+    for widths in _WIDTHS:
+        if present in widths and wanted in widths:
+            if widths.index(wanted) < widths.index(present):
+                return "values that are there need not fit the narrower type"
+            return "a table's type is not widened in place, since not every Delta reader could read it any more"
+    return "what is there is not of that type"

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from sessionlake.lake.commit import replace_rows
 from sessionlake.lake.names import TOPICS
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import TopicPartition
@@ -95,7 +94,7 @@ class Topic:
 
 def read_topics(spark: SparkSession, lake: Lake) -> list[Topic]:
     """All rows of `ops.topics`, by topic and generation; none before bronze has run."""
-    return topics_of(reader_for(lake, spark).rows(TOPICS))
+    return topics_of(lake.reader(spark).rows(TOPICS))
 
 
 def topics_of(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:

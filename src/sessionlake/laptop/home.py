@@ -40,7 +40,7 @@ def require_home(settings: Settings, *folders: str) -> Path:
 
 @contextmanager
 def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
-    """Keeps a second process of this machine from doing the same over the same home. A catalog is not claimed.
+    """Keeps a second process of this machine from doing the same over the same home.
 
     Args:
         name: of the lock file.
@@ -49,9 +49,6 @@ def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
     Raises:
         MachineError: one does already.
     """
-    if settings.catalog is not None:
-        yield
-        return
     with (require_home(settings, "locks") / "locks" / name).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

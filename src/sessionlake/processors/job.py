@@ -17,9 +17,9 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.schemas import TABLES, TableSchema, Writes
-from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
@@ -29,7 +29,7 @@ from sessionlake.processors.stored import require_readable_states
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import FEW_MESSAGES, counts_of, packed, ranges_of, rows_of, total, violation_of
+from sessionlake.silver.job import counts_of, packed, ranges_of, rows_of, total, violation_of
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint
 from sessionlake.streaming.query import LayerQuery
@@ -85,7 +85,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     checkpoint = settings.checkpoint(own.layer)
     require_readable_states(spark, checkpoint, processor)
     capture = settings.capture
-    fold = SilverFold(capture.declared, capture, decisions(reader_for(lake, spark)), processor=processor)
+    fold = SilverFold(capture.declared, capture, decisions(lake.reader(spark)), processor=processor)
     stream = fold_shards(packed(spark, lake, settings, own.topics), fold)
     batch = _ProcessorBatch(lake, settings, own, processor)
     return LayerQuery(own.layer, checkpoint).start(stream, batch, trigger=own.trigger, once=once)
@@ -115,8 +115,8 @@ class _ProcessorBatch:
         started, spark, own = datetime.now(UTC), frame.sparkSession, self._own
         frame.persist()
         try:
-            with interpreted(spark, when=self._lake.local and self._few):
-                folded, written = collect(frame, ProcessorOutput.REPORT)
+            with interpreted(spark, when=self._few):
+                folded, written = collect(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
             partitions = total([*reports])
             if violation := violation_of([*reports]):
@@ -142,7 +142,7 @@ class _ProcessorBatch:
             frame.unpersist()
         self._log.advance(ranges)
         note_going_on(self._settings, own.layer)
-        self._few = entry.messages <= FEW_MESSAGES
+        self._few = entry.messages <= self._lake.limits.few_messages
 
     @property
     def _hash(self) -> str:

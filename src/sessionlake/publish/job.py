@@ -129,14 +129,16 @@ class _PublishBatch:
         self._settings = settings
         self._publication = publication
         self._on_batch = on_batch
-        self._few = True  # whether the batch before was small, which is the best guess for the next
+        self._few = (
+            lake.limits.few_messages > 0
+        )  # whether the batch before was small, which is the best guess for the next
 
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
         fault_point("before:kafka")
-        with interpreted(spark, when=self._lake.local and self._few):
+        with interpreted(spark, when=self._few):
             count, first, last = self._send(changes, txn.version)
-        self._few = count <= _FEW_MESSAGES
+        self._few = count <= self._lake.limits.few_messages
         fault_point("after:kafka")
         if not count:  # versions that changed no row, as a compaction
             return
@@ -188,8 +190,7 @@ class _PublishBatch:
 def _require_feed(spark: SparkSession, lake: Lake, table: str) -> None:
     if not lake.exists(spark, table):
         raise LakeError(f"publish: {table} is not there yet: fill it with `sessionlake run all --once`")
-    properties = lake.delta(spark, table).detail().select("properties").collect()[0]["properties"]
-    if properties.get("delta.enableChangeDataFeed") != "true":
+    if lake.storage.properties(spark, table).get("delta.enableChangeDataFeed") != "true":
         raise LakeError(
             f"publish: {table} was made without a change feed. Switch it on, for the versions from there on, with "
             f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"

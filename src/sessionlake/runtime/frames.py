@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-def as_frame(spark: SparkSession, rows: DataFrame | pa.Table) -> DataFrame:
+
+@dataclass(frozen=True)
+class Mapped:
+    """A frame seen through a function of Arrow batches, which runs in the tasks of whoever uses the rows.
+
+    Attributes:
+        ddl: of the rows that the function gives.
+    """
+
+    frame: DataFrame
+    function: ArrowFunction
+    ddl: str
+
+    def then(self, function: ArrowFunction, ddl: str) -> DataFrame:
+        """Through a further function, in the same task: between two, Spark would make rows of the batches."""
+        return self.frame.mapInArrow(_Chain(self.function, function), ddl)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    first: ArrowFunction
+    second: ArrowFunction
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.second(self.first(batches))
+
+
+Rows: TypeAlias = "DataFrame | Mapped | pa.Table"
+
+
+def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
     """The rows as a frame of this session, if they are not one yet.
 
     Spark 4.0 stops reading an Arrow table at its first empty chunk and says nothing: chunks are put together first.
     """
+    if isinstance(rows, Mapped):
+        return rows.frame.mapInArrow(rows.function, rows.ddl)
     return spark.createDataFrame(rows.combine_chunks()) if isinstance(rows, pa.Table) else rows
 
 

@@ -23,7 +23,8 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.commit import append
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
-from sessionlake.lake.reading import Condition, TableReader, reader_for
+from sessionlake.lake.progress import covering
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver.fold.schemas import Violation
@@ -102,7 +103,7 @@ def decide(
         LakeError: bronze has no such message.
     """
     lake = Lake(settings)
-    reader = reader_for(lake, spark)
+    reader = lake.reader(spark)
     place, stopped = _stop_at(settings, session, offset, topic)
     topic, _, offset = place
     partition = _partition(reader, place)
@@ -113,7 +114,7 @@ def decide(
         )
     # Where silver stopped, a processor that is past the place has judged it by other rules: it would not stop there.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
-    passed = [layer for layer in layers if reader.covering(layer, topic, partition, offset)]
+    passed = [layer for layer in layers if covering(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_whole(begun(settings, layer), layer, topic, partition, offset)
@@ -143,7 +144,7 @@ def withdraw(
         UsageError: there is no such decision, or it was followed.
     """
     lake = Lake(settings)
-    reader = reader_for(lake, spark)
+    reader = lake.reader(spark)
     followed = _followed(reader)
     mine = [
         place
@@ -182,7 +183,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
                 "--once` first"
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
-        if not waits and reader.covering(layer, topic, partition, offset):
+        if not waits and covering(reader, layer, topic, partition, offset):
             raise UsageError(
                 f"session {session!r}, topic {topic}, offset {offset}: {layer} has passed it: "
                 "the decision cannot be withdrawn"
@@ -283,7 +284,7 @@ def _require_whole(batch: Begun | None, layer: str, topic: str, partition: int, 
 
 
 def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: Decided) -> None:
-    if lake.local and not (lake.path(DECISIONS) / "_delta_log").is_dir():
+    if not reader.exists(DECISIONS):
         raise LakeError(f"{DECISIONS} is not there yet: there is nothing to decide before silver has run")
     before = _recorded(reader).get((decided.topic, decided.session_id, decided.offset), [])
     # The last word counts, whatever a clock set back says.

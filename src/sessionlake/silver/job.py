@@ -17,10 +17,9 @@ from sessionlake.lake.ledger import COUNTS, LedgerEntry, OffsetRange, TableOutpu
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import enclosing, within
-from sessionlake.lake.reading import reader_for
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop, taken
@@ -45,7 +44,6 @@ APPENDED = (
     (SilverOutput.EVENTS, EVENTS),
     (SilverOutput.CUTS, CUTS),
 )
-FEW_MESSAGES = 20_000
 
 OnBatch = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
 
@@ -74,7 +72,7 @@ def start(
     handover.refuse_other_shards(settings)
     handover.note_shards(settings)
     begin = handover.in_force(settings)
-    decided = decisions(reader_for(lake, spark))
+    decided = decisions(lake.reader(spark))
     job = _SilverBatch(lake, settings, decided, begin.first_batch if begin else 0, on_batch)
     frame = folded(spark, lake, settings, decided, begin)
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
@@ -137,8 +135,8 @@ class _SilverBatch:
         txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
-            with interpreted(spark, when=self._lake.local and self._few):
-                folded, written = collect(frame, SilverOutput.REPORT)
+            with interpreted(spark, when=self._few):
+                folded, written = collect(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
             partitions = total(reports)
             self._refuse_violations(reports)
@@ -164,7 +162,7 @@ class _SilverBatch:
             frame.unpersist()
         self._log.advance(ranges)
         note_going_on(self._settings)
-        self._few = entry.messages <= FEW_MESSAGES
+        self._few = entry.messages <= self._lake.limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)
 
@@ -208,7 +206,7 @@ class _SilverBatch:
         return commit.version
 
 
-def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> DataFrame | pa.Table:
+def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
     """Rows for a table: at hand if their payloads are, else unpacked, as `ddl`, where they are."""
     from pyspark.sql import functions as F
 
@@ -216,7 +214,7 @@ def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> DataFrame | pa.Tab
     if payloads is not None:
         return unpacked(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-    return frame.mapInArrow(Unpack(txn.version), ddl)
+    return Mapped(frame, Unpack(txn.version), ddl)
 
 
 def with_messages(bronze: DataFrame, rows: DataFrame, reports: list[ShardReport]) -> DataFrame:

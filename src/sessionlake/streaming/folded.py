@@ -10,10 +10,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Size of a payload up to which it is brought along: 64 shards of six kinds make 100 MB at most.
-_INLINE_BYTES = 262_144
-
-
 @dataclass(frozen=True)
 class Folded:
     """What a fold emitted.
@@ -35,19 +31,20 @@ class Folded:
         return here if len(here) == len(contents) else None
 
 
-def collect(frame: DataFrame, report: str) -> tuple[Folded, list[bytes]]:
+def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, list[bytes]]:
     """Runs the fold (one job).
 
     Args:
         frame: `kind string, payload binary`, persisted or checkpointed.
         report: the kind that is brought along whatever its size.
+        inline_bytes: size up to which other payloads are.
 
     Returns:
         What was folded, and the reports.
     """
     from pyspark.sql import functions as F
 
-    is_small = (F.length("payload") <= _INLINE_BYTES) | (F.col("kind") == report)
+    is_small = (F.length("payload") <= inline_bytes) | (F.col("kind") == report)
     inline: dict[str, list[bytes | None]] = {}
     for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
         inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))

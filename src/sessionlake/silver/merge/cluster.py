@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.lake.names import CHANGES, PROGRESS
-from sessionlake.lake.tables import quote
+from sessionlake.lake.storage import quote
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
 

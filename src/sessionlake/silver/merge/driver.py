@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS
-from sessionlake.lake.reading import Condition, DirectReader, SparkReader, among
+from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of
 from sessionlake.runtime.frames import as_frame
@@ -26,21 +26,17 @@ if TYPE_CHECKING:
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
 from sessionlake.silver.merge.sessions import newest_at_hand
 
-# What the driver may read for one merge; in all it takes about four times the bytes.
-DRIVER_BYTES = 384 << 20
-
 
 class DriverSource(Source):
     """Makes the sources of the two MERGEs in the driver, for ranges that fit in its memory.
 
     Raises:
-        TooLargeError: what it would read of local tables is too much for that.
+        TooLargeError: what it would read is too much for that.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
-        own = partial(DirectReader(lake).table, at_most=DRIVER_BYTES) if lake.local else SparkReader(lake, spark).table
-        self._table: ReadTable = own
+        self._table: ReadTable = partial(lake.reader(spark).table, at_most=lake.limits.driver_bytes)
         self._changes = self._rows(CHANGES, self._read)
         self._progress = self._rows(PROGRESS, None)
 

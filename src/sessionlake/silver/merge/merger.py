@@ -21,8 +21,8 @@ from sessionlake.config import Settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, ROWS, SESSIONS, SILVER, SILVER_TABLES, SNAPSHOTS
-from sessionlake.lake.reading import DirectReader
-from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
@@ -30,7 +30,7 @@ from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
-from sessionlake.silver.merge.sources import SMALL_CHANGES, sources
+from sessionlake.silver.merge.sources import sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.net_changes import MARKS
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000
+# Of batches that wait, so many changes are kept in memory; those of more are read again.
+_CHANGES_AT_HAND = 100_000
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,10 @@ class TableMerger:
         self._lake = Lake(settings)
         self._settings = settings
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, LEDGER])
-        if not self._lake.local:
+        if self._lake.storage.keeps_functions:
             create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
-        else:  # the sources below are computed once already
-            self._spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
-            self._spark.conf.set("spark.databricks.delta.setTransactionsInCrc.writeOnCommit", "true")
-            self._spark.conf.set("spark.sql.shuffle.partitions", "1")
+        for key, value in self._lake.storage.merge_conf.items():
+            self._spark.conf.set(key, value)
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,7 +98,7 @@ class TableMerger:
             if self._waiting is not None and all(item.batch != batch for item in self._waiting):
                 held = sum(item.changes for item in self._waiting) + changes
                 whole = sum(rows[table].num_rows for table in (CHANGES, PROGRESS) if table in rows) == changes
-                kept = rows if whole and held <= SMALL_CHANGES else {}
+                kept = rows if whole and held <= _CHANGES_AT_HAND else {}
                 cuts = _cuts(entry.outputs)
                 self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, cuts, kept))
         self._news.set()
@@ -153,7 +153,7 @@ class TableMerger:
         started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{SILVER_TABLES}", last)
         changes = sum(item.changes for item in taken)
         batches = BatchRange(first, last, tuple(item.rows for item in taken))
-        with interpreted(self._spark, when=changes <= SMALL_CHANGES and self._lake.local):
+        with interpreted(self._spark, when=changes <= self._lake.limits.few_changes):
             rows, sessions = sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge_rows(rows, txn),
@@ -227,7 +227,7 @@ class TableMerger:
         if oldest is None:
             return ()
         later = ("snapshot_at", operator.ge, oldest)
-        if self._lake.local and not DirectReader(self._lake).any(SNAPSHOTS, later):
+        if not self._lake.reader(self._spark).any(SNAPSHOTS, later):
             append(self._spark, self._lake, SNAPSHOTS, made, txn)  # none of them can be there: a MERGE would append
         else:
             frame, same = as_frame(self._spark, made), same_row(oldest)

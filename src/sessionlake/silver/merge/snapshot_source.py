@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
-from sessionlake.lake.reading import Condition, DirectReader, TooLargeError, among
-from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.reading import Condition, TooLargeError, among
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
-from sessionlake.silver.merge.driver import DRIVER_BYTES
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-# On a laptop the driver does the work of up to so many cuts, if what it reads fits into memory.
-_LOCAL_CUTS = 200_000
 # Sessions up to this number are named to the files.
 _NAMED_SESSIONS = 500
 # A task of the cluster takes about so many cuts.
@@ -60,7 +58,7 @@ class SnapshotSource:
         Args:
             cuts: how many the batches have.
         """
-        if self._lake.local and cuts <= _LOCAL_CUTS:
+        if cuts <= self._lake.limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
                 return self._in_driver(batches)
         return self.on_cluster(batches, cuts)
@@ -73,7 +71,7 @@ class SnapshotSource:
         Raises:
             TooLargeError: what they are made of does not fit into memory.
         """
-        read = partial(DirectReader(self._lake).table, at_most=DRIVER_BYTES)
+        read = partial(self._lake.reader(self._spark).table, at_most=self._lake.limits.driver_bytes)
         due = batches.at_hand(CUTS)
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))

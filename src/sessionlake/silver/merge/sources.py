@@ -1,8 +1,7 @@
 """The sources of the two MERGEs: the latest row of each session, and the net change of each table row.
 
 Small ranges are worked out in the driver, which saves Spark jobs; large ones on the cluster. Both run the same pure
-function (`net_changes.net_changes`). On a laptop the cluster is the driver's own machine, where Arrow alone takes a
-fifth of the CPU time that Spark's shuffle and Python workers add: there, what fits into memory is small.
+function (`net_changes.net_changes`).
 """
 
 from __future__ import annotations
@@ -21,11 +20,6 @@ from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.cluster import ClusterSource
 from sessionlake.silver.merge.driver import DriverSource
 
-# Up to this many rows of changes the driver does the work: a few tens of megabytes.
-SMALL_CHANGES = 100_000
-# The same on a laptop.
-_LOCAL_CHANGES = 2_000_000
-
 
 def sources(
     spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
@@ -35,7 +29,7 @@ def sources(
     Args:
         changes: how many rows of changes and progress it has.
     """
-    if changes <= (_LOCAL_CHANGES if lake.local else SMALL_CHANGES):
+    if changes <= lake.limits.driver_changes:
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
             return small.rows(), small.sessions()

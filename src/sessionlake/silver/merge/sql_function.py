@@ -12,7 +12,8 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import LEDGER, ROWS
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,10 +69,7 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
     from pyspark.errors import PySparkException
 
     lake = Lake(settings)
-    name, kind = SESSION_AS_OF, "TEMPORARY FUNCTION"
-    if not lake.local:
-        schema = quote(settings.schemas.name_of("silver"))
-        name, kind = f"{quote(settings.catalog or '')}.{schema}.{SESSION_AS_OF}", "FUNCTION"
+    kind, name = lake.storage.function("silver", SESSION_AS_OF)
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(settings))
     parameters = "of_session STRING, as_of TIMESTAMP"
     try:

@@ -11,7 +11,6 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
-from sessionlake.silver.rebuild.replay import staging
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +55,7 @@ class Verified:
 
 def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
     """Compares the live tables with those that a replay has left beside them."""
-    beside = Lake(staging(settings))
+    beside = Lake(settings).staging()
     return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
 
 

@@ -43,7 +43,7 @@ from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
-from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, clear, replay, require_silver, staging
+from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, clear, replay, require_silver
 from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import rebuild_journal, refuse_half_committed
@@ -182,7 +182,7 @@ def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
 
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
     """Puts the live rows of all other sessions into the staging tables, in the place of their own."""
-    beside = Lake(staging(settings))
+    beside = Lake(settings).staging()
     for table in REPLAYED:
         own = beside.read(spark, table).where(selection.rows())
         others = lake.read(spark, table).where(~selection.rows())
@@ -224,7 +224,7 @@ def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, 
 
 def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
     """Every step can be taken twice."""
-    beside, txn = Lake(staging(settings)), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
+    beside, txn = Lake(settings).staging(), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
     told = {"sessionlake": __version__, "config": config_hash(settings), "rebuild": plan.rebuild}
     text = json.dumps(told | {"bronze_version": plan.version})
     outputs = []

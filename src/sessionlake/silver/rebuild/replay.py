@@ -7,7 +7,6 @@ changes of the session that has the most: its table is told in one piece.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,8 +31,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import OffsetRanges, within
-from sessionlake.lake.reading import reader_for
-from sessionlake.lake.tables import Lake, quote
+from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
@@ -44,7 +42,6 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     APPENDED,
-    FEW_MESSAGES,
     ranges_of,
     row_ddl,
     rows_of,
@@ -120,15 +117,6 @@ class Replayed:
         return ranges_of(self.partitions)
 
 
-def staging(settings: Settings) -> Settings:
-    """Where a replay puts its tables: a home, or schemas, of its own."""
-    if settings.catalog is None:
-        return settings.model_copy(update={"home": settings.home / "rebuild"})
-    schemas = settings.schemas
-    beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
-    return settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
-
-
 def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     """The lake, with all tables that a replay has to do with.
 
@@ -137,7 +125,7 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
-        raise LakeError(f"there is no silver in {settings.catalog or settings.home} yet: run `sessionlake run all`")
+        raise LakeError(f"there is no silver in {settings.place} yet: run `sessionlake run all`")
     lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
@@ -161,18 +149,19 @@ def replay(
         LakeError: under `fail`, at a place that nobody has decided about.
         OffsetHoleError: bronze lacks messages, or has some more than once.
     """
-    lake, beside = Lake(settings), Lake(staging(settings))
-    decided = decisions(reader_for(lake, spark))
-    _empty(spark, beside)
+    lake = Lake(settings)
+    decided = decisions(lake.reader(spark))
+    _empty(spark, lake.staging())
     source = lake.read(spark, MESSAGES, version)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
-        few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
-        with interpreted(spark, when=lake.local and few):
+        messages = sum(last + 1 - first for first, last in part.values())
+        with interpreted(spark, when=messages <= lake.limits.few_messages):
             shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
-            folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), SilverOutput.REPORT)
+            emitted = shards.where("kind <> 'state'").select("kind", "payload")
+            folded, written = collect(emitted, SilverOutput.REPORT, lake.limits.inline_bytes)
         reports = [read_report(report) for report in written]
         violation = violation_of(reports)
         if violation is not None:
@@ -196,19 +185,13 @@ def replay(
 
 def clear(spark: SparkSession, settings: Settings) -> None:
     """Removes the staging tables."""
-    beside = staging(settings)
+    beside = Lake(settings).staging()
     for table in REPLAYED:
-        Lake(beside).drop(spark, table)
-    if beside.catalog is None:
-        shutil.rmtree(beside.home, ignore_errors=True)
+        beside.drop(spark, table)
 
 
 def _empty(spark: SparkSession, beside: Lake) -> None:
     """Fresh staging tables."""
-    if not beside.local:
-        for schema in ("silver", "ops"):
-            name = quote(beside.settings.schemas.name_of(schema))
-            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(str(beside.settings.catalog))}.{name}")
     for table in REPLAYED:
         beside.drop(spark, table)
     beside.ensure(spark, REPLAYED)
@@ -263,7 +246,7 @@ def _append(
     reports: list[ShardReport],
     number: int,
 ) -> None:
-    beside, txn = Lake(staging(settings)), Txn("rebuild", number)
+    beside, txn = Lake(settings).staging(), Txn("rebuild", number)
     for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
@@ -281,7 +264,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     """The tables of all sessions out of all their changes."""
     from pyspark.sql import functions as F
 
-    beside, columns = Lake(staging(settings)), settings.capture.declared
+    beside, columns = Lake(settings).staging(), settings.capture.declared
     changes = beside.read(spark, CHANGES).drop("_batch", "partition", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-changes.count() // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
@@ -296,13 +279,13 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
-    beside = Lake(staging(settings))
+    beside = Lake(settings).staging()
     append(spark, beside, SESSIONS, newest_progress(beside.read(spark, PROGRESS)), Txn("rebuild", 0))
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     """The tables at all cuts out of all changes."""
-    beside = Lake(staging(settings))
+    beside = Lake(settings).staging()
     cuts, changes = (beside.read(spark, table).count() for table in (CUTS, CHANGES))
     if cuts:
         whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)

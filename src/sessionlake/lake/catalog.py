@@ -1,0 +1,218 @@
+"""Tables as entries of a catalog, Unity Catalog or any that Spark knows: done by Spark, with three-level names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.schemas import TableSchema
+from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, quote
+from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import Rows, as_frame, on_disk
+from sessionlake.runtime.interpreted import interpreted
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+
+class Catalog(Storage):
+    """Tables named `<catalog>.<schema>.<table>`."""
+
+    limits = Limits(
+        few_messages=0,
+        few_changes=0,
+        driver_changes=100_000,
+        driver_cuts=0,
+        driver_bytes=384 << 20,
+        inline_bytes=256 << 10,
+    )
+    needs_session = True
+    keeps_functions = True
+    merge_conf: Mapping[str, str] = {}
+
+    def identifier(self, table: str) -> str:
+        """See `Storage`."""
+        schema, name = table.split(".")
+        return f"{self._schema(schema)}.{quote(name)}"
+
+    def _schema(self, schema: str) -> str:
+        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
+
+    def function(self, schema: str, name: str) -> tuple[str, str]:
+        """See `Storage`."""
+        return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
+
+    def require_writable(self) -> None:
+        """See `Storage`: the catalog's grants are its own matter."""
+
+    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
+        """See `Storage`: the platform runs one run of a job at a time."""
+        del name, doing
+        return nullcontext()
+
+    def staging(self) -> Settings:
+        """See `Storage`: schemas beside the lake's."""
+        schemas = self._settings.schemas
+        beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
+        return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
+
+    # -- tables
+
+    def exists(self, spark: SparkSession | None, table: str) -> bool:
+        """See `Storage`."""
+        return bool(_required(spark, self._settings).catalog.tableExists(self.identifier(table)))
+
+    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """See `Storage`."""
+        return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
+
+    def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """See `Storage`."""
+        detail = self.delta(spark, table).detail().select("properties").first()
+        return {} if detail is None else dict(detail["properties"])
+
+    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+        """See `Storage`."""
+        within = self._schema(table.partition(".")[0])
+        if not spark.catalog.databaseExists(within):
+            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
+        columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
+        keys = ", ".join(map(quote, schema.cluster_by))
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in schema.properties().items())
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
+            + (f" CLUSTER BY ({keys})" if keys else "")
+            + f" COMMENT '{_text(schema.comment)}' TBLPROPERTIES ({properties})"
+        )
+
+    def drop(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`."""
+        spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
+
+    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+        """See `Storage`: two-level names are those of the catalog's own schemas."""
+        del tables
+        spark.catalog.setCurrentCatalog(str(self._settings.catalog))
+
+    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+        """See `Storage`."""
+        from delta.tables import DeltaTable
+
+        return DeltaTable.forName(spark, self.identifier(table))
+
+    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+        """See `Storage`."""
+        row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
+        return NO_COMMIT if row is None else Commit.of(row["version"], row["operationMetrics"])
+
+    # -- reading
+
+    def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """See `Storage`."""
+        return spark.read.format("delta").options(**options).table(self.identifier(table))
+
+    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """See `Storage`."""
+        return spark.readStream.format("delta").options(**options).table(self.identifier(table))
+
+    def reader(self, spark: SparkSession | None) -> TableReader:
+        """See `Storage`."""
+        return SparkReader(self, _required(spark, self._settings))
+
+    # -- writing
+
+    @contextmanager
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
+        """See `Storage`."""
+        with on_disk(as_frame(_required(spark, self._settings), rows)) as kept:
+            yield _StagedFrame(self, table, kept)
+
+    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+        """See `Storage`; the platform's writer takes the rows as they come."""
+        _StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
+
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
+        """See `Storage`."""
+        frame = as_frame(_required(spark, self._settings), rows)
+        self.save(frame.write.format("delta").mode("overwrite"), table)
+
+    def before_merge(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`: the platform decides for itself how it merges."""
+
+    def save(self, writer: DataFrameWriter, table: str) -> None:
+        """See `Storage`."""
+        writer.saveAsTable(self.identifier(table))
+
+
+class _StagedFrame:
+    """A frame that Spark's writer takes in."""
+
+    def __init__(self, catalog: Catalog, table: str, rows: DataFrame) -> None:
+        self._catalog = catalog
+        self._table = table
+        self._rows = rows
+
+    def commit(self, txn: Txn) -> None:
+        writer = self._rows.write.format("delta").mode("append")
+        writer = writer.option("txnAppId", txn.on(self._table)).option("txnVersion", txn.version)
+        self._catalog.save(writer, self._table)
+
+
+class SparkReader(TableReader):
+    """Reads tables by Spark, wherever they are."""
+
+    def __init__(self, storage: Storage, spark: SparkSession) -> None:
+        self._storage = storage
+        self._spark = spark
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        return self._storage.exists(self._spark, table)
+
+    def schema(self, table: str) -> pa.Schema:
+        """See `TableReader`."""
+        return self._storage.read(self._spark, table, {}).limit(0).toArrow().schema
+
+    def batches(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return
+        frame = self._where(table, conditions)
+        with interpreted(self._spark):
+            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+        yield from found.to_batches()
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return False
+        with interpreted(self._spark):
+            return not self._where(table, conditions).isEmpty()
+
+    def _where(self, table: str, conditions: Sequence[Condition]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        frame = self._storage.read(self._spark, table, {})
+        for name, compare, value in conditions:
+            frame = frame.where(compare(F.col(name), value))
+        return frame
+
+
+def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:
+    if spark is None:
+        raise LakeError(f"the tables of catalog {settings.catalog} are read by Spark: pass the session")
+    return spark
+
+
+def _text(value: str) -> str:
+    """Inside a SQL string."""
+    return value.replace("\\", "\\\\").replace("'", "\\'")

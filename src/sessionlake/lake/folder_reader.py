@@ -1,0 +1,89 @@
+"""Reads the tables of a home with delta-rs, without Spark."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.reading import Condition, TableReader
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+class FolderReader(TableReader):
+    """Reads tables that are folders.
+
+    Args:
+        path: the folder of a table.
+    """
+
+    def __init__(self, path: Callable[[str], Path]) -> None:
+        self._path = path
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        return (self._path(table) / "_delta_log").is_dir()
+
+    def schema(self, table: str) -> pa.Schema:
+        """See `TableReader`."""
+        from deltalake import DeltaTable
+
+        return pa.schema(DeltaTable(self._path(table)).schema().to_arrow())
+
+    def batches(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `TableReader`.
+
+        Raises:
+            LakeError: delta-rs cannot read the table.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        if not self.exists(table):
+            return
+        folder = self._path(table)
+        meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+        wanted = reduce(operator.and_, meets) if meets else None
+        try:
+            delta = DeltaTable(folder)
+            marked = "deletionVectors" in (delta.protocol().reader_features or ())
+            yield from (_merged if marked else _appended)(delta, folder, wanted, columns)
+        except DeltaError as error:
+            raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
+
+
+def _appended(
+    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """From the files whose statistics leave it open."""
+    from pyarrow.dataset import ParquetReadOptions
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
+    files = SubTreeFileSystem(str(folder), LocalFileSystem())
+    # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+    yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=wanted)
+
+
+def _merged(
+    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """From a table with deletion vectors, which only delta-rs' own engine reads: all of it."""
+    del folder
+    schema = pa.schema(delta.schema().to_arrow())
+    for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=schema.names)):
+        rows = pa.Table.from_batches([batch]).cast(schema)
+        kept = rows if wanted is None else rows.filter(wanted)
+        yield from (kept if columns is None else kept.select(list(columns))).to_batches()

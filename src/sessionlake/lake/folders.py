@@ -1,0 +1,292 @@
+"""Tables as folders of a home: written by delta-rs and Spark side by side, for both follow Delta's protocol.
+
+An append through Spark costs about a second of CPU whatever it appends, most of it planning, and its Parquet writer
+goes row by row. So appends go around it: Arrow rows, written by this process or by Spark's tasks, and committed by
+delta-rs in milliseconds. delta-rs does not write to tables with liquid clustering: see `_clustered`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import Settings
+from sessionlake.lake.folder_reader import FolderReader
+from sessionlake.lake.parquet import FileWriter, WrittenFile, written
+from sessionlake.lake.schemas import TableSchema, Writes
+from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, quote
+from sessionlake.lake.txn import Txn
+from sessionlake.laptop.home import claim, require_home
+from sessionlake.runtime.frames import Rows
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from deltalake import CommitProperties
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+_DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+# Deletion vectors take eight Spark jobs a MERGE; up to this size, writing the touched files anew costs less.
+_REWRITTEN_BYTES = 8 << 20
+_INDEXED = "delta.dataSkippingStatsColumns"
+
+
+class Folders(Storage):
+    """Tables under `warehouse/<schema>/<table>` of a home."""
+
+    # The cluster is the driver's own machine, where Arrow alone takes a fifth of the CPU time that Spark's shuffle and
+    # Python workers add: what fits into memory is small.
+    limits = Limits(
+        few_messages=20_000,
+        few_changes=100_000,
+        driver_changes=2_000_000,
+        driver_cuts=200_000,
+        driver_bytes=384 << 20,
+        inline_bytes=256 << 10,
+    )
+    needs_session = False
+    keeps_functions = False
+    merge_conf: Mapping[str, str] = {
+        "spark.databricks.delta.merge.materializeSource": "none",  # sources are computed once already
+        "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
+        "spark.sql.shuffle.partitions": "1",
+    }
+
+    def path(self, table: str) -> Path:
+        """Folder of a table."""
+        schema, name = table.split(".")
+        return self._settings.warehouse / schema / name
+
+    def identifier(self, table: str) -> str:
+        """See `Storage`."""
+        return f"delta.{quote(str(self.path(table)))}"
+
+    def function(self, schema: str, name: str) -> tuple[str, str]:
+        """See `Storage`."""
+        del schema
+        return "TEMPORARY FUNCTION", name
+
+    def require_writable(self) -> None:
+        """See `Storage`."""
+        require_home(self._settings)
+
+    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
+        """See `Storage`: other processes of this machine are kept from it."""
+        return claim(self._settings, name, doing)
+
+    def staging(self) -> Settings:
+        """See `Storage`: a home inside this one."""
+        return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
+
+    # -- tables
+
+    def exists(self, spark: SparkSession | None, table: str) -> bool:
+        """See `Storage`."""
+        del spark
+        return any((self.path(table) / "_delta_log").glob("*.json"))
+
+    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """See `Storage`."""
+        from deltalake import DeltaTable
+        from pyspark.sql.types import StructType
+
+        del spark
+        schema = StructType.fromJson(json.loads(DeltaTable(self.path(table)).schema().to_json()))
+        return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+    def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """See `Storage`."""
+        from deltalake import DeltaTable
+
+        del spark
+        return dict(DeltaTable(self.path(table)).metadata().configuration)
+
+    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+        """See `Storage`."""
+        from delta.tables import DeltaTable
+
+        builder = DeltaTable.createIfNotExists(spark).comment(schema.comment).location(str(self.path(table)))
+        for name, sql in schema.resolved(self._settings):
+            builder = builder.addColumn(name, sql)
+        if keys := _clustered(schema):
+            builder = builder.clusterBy(*keys)
+        for key, value in schema.properties().items():
+            builder = builder.property(key, value)
+        builder.execute()
+
+    def drop(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`; folders that are empty then go, too."""
+        del spark
+        folder = self.path(table)
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            for parent in (folder.parent, self._settings.warehouse, self._settings.home):
+                parent.rmdir()
+
+    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+        """See `Storage`."""
+        for table in tables:
+            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
+            if not spark.catalog.tableExists(table):
+                spark.catalog.createTable(table, path=str(self.path(table)), source="delta")
+
+    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+        """See `Storage`."""
+        from delta.tables import DeltaTable
+
+        return DeltaTable.forPath(spark, str(self.path(table)))
+
+    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+        """See `Storage`. The log is read directly: `history` costs a Spark job."""
+        del spark
+        log = self.path(table) / "_delta_log"
+        newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
+        return NO_COMMIT if newest is None else _commit(newest)
+
+    # -- reading
+
+    def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """See `Storage`."""
+        return spark.read.format("delta").options(**options).load(str(self.path(table)))
+
+    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """See `Storage`."""
+        return spark.readStream.format("delta").options(**options).load(str(self.path(table)))
+
+    def reader(self, spark: SparkSession | None) -> FolderReader:
+        """See `Storage`."""
+        del spark
+        return FolderReader(self.path)
+
+    # -- writing
+
+    @contextmanager
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
+        """See `Storage`."""
+        from deltalake import DeltaTable
+
+        del spark
+        folder = self.path(table)
+        if isinstance(rows, pa.Table):
+            yield _StagedRows(folder, rows)
+            return
+        delta = DeltaTable(folder)
+        schema = pa.schema(delta.schema().to_arrow())
+        indexed = tuple(filter(None, delta.metadata().configuration.get(_INDEXED, "").split(",")))
+        staged = _StagedFiles(folder, schema, written(rows, FileWriter(str(folder), schema, indexed)))
+        try:
+            yield staged
+        finally:
+            staged.discard()
+
+    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+        """See `Storage`; of a repeated batch nothing is computed."""
+        if not _has(self.path(table), txn.on(table), txn.version):
+            super().append(spark, table, rows, txn)
+
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
+        """See `Storage`."""
+        from deltalake import write_deltalake
+
+        del spark
+        write_deltalake(self.path(table), rows, mode="overwrite")
+
+    def before_merge(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`."""
+        spark.conf.set(_DELETION_VECTORS, str(_live_bytes(self.path(table)) > _REWRITTEN_BYTES).lower())
+
+    def save(self, writer: DataFrameWriter, table: str) -> None:
+        """See `Storage`."""
+        writer.save(str(self.path(table)))
+
+
+class _StagedRows:
+    """Rows in memory, which the commit writes."""
+
+    def __init__(self, folder: Path, rows: pa.Table) -> None:
+        self._folder = folder
+        self._rows = rows
+
+    def commit(self, txn: Txn) -> None:
+        from deltalake import write_deltalake
+
+        app_id = txn.on(table_of(self._folder))
+        if not _has(self._folder, app_id, txn.version):
+            known = _commit_properties(app_id, txn.version)
+            write_deltalake(self._folder, self._rows, mode="append", commit_properties=known)
+
+
+class _StagedFiles:
+    """Files in the table's folder."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._files = list(files)
+
+    def commit(self, txn: Txn) -> None:
+        from deltalake import DeltaTable
+        from deltalake.transaction import AddAction, RemoveAction
+
+        app_id = txn.on(table_of(self._folder))
+        if _has(self._folder, app_id, txn.version):
+            return
+        now, properties = int(time.time() * 1000), _commit_properties(app_id, txn.version)
+        added: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size, {}, now, data_change=True, stats=file.stats) for file in self._files
+        ]
+        DeltaTable(self._folder).create_write_transaction(added, "append", self._schema, commit_properties=properties)
+        self._files = []
+
+    def discard(self) -> None:
+        """Removes what has not been committed."""
+        for file in self._files:
+            (self._folder / file.path).unlink(missing_ok=True)
+
+
+def table_of(folder: Path) -> str:
+    """The two-level name of the table in a folder."""
+    return f"{folder.parent.name}.{folder.name}"
+
+
+def _clustered(schema: TableSchema) -> tuple[str, ...]:
+    """The clustering keys. Tables that rows are appended to have none here; their rows come in the order of time."""
+    return schema.cluster_by if schema.writes is Writes.MERGE else ()
+
+
+def _has(folder: Path, app_id: str, version: int) -> bool:
+    """Whether a commit of this transaction, or of a later one, is in the table."""
+    from deltalake import DeltaTable
+
+    known = DeltaTable(folder).transaction_version(app_id)
+    return known is not None and known >= version
+
+
+def _commit_properties(app_id: str, version: int) -> CommitProperties:
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(app_transactions=[Transaction(app_id, version)])
+
+
+def _live_bytes(folder: Path) -> int:
+    """Size of the files that make up a table's present version."""
+    from deltalake import DeltaTable
+
+    return int(pc.sum(pa.table(DeltaTable(folder).get_add_actions())["size_bytes"]).as_py() or 0)
+
+
+def _commit(file: Path) -> Commit:
+    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows."""
+    actions = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    if info.get("operationMetrics"):
+        return Commit.of(int(file.stem), info["operationMetrics"])
+    stats = (json.loads(action["add"]["stats"]) for action in actions if action.get("add", {}).get("stats"))
+    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))

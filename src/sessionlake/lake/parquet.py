@@ -1,0 +1,158 @@
+"""Parquet files written by Arrow in Spark's tasks, for Delta to take in.
+
+Spark's own writer goes row by row: it was most of what silver's and gold's JVM did. A task that has Arrow batches
+writes them as they are, one file a task, and says what Delta wants to know of it; the driver commits all at once.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sessionlake.runtime.frames import Mapped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WRITTEN = "path string, size bigint, stats string"
+_WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
+# Minimum and maximum of longer texts are not kept: they would have to be cut, and rounded up.
+_LONGEST_TEXT = 256
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file in a table's folder that no version of the table knows yet.
+
+    Attributes:
+        path: within the folder.
+        stats: what Delta keeps of it, as JSON: number of rows, and minimum, maximum and nulls of some columns.
+    """
+
+    path: str
+    size: int
+    stats: str
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """A `mapInArrow` function: record batches in, one row for the file that they were written to; none for no rows.
+
+    Attributes:
+        schema: of the file; columns of the batches by name, absent ones null.
+        indexed: names of columns of which minimum, maximum and number of nulls are told.
+    """
+
+    folder: str
+    schema: pa.Schema
+    indexed: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Writes the task's rows."""
+        path = f"part-{uuid.uuid4()}.zstd.parquet"
+        target = Path(self.folder) / path
+        known = _Statistics(self.indexed)
+        writer: pq.ParquetWriter | None = None
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                rows = conformed(batch, self.schema)
+                writer = writer or pq.ParquetWriter(
+                    target, self.schema, compression="zstd", use_dictionary=dictionaries(self.schema)
+                )
+                writer.write_batch(rows)
+                known.add(rows)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                target.unlink()
+            raise
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is not None:
+            row = {"path": path, "size": target.stat().st_size, "stats": known.to_json()}
+            yield pa.RecordBatch.from_pylist([row], _WRITTEN)
+
+
+def written(rows: DataFrame | Mapped, writer: FileWriter) -> list[WrittenFile]:
+    """Writes a frame's rows by tasks (one job)."""
+    frame = rows.then(writer, WRITTEN) if isinstance(rows, Mapped) else rows.mapInArrow(writer, WRITTEN)
+    return [WrittenFile(row["path"], row["size"], row["stats"]) for row in frame.collect()]
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with a table's columns, in its order and of its types."""
+    columns = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def dictionaries(schema: pa.Schema) -> list[str]:
+    """Columns whose values repeat so often that a dictionary saves more than it costs to make."""
+    return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in _DISTINCT]
+
+
+# Texts of which nearly every one is another.
+_DISTINCT = frozenset({"row_id"})
+
+
+class _Statistics:
+    """What Delta keeps of a file's columns, gathered batch by batch."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._rows = 0
+        self._nulls = dict.fromkeys(names, 0)
+        self._least: dict[str, Any] = {}
+        self._greatest: dict[str, Any] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes in a batch."""
+        self._rows += batch.num_rows
+        for name in self._nulls:
+            column = batch.column(name)
+            self._nulls[name] += column.null_count
+            ends = pc.min_max(column).as_py()
+            if ends["min"] is not None:
+                self._least[name] = min(self._least.get(name, ends["min"]), ends["min"])
+                self._greatest[name] = max(self._greatest.get(name, ends["max"]), ends["max"])
+
+    def to_json(self) -> str:
+        """As Delta's log has it."""
+        told = {name for name in self._least if _short(self._least[name]) and _short(self._greatest[name])}
+        return json.dumps(
+            {
+                "numRecords": self._rows,
+                "minValues": _plain(self._least, told),
+                "maxValues": _plain(self._greatest, told),
+                "nullCount": self._nulls,
+            }
+        )
+
+
+def _short(value: Any) -> bool:
+    return not isinstance(value, str) or len(value) <= _LONGEST_TEXT
+
+
+def _plain(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: _text(values[name]) for name in sorted(names)}
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value

@@ -1,0 +1,203 @@
+"""What the lake asks of where its tables are: folders on a laptop, entries of a catalog on a platform.
+
+Everything that differs between the two is behind `Storage`; no other module asks which of them it has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sessionlake.config import Settings
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.schemas import TableSchema
+from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+# What Spark and delta-rs call the number of rows that a commit wrote.
+_ROWS = ("numOutputRows", "num_added_rows")
+
+
+def quote(name: str) -> str:
+    """A SQL identifier, quoted."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Up to which size work is done in the driver, where a Spark job costs more than the work. Zero: never.
+
+    Attributes:
+        few_messages: of a batch; up to so many, bronze takes its rows to the driver, and queries generate no code.
+        few_changes: of a range of batches that is merged; up to so many, the MERGEs generate no code.
+        driver_changes: of a range of batches, up to which the driver works out what they come to.
+        driver_cuts: of a range of batches, up to which the driver makes their snapshots.
+        driver_bytes: that the driver may read for one merge; in all it takes about four times as many.
+        inline_bytes: of one payload of a fold; larger ones stay where they were made.
+    """
+
+    few_messages: int
+    few_changes: int
+    driver_changes: int
+    driver_cuts: int
+    driver_bytes: int
+    inline_bytes: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table, and how many rows its commit wrote."""
+
+    version: int
+    rows: int
+
+    @classmethod
+    def of(cls, version: int, metrics: Mapping[str, Any]) -> Commit:
+        """The commit with these operation metrics."""
+        return cls(version, int(next((metrics[name] for name in _ROWS if name in metrics), 0)))
+
+
+NO_COMMIT = Commit(-1, 0)
+
+
+class Staged(Protocol):
+    """Rows that are written down, and not part of their table yet."""
+
+    def commit(self, txn: Txn) -> None:
+        """Makes them part of the table, unless a commit of the same transaction has done so before."""
+
+
+class Storage(ABC):
+    """Creates, reads and writes tables by their two-level names.
+
+    Attributes:
+        limits: between the driver's work and the cluster's.
+        needs_session: whether tables can be read only by Spark.
+        keeps_functions: whether SQL functions stay when the session ends.
+        merge_conf: what is set in a session that MERGEs.
+    """
+
+    limits: Limits
+    needs_session: bool
+    keeps_functions: bool
+    merge_conf: Mapping[str, str]
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    # -- where tables are
+
+    @abstractmethod
+    def identifier(self, table: str) -> str:
+        """What SQL calls the table."""
+
+    @abstractmethod
+    def function(self, schema: str, name: str) -> tuple[str, str]:
+        """How SQL creates a function: what kind (`FUNCTION`, `TEMPORARY FUNCTION`), and under which name."""
+
+    @abstractmethod
+    def require_writable(self) -> None:
+        """Checks, before Spark is started, that tables can be written.
+
+        Raises:
+            MachineError: they cannot.
+        """
+
+    @abstractmethod
+    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
+        """Keeps others from doing the same.
+
+        Args:
+            name: of what is claimed.
+            doing: what the other one does, as in "runs silver".
+
+        Raises:
+            MachineError: somebody does already.
+        """
+
+    @abstractmethod
+    def staging(self) -> Settings:
+        """Settings of a place of its own for tables that are only built to be copied."""
+
+    # -- tables
+
+    @abstractmethod
+    def exists(self, spark: SparkSession | None, table: str) -> bool:
+        """Whether the table has been created."""
+
+    @abstractmethod
+    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """The table's columns and their Spark SQL types, in order."""
+
+    @abstractmethod
+    def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
+        """The table's Delta properties."""
+
+    @abstractmethod
+    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+        """Creates the table, which is not there."""
+
+    @abstractmethod
+    def drop(self, spark: SparkSession, table: str) -> None:
+        """Removes the table and its history."""
+
+    @abstractmethod
+    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+        """Sees to it that SQL in this session finds the tables by the names that `sessionlake query` uses."""
+
+    @abstractmethod
+    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+        """The table's Delta handle, for MERGE and history."""
+
+    @abstractmethod
+    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+        """The table's latest commit."""
+
+    # -- reading
+
+    @abstractmethod
+    def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """The table as a frame."""
+
+    @abstractmethod
+    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        """The table as a stream of its appended rows."""
+
+    @abstractmethod
+    def reader(self, spark: SparkSession | None) -> TableReader:
+        """What brings rows to the driver.
+
+        Raises:
+            LakeError: it needs a session, and there is none.
+        """
+
+    # -- writing
+
+    @abstractmethod
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
+        """Writes rows down, once, until the block is left: what is not committed by then is gone."""
+
+    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+        """Appends the rows, unless a commit of the same transaction has done so before."""
+        with self.stage(spark, table, rows) as staged:
+            staged.commit(txn)
+
+    @abstractmethod
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
+        """Replaces all rows of a small table, in one commit."""
+
+    @abstractmethod
+    def before_merge(self, spark: SparkSession, table: str) -> None:
+        """Sets the session for a MERGE into the table."""
+
+    @abstractmethod
+    def save(self, writer: DataFrameWriter, table: str) -> None:
+        """Runs a writer of Spark's on the table."""

@@ -1,0 +1,36 @@
+"""Tests of `tests/spark` and `tests/integration` once more, with the tables in a catalog, as on a platform.
+
+The catalog is Hive's, behind Spark's own: three-level names, and nothing that knows where a table's files are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.runtime.spark import DATABRICKS_VARIABLE
+
+_NUMBERS = count(1)
+SCHEMAS = ("bronze", "silver", "gold", "ops")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("spark")
+
+
+@pytest.fixture
+def place(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Schemas of its own in the session's catalog; the home holds only checkpoints."""
+    monkeypatch.setenv(DATABRICKS_VARIABLE, "17.3")
+    schemas = {schema: f"place{next(_NUMBERS)}_{schema}" for schema in SCHEMAS}
+    for schema in schemas.values():
+        spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
+    yield {"home": tmp_path / "home", "catalog": "spark_catalog", "schemas": schemas}
+    for schema in schemas.values():
+        spark.sql(f"DROP SCHEMA IF EXISTS spark_catalog.{schema} CASCADE")
