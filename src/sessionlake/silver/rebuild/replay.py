@@ -163,13 +163,7 @@ def replay(
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect(emitted, SilverOutput.REPORT, lake.limits.inline_bytes)
         reports = [read_report(report) for report in written]
-        violation = violation_of(reports)
-        if violation is not None:
-            raise LakeError(
-                f"made anew under this configuration, silver would stop at {violation.place}. Nothing was changed. "
-                "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
-                f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
-            )
+        _refuse_violations(settings, reports)
         whole = total(reports)
         ranges = ranges_of(whole)
         log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer="a rebuild of silver")
@@ -181,6 +175,16 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
     return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
+
+
+def _refuse_violations(settings: Settings, reports: list[ShardReport]) -> None:
+    violation = violation_of(reports)
+    if violation is not None:
+        raise LakeError(
+            f"made anew under this configuration, silver would stop at {violation.place}. Nothing was changed. "
+            "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
+            f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
+        )
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
