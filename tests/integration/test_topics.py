@@ -194,7 +194,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    real, reads = folders.written, []
+    real, reads = folders.written_by_spark, []
 
     def made_anew_before_it_is_read(*args: Any) -> Any:
         reads.append(args)
@@ -205,7 +205,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
         return real(*args)
 
     limit(monkeypatch, few_messages=0)
-    monkeypatch.setattr(folders, "written", made_anew_before_it_is_read)
+    monkeypatch.setattr(folders, "written_by_spark", made_anew_before_it_is_read)
     world.run(world.under(OnTopicChange.RESTART))
     world.assert_one_query_read_everything_once(a=10)
     assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [

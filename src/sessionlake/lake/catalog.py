@@ -12,7 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.schemas import TableSchema
-from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, quote
+from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, appending, quote
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import interpreted
@@ -160,9 +160,7 @@ class _StagedFrame:
         self._rows = rows
 
     def commit(self, txn: Txn) -> None:
-        writer = self._rows.write.format("delta").mode("append")
-        writer = writer.option("txnAppId", txn.on(self._table)).option("txnVersion", txn.version)
-        self._catalog.save(writer, self._table)
+        self._catalog.save(appending(self._rows, self._table, txn), self._table)
 
 
 class SparkReader(TableReader):

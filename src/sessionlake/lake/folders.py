@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.parquet import FileWriter, WrittenFile, written
+from sessionlake.lake.parquet import FileWriter, WrittenFile, written_by_arrow, written_by_spark
 from sessionlake.lake.schemas import TableSchema, Writes
-from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, quote
+from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, appending, quote
 from sessionlake.lake.txn import Txn
 from sessionlake.laptop.home import claim, require_home
-from sessionlake.runtime.frames import Rows
+from sessionlake.runtime.frames import Mapped, Rows
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -180,7 +180,11 @@ class Folders(Storage):
         delta = DeltaTable(folder)
         schema = pa.schema(delta.schema().to_arrow())
         indexed = tuple(filter(None, delta.metadata().configuration.get(_INDEXED, "").split(",")))
-        staged = _StagedFiles(folder, schema, written(rows, FileWriter(str(folder), schema, indexed)))
+        if isinstance(rows, Mapped):
+            files = written_by_arrow(rows, FileWriter(str(folder), schema, indexed))
+        else:
+            files = written_by_spark(rows, folder, indexed)
+        staged = _StagedFiles(folder, schema, files)
         try:
             yield staged
         finally:
@@ -188,8 +192,12 @@ class Folders(Storage):
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; of a repeated batch nothing is computed."""
-        if not _has(self.path(table), txn.on(table), txn.version):
+        if _has(self.path(table), txn.on(table), txn.version):
+            return
+        if isinstance(rows, Mapped | pa.Table):
             super().append(spark, table, rows, txn)
+        else:
+            self.save(appending(rows, table, txn), table)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
         """See `Storage`."""

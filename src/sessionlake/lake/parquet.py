@@ -1,4 +1,4 @@
-"""Parquet files written by Arrow in Spark's tasks, for Delta to take in.
+"""Parquet files written by Spark's tasks into a table's folder, for Delta to take in.
 
 Spark's own writer goes row by row: it was most of what silver's and gold's JVM did. A task that has Arrow batches
 writes them as they are, one file a task, and says what Delta wants to know of it; the driver commits all at once.
@@ -7,6 +7,7 @@ writes them as they are, one file a task, and says what Delta wants to know of i
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -85,10 +86,30 @@ class FileWriter:
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
 
 
-def written(rows: DataFrame | Mapped, writer: FileWriter) -> list[WrittenFile]:
-    """Writes a frame's rows by tasks (one job)."""
-    frame = rows.then(writer, WRITTEN) if isinstance(rows, Mapped) else rows.mapInArrow(writer, WRITTEN)
-    return [WrittenFile(row["path"], row["size"], row["stats"]) for row in frame.collect()]
+def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
+    """Writes rows that tasks have as Arrow (one job)."""
+    files = rows.then(writer, WRITTEN).collect()
+    return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
+
+
+def written_by_spark(rows: DataFrame, folder: Path, indexed: tuple[str, ...]) -> list[WrittenFile]:
+    """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does."""
+    into = folder / f"staged-{uuid.uuid4()}"
+    try:
+        rows.write.parquet(str(into))
+        return [_adopted(file, folder, indexed) for file in sorted(into.glob("*.parquet"))]
+    finally:
+        shutil.rmtree(into, ignore_errors=True)
+
+
+def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile:
+    """A file of Spark's, moved into the table's folder, with what its footer tells."""
+    footer, known = pq.read_metadata(file), _Statistics(indexed)
+    for number in range(footer.num_row_groups):
+        known.add_group(footer.row_group(number))
+    path = f"part-{uuid.uuid4()}.snappy.parquet"
+    file.rename(folder / path)
+    return WrittenFile(path, (folder / path).stat().st_size, known.to_json())
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -128,8 +149,22 @@ class _Statistics:
             self._nulls[name] += column.null_count
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
-                self._least[name] = min(self._least.get(name, ends["min"]), ends["min"])
-                self._greatest[name] = max(self._greatest.get(name, ends["max"]), ends["max"])
+                self._extend(name, ends["min"], ends["max"])
+
+    def add_group(self, group: Any) -> None:
+        """Takes in a row group of a file's footer."""
+        self._rows += group.num_rows
+        for index in range(group.num_columns):
+            column = group.column(index)
+            if (name := column.path_in_schema) not in self._nulls or column.statistics is None:
+                continue
+            self._nulls[name] += column.statistics.null_count
+            if column.statistics.has_min_max:
+                self._extend(name, column.statistics.min, column.statistics.max)
+
+    def _extend(self, name: str, least: Any, greatest: Any) -> None:
+        self._least[name] = min(self._least.get(name, least), least)
+        self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
 
     def to_json(self) -> str:
         """As Delta's log has it."""

@@ -68,6 +68,12 @@ class Commit:
 NO_COMMIT = Commit(-1, 0)
 
 
+def appending(rows: DataFrame, table: str, txn: Txn) -> DataFrameWriter:
+    """Spark's writer of the rows, which Delta passes over if a commit of the same transaction is in the table."""
+    writer = rows.write.format("delta").mode("append")
+    return writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version)
+
+
 class Staged(Protocol):
     """Rows that are written down, and not part of their table yet."""
 
