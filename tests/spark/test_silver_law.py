@@ -106,7 +106,8 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
         assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
     pipeline.stream()
-    with monkeypatch.context() as patch:  # and now in the driver
+    with monkeypatch.context() as patch:  # and now in the driver, with so many sessions that they are not named
+        patch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)
         limit(patch, driver_cuts=10**6)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
@@ -134,6 +135,7 @@ def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
     spark: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, few_messages=0, few_changes=0, driver_changes=0, driver_cuts=0, inline_bytes=0)
+    monkeypatch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)
     pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
     for batch in batches:
         pipeline.arrive(batch)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
+from sessionlake.silver.merge.key_bounds import KeyBounds
 from sessionlake.silver.merge.sessions import newest_at_hand
 
 
@@ -54,6 +55,10 @@ class DriverSource(Source):
     def sessions(self) -> DataFrame:
         """The last row of each session out of the batches' progress."""
         return as_frame(self._spark, newest_at_hand(self._progress))
+
+    def bounds(self) -> KeyBounds:
+        """Of the sessions: every change is one of theirs."""
+        return KeyBounds.at_hand(self._progress)
 
     def rows(self) -> DataFrame:
         """Net changes (see `net_changes.net_schema`), with a delete for each row that a clear leaves behind."""

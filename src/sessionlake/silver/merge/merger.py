@@ -30,14 +30,14 @@ from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
-from sessionlake.silver.merge.sources import sources
+from sessionlake.silver.merge.sources import MergeSources, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.net_changes import MARKS
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 # One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000
@@ -154,10 +154,10 @@ class TableMerger:
         changes = sum(item.changes for item in taken)
         batches = BatchRange(first, last, tuple(item.rows for item in taken))
         with interpreted(self._spark, when=changes <= self._lake.limits.few_changes):
-            rows, sessions = sources(self._spark, self._lake, self._settings, batches, changes)
+            merged = sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
-                self._merge_rows(rows, txn),
-                self._merge_sessions(sessions, txn),
+                self._merge_rows(merged, txn),
+                self._merge_sessions(merged, txn),
                 *self._merge_snapshots(batches, sum(item.cuts for item in taken), txn),
             )
         entry = LedgerEntry(
@@ -205,16 +205,23 @@ class TableMerger:
             if row["batch_id"] > merged
         ]
 
-    def _merge_sessions(self, latest: DataFrame, txn: Txn) -> TableOutput:
-        same = "t.topic = s.topic AND t.session_id = s.session_id"
-        merge(self._lake, SESSIONS, latest, same, lambda m: m.whenMatchedUpdateAll().whenNotMatchedInsertAll(), txn)
+    def _merge_sessions(self, merged: MergeSources, txn: Txn) -> TableOutput:
+        same = merged.bounds.with_keys("t.topic = s.topic AND t.session_id = s.session_id")
+        merge(
+            self._lake,
+            SESSIONS,
+            merged.sessions,
+            same,
+            lambda m: m.whenMatchedUpdateAll().whenNotMatchedInsertAll(),
+            txn,
+        )
         commit = self._lake.last_commit(self._spark, SESSIONS)
         return TableOutput(SESSIONS, commit.version, commit.rows)
 
-    def _merge_rows(self, net: DataFrame, txn: Txn) -> TableOutput:
+    def _merge_rows(self, merged: MergeSources, txn: Txn) -> TableOutput:
         columns = self._settings.capture.declared
-        same = " AND ".join(f"t.{name} = s.{name}" for name in ROW_KEY)
-        merge(self._lake, ROWS, net, same, lambda builder: _row_clauses(builder, columns), txn)
+        same = merged.bounds.with_keys(" AND ".join(f"t.{name} = s.{name}" for name in ROW_KEY))
+        merge(self._lake, ROWS, merged.rows, same, lambda builder: _row_clauses(builder, columns), txn)
         commit = self._lake.last_commit(self._spark, ROWS)
         return TableOutput(ROWS, commit.version, commit.rows)
 

@@ -7,6 +7,7 @@ function (`net_changes.net_changes`).
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
@@ -19,12 +20,26 @@ if TYPE_CHECKING:
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.cluster import ClusterSource
 from sessionlake.silver.merge.driver import DriverSource
+from sessionlake.silver.merge.key_bounds import KeyBounds
 
 
-def sources(
-    spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
-) -> tuple[DataFrame, DataFrame]:
-    """What a range of batches comes to, for `session_rows` and for `sessions`.
+@dataclass(frozen=True)
+class MergeSources:
+    """What is merged.
+
+    Attributes:
+        rows: into `session_rows`.
+        sessions: into `sessions`.
+        bounds: of the keys of both.
+    """
+
+    rows: DataFrame
+    sessions: DataFrame
+    bounds: KeyBounds
+
+
+def sources(spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int) -> MergeSources:
+    """What a range of batches comes to.
 
     Args:
         changes: how many rows of changes and progress it has.
@@ -32,6 +47,7 @@ def sources(
     if changes <= lake.limits.driver_changes:
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
-            return small.rows(), small.sessions()
+            return MergeSources(small.rows(), small.sessions(), small.bounds())
     large = ClusterSource(spark, lake, settings, batches)
-    return large.rows(), large.sessions()
+    sessions = large.sessions()
+    return MergeSources(large.rows(), sessions, KeyBounds.of(sessions))
