@@ -37,7 +37,6 @@ from sessionlake.lake.tables import Lake, quote
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
-from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.decisions import decisions
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
@@ -142,6 +141,11 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
+def is_small(spark: SparkSession, lake: Lake) -> bool:
+    """Whether all of bronze is replayed, compared and published before code for it would be written."""
+    return lake.local and lake.read(spark, MESSAGES).count() <= FEW_MESSAGES
+
+
 def replay(
     spark: SparkSession,
     settings: Settings,
@@ -169,10 +173,8 @@ def replay(
     partitions: list[PartitionCounts] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
-        few = sum(last + 1 - first for first, last in part.values()) <= FEW_MESSAGES
-        with interpreted(spark, when=lake.local and few):
-            shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
-            folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), SilverOutput.REPORT)
+        shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
+        folded, written = collect(shards.where("kind <> 'state'").select("kind", "payload"), SilverOutput.REPORT)
         reports = [read_report(report) for report in written]
         violation = violation_of(reports)
         if violation is not None:
