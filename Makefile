@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint bench soak wheel clean-home clean
+.PHONY: help setup demo test lint classes bench soak wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -17,13 +17,18 @@ setup: $(READY) ## make the virtual environment in .venv (the other targets do i
 demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then verified
 	@$(BIN)/sessionlake demo
 
-test: lint ## lint, type check and all tests but the soak
+test: $(READY) ## lint, type check and all tests but the soak
+	@$(MAKE) --no-print-directory -j2 lint classes
 	@$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# Beside the lint, since that leaves a core idle.
+classes: $(READY)
+	@PYTHONPATH=tests $(BIN)/python -m support.class_archive
 
 bench: $(READY) ## measure bronze, silver and gold beside the floor
 	@$(BIN)/python tests/perf/bench.py

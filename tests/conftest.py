@@ -13,6 +13,7 @@ import pytest
 
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.runtime.spark import _LAPTOP
+from support import class_archive
 from support.sessions import hive, without_generated_code
 
 if TYPE_CHECKING:
@@ -20,19 +21,18 @@ if TYPE_CHECKING:
 
     from sessionlake.laptop.broker import BrokerStatus
 
-# Tests are short: compiling quickly beats compiling well, and halves what a JVM costs them.
-_FLAGS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -Dderby.stream.error.file=/dev/null"
-os.environ.setdefault("JDK_JAVA_OPTIONS", _FLAGS)
+os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.java_options())
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_LONGEST = {"test_law.py", "test_crash_tables.py", "test_crash_capture.py", "test_rebuild.py"}
 _PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts a JVM or a broker says so by the fixtures it takes. The longest file of all comes first."""
-    items.sort(key=lambda item: item.path.name != "test_law.py")
+    """What starts a JVM or a broker says so by the fixtures it takes. The longest files come first."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     for item in items:
         taken = getattr(item, "fixturenames", ())
         for name in ("spark", "broker"):

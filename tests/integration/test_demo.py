@@ -81,29 +81,33 @@ def left_running(home: Path) -> list[str]:
     return found
 
 
-def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(played):
+@pytest.fixture
+def told(played: Played, ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a command answers over the tables that the demo has left."""
+    monkeypatch.chdir(played.home)
+    return partial(ask, {"SESSIONLAKE_HOME": str(played.home / "demo")})
+
+
+def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(played, told):
     assert played.code == 0, played.out + played.said
     assert re.search(
         r"40 of 40 session tables exact; \d+ duplicates dropped; \d+ sessions isolated", " ".join(played.out.split())
     )
     assert "Traceback" not in played.said
     assert played.left == []
-    named = [line.strip() for line in played.out.splitlines() if line.strip().startswith("SESSIONLAKE_HOME=")]
-    assert len(named) == 3
-    variable, *words = shlex.split(named[1])
+    status, *reading = [shlex.split(line) for line in played.out.splitlines() if "SESSIONLAKE_HOME=" in line]
+    assert len(reading) == 2
+    variable, *words = status
     done = subprocess.run(
         words, env=os.environ | dict([variable.split("=")]), cwd=played.home, capture_output=True, text=True,
         check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-
-
-@pytest.fixture
-def told(played: Played, ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What a command answers over the tables that the demo has left."""
-    monkeypatch.chdir(played.home)
-    return partial(ask, {"SESSIONLAKE_HOME": str(played.home / "demo")})
+    program = status[: status.index("status")]
+    for line in reading:
+        assert line[: len(program)] == program
+        assert told(*line[len(program) :]).strip()
 
 
 def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(played, told):
@@ -134,7 +138,7 @@ LONGEST = """
 """
 
 
-@pytest.mark.parametrize("seconds", [2, 20])
+@pytest.mark.parametrize("seconds", [pytest.param(2, marks=pytest.mark.soak), 20])  # while Spark starts; live
 def test_an_interrupted_demo_leaves_nothing_running(begun, tmp_path, seconds):
     time.sleep(seconds)
     begun.send_signal(signal.SIGINT)

@@ -18,24 +18,41 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from sessionlake.config import OnViolation, Settings
+from sessionlake.config import CaptureSettings, KafkaSettings, OnViolation, Settings
 from sessionlake.errors import IntegrityViolationError, LakeError, SessionlakeError, TopicChangedError
 from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate import run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.tables import Lake
+from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SECONDS = 120
 
 
+def isolating(folder: Path, broker: BrokerStatus) -> Settings:
+    """Settings that see this folder's topics alone, and isolate."""
+    kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topic_pattern=rf"{folder.name}\..+")
+    return Settings(home=folder / "home", kafka=kafka, capture=CaptureSettings(on_violation=OnViolation.ISOLATE))
+
+
 @pytest.fixture
-def mine(broker_settings: Settings, tmp_path: Path) -> Settings:
-    """Settings that see this test's topics alone, and isolate."""
-    kafka = broker_settings.kafka.model_copy(update={"topic_pattern": rf"{tmp_path.name}\..+"})
-    capture = broker_settings.capture.model_copy(update={"on_violation": OnViolation.ISOLATE})
-    return broker_settings.model_copy(update={"kafka": kafka, "capture": capture})
+def mine(broker: BrokerStatus, tmp_path: Path) -> Settings:
+    return isolating(tmp_path, broker)
+
+
+@pytest.fixture(scope="module")
+def taken_in(broker: BrokerStatus, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A home that `run all --once` has taken everything into."""
+    settings = isolating(tmp_path_factory.mktemp("once"), broker)
+    simulated(settings)
+    done = subprocess.run(
+        command("run", "all", "--once"),
+        env=environment(settings), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (0, "", False), done.stderr
+    return settings
 
 
 def prefix(settings: Settings) -> str:
@@ -92,17 +109,12 @@ def environment(settings: Settings) -> dict[str, str]:
     return os.environ | own
 
 
-def test_once_takes_everything_in_and_the_commands_agree_about_it(mine, spark, ask):
-    simulated(mine)
-    done = subprocess.run(
-        command("run", "all", "--once"), env=environment(mine), capture_output=True, text=True, check=False, timeout=300
-    )
-    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (0, "", False), done.stderr
-    outcome = verify(spark, Lake(mine), truth := truth_from_broker(mine))
+def test_once_takes_everything_in_and_the_commands_agree_about_it(taken_in, spark, ask):
+    outcome = verify(spark, Lake(taken_in), truth := truth_from_broker(taken_in))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
 
     def called(*words: str) -> list[dict]:
-        said = ask(environment(mine), *words, "--format", "json")
+        said = ask(environment(taken_in), *words, "--format", "json")
         return [json.loads(line) for line in said.splitlines()]
 
     layers = called("status")
@@ -114,16 +126,15 @@ def test_once_takes_everything_in_and_the_commands_agree_about_it(mine, spark, a
     assert {row["session_id"] for row in sessions} == {session for _, session in truth.sessions}
 
 
-def test_once_again_changes_nothing_and_more_messages_are_taken_in(mine, spark):
+def test_once_again_changes_nothing_and_more_messages_are_taken_in(taken_in, spark):
     stop = threading.Event()
-    simulated(mine)
-    assert run_once(spark, mine, Layer.ALL, stop)
-    before = count(spark, mine, "ops.ledger")
-    assert run_once(spark, mine, Layer.ALL, stop)
-    assert count(spark, mine, "ops.ledger") == before
-    simulated(mine, seed=1)
-    assert run_once(spark, mine, Layer.ALL, stop)
-    assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+    before = count(spark, taken_in, "ops.ledger")
+    assert run_once(spark, taken_in, Layer.ALL, stop)
+    assert count(spark, taken_in, "ops.ledger") == before
+    simulated(taken_in, seed=1)
+    assert run_once(spark, taken_in, Layer.ALL, stop)
+    assert count(spark, taken_in, "ops.ledger") > before
+    assert verify(spark, Lake(taken_in), truth_from_broker(taken_in)).differences == {}
 
 
 def test_live_layers_stop_in_order_on_sigterm(mine, spark):

@@ -1,29 +1,46 @@
-"""A process to kill: bronze, silver and its merges, each once over what there is.
+"""A process to kill: layers, each once over what there is.
 
-Usage: python crash_worker.py CONFIG
+Usage: python crash_worker.py CONFIG [LAYER ...]
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sessionlake.bronze import job as bronze
-from sessionlake.config import load_settings
+from sessionlake.config import Settings, load_settings
+from sessionlake.lake.names import BRONZE, SILVER, SILVER_TABLES
 from sessionlake.runtime.spark import spark_session
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from support.sessions import without_generated_code
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-def main(file: Path) -> None:
-    """Runs the layers one after the other; a fault point may end this at any commit."""
+LAYERS = (BRONZE, SILVER, SILVER_TABLES)
+"""In the order in which data passes them."""
+
+
+def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
+    """Takes in what is there; a fault point may end the process at any commit."""
+    if layer == BRONZE:
+        bronze.start(spark, settings, once=True).wait()
+    elif layer == SILVER:
+        silver.start(spark, settings, once=True).wait()
+    else:
+        TableMerger(spark, settings).catch_up()
+
+
+def main(file: Path, *layers: str) -> None:
+    """Runs the layers one after the other, all by default."""
     settings = load_settings(file)
     spark = without_generated_code(spark_session(settings, app="crash-worker"))
-    bronze.start(spark, settings, once=True).wait()
-    silver.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
+    for layer in layers or LAYERS:
+        run_layer(spark, settings, layer)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,9 +1,11 @@
 """A pipeline that is killed for real at named places, resumed, and compared with one that never was.
 
 The places are visited in one home, one after the other: a process is killed at the first, the next one resumes what
-it left, takes in new messages as well, and is killed at the second, and so on; the last runs to its end. So every
-place costs one process, and what is compared at the end has been through all of them. At every other place Spark's note
-of the last batch that it finished is lost as well, as by a disk that had not written it: that batch is repeated too.
+it left, takes in new messages as well, and is killed at the second, and so on. So every place costs one process, and
+what is compared at the end has been through all of them. Layers meet in tables alone, so the process runs the layer
+that it dies in; this one, in the session that the tests share, runs those before it, and all to their end. At every
+other place Spark's note of the last batch that it finished is lost as well, as by a disk that had not written it: that
+batch is repeated too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from confluent_kafka import Producer
@@ -30,12 +32,20 @@ from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config
 from sessionlake.streaming.generations import Generations
+from support.crash_worker import LAYERS, run_layer
 from support.lakes import assert_silver_is_the_truth
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 WORKER = Path(__file__).parent / "crash_worker.py"
 PARTITIONS = range(3)
 SECONDS = 240
+
+
+class Death(NamedTuple):
+    """A layer's process, and the fault point that it dies at."""
+
+    layer: str
+    place: str
 
 
 def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
@@ -95,40 +105,44 @@ def lose_last_commit(settings: Settings) -> None:
             last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
-def worker(file: Path, place: str | None = None) -> dict[str, Any]:
-    """What starts the process to kill, which dies by itself at a place if one is named."""
+def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
+    """What starts the process to kill, of all layers unless it is to die by itself in one."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    environment |= {"PYTHONPATH": str(WORKER.parents[1])} | ({VARIABLE: place} if place else {})
-    return {"args": [sys.executable, str(WORKER), str(file)], "env": environment}
+    paths = [str(WORKER.parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
+    environment |= {"PYTHONPATH": os.pathsep.join(paths)} | ({VARIABLE: death.place} if death else {})
+    return {"args": [sys.executable, str(WORKER), str(file), *([death.layer] if death else [])], "env": environment}
 
 
-def run(file: Path, place: str | None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(**worker(file, place), capture_output=True, text=True, timeout=SECONDS, check=False)
+def run(file: Path, death: Death | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**worker(file, death), capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def assert_equal_to_the_truth_when_killed_at(
-    places: Sequence[str], spark: Any, broker: Settings, folder: Path, *, changing: bool = False
+    deaths: Sequence[Death], spark: Any, broker: Settings, folder: Path, *, changing: bool = False
 ) -> None:
-    """Visits the places in a home of its own; each process takes in its share of the messages.
+    """Dies so in a home of its own; each process takes in its share of the messages.
 
     Args:
-        changing: whether each process subscribes to other topics than the one before it.
+        changing: whether at each death other topics are subscribed to than before.
     """
     file = folder / "sessionlake.yml"
     settings = configured(file, broker)
-    whole = yaml.safe_load(file.read_text())
-    both = settings.kafka.topic_pattern
+    both, whole = settings.kafka.topic_pattern, yaml.safe_load(file.read_text())
     patterns = cycle([*map(re.escape, topics(folder)), both] if changing else [both])
-    messages = make(folder, 45 * (len(places) + 1))
-    batches = list(cut(random.Random(7), messages, len(places) + 1))
-    for number, (place, batch) in enumerate(zip([*places, None], batches, strict=True)):
+    messages = make(folder, 45 * (len(deaths) + 1))
+    *batches, last = cut(random.Random(7), messages, len(deaths) + 1)
+    for number, (death, batch) in enumerate(zip(deaths, batches, strict=True)):
         fill(settings, batch)
         if number % 2:
             lose_last_commit(settings)
-        subscribed = {"topic_pattern": next(patterns) if place else both}
-        file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | subscribed}))
-        ended = run(file, place)
-        assert ended.returncode == (-signal.SIGKILL if place else 0), (place, ended.stderr[-3000:])
+        file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | {"topic_pattern": next(patterns)}}))
+        for layer in LAYERS[: LAYERS.index(death.layer)]:
+            run_layer(spark, load_settings(file), layer)
+        ended = run(file, death)
+        assert ended.returncode == -signal.SIGKILL, (death, ended.stderr[-3000:])
+    fill(settings, last)
+    for layer in LAYERS:
+        run_layer(spark, settings, layer)
     if changing:
         assert Generations(settings.checkpoint("bronze"), "bronze").present.number > 0
     assert_every_message_once(spark, settings, messages)

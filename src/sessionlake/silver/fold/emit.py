@@ -175,7 +175,9 @@ def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
 
 
 def _offset_ranges(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
-    grouped = quarantine.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    grouped = quarantine.group_by(["topic", "partition"], use_threads=False).aggregate(
+        [("offset", "min"), ("offset", "max")]
+    )
     return [tuple(row.values()) for row in grouped.to_pylist()]
 
 
@@ -248,7 +250,9 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
 
 def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
     aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
-    found: list[dict[str, Any]] = rows.group_by(["topic", "partition", "verdict"]).aggregate(aggregates).to_pylist()
+    found: list[dict[str, Any]] = (
+        rows.group_by(["topic", "partition", "verdict"], use_threads=False).aggregate(aggregates).to_pylist()
+    )
     return found
 
 

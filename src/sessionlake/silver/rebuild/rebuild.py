@@ -36,6 +36,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.handover import Handover
@@ -43,7 +44,15 @@ from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
-from sessionlake.silver.rebuild.replay import REPLAYED, Replayed, Selection, clear, replay, require_silver
+from sessionlake.silver.rebuild.replay import (
+    REPLAYED,
+    Replayed,
+    Selection,
+    clear,
+    is_small,
+    replay,
+    require_silver,
+)
 from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import rebuild_journal, refuse_half_committed
@@ -104,30 +113,31 @@ def rebuild(
     """
     plan = interrupted(settings)
     lake = require_silver(spark, settings)
-    if plan is not None:
+    with interpreted(spark, when=is_small(spark, lake)):
+        if plan is not None:
+            _publish(spark, settings, lake, plan)
+            return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None)
+        started = datetime.now(UTC)
+        latest = lake.last_commit(spark, MESSAGES).version
+        if version is not None and not 0 <= version <= latest:
+            raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
+        version = latest if version is None else version
+        TableMerger(spark, settings).catch_up()
+        if not selection.everything:
+            refuse_half_committed(settings, LAYER)
+            _require_known(spark, lake, version, selection)
+            handover.refuse_other_shards(settings)
+            _require_level(spark, lake, version)
+        replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
+        if not selection.everything:
+            _fill_up(spark, settings, lake, selection)
+        found = compare_tables(spark, settings, lake)
+        plan = _plan(spark, lake, replayed, found, started)
+        begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
+        handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
+        write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
         _publish(spark, settings, lake, plan)
-        return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None)
-    started = datetime.now(UTC)
-    latest = lake.last_commit(spark, MESSAGES).version
-    if version is not None and not 0 <= version <= latest:
-        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
-    version = latest if version is None else version
-    TableMerger(spark, settings).catch_up()
-    if not selection.everything:
-        refuse_half_committed(settings, LAYER)
-        _require_known(spark, lake, version, selection)
-        handover.refuse_other_shards(settings)
-        _require_level(spark, lake, version)
-    replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
-    if not selection.everything:
-        _fill_up(spark, settings, lake, selection)
-    found = compare_tables(spark, settings, lake)
-    plan = _plan(spark, lake, replayed, found, started)
-    begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
-    handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
-    write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
-    _publish(spark, settings, lake, plan)
-    return Rebuilt(version, plan.batch, plan.counts["messages"], found)
+        return Rebuilt(version, plan.batch, plan.counts["messages"], found)
 
 
 def interrupted(settings: Settings) -> _Plan | None:

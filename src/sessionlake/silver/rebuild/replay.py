@@ -35,7 +35,6 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
-from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.decisions import decisions
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
@@ -130,6 +129,12 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
+def is_small(spark: SparkSession, lake: Lake) -> bool:
+    """Whether all of bronze is replayed, compared and published before code for it would be written."""
+    few = lake.limits.few_messages
+    return few > 0 and lake.read(spark, MESSAGES).limit(few + 1).count() <= few
+
+
 def replay(
     spark: SparkSession,
     settings: Settings,
@@ -157,11 +162,9 @@ def replay(
     partitions: list[PartitionCounts] = []
     log = OffsetLog.empty(spark, lake)
     for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
-        messages = sum(last + 1 - first for first, last in part.values())
-        with interpreted(spark, when=messages <= lake.limits.few_messages):
-            shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
-            emitted = shards.where("kind <> 'state'").select("kind", "payload")
-            folded, written = collect(emitted, SilverOutput.REPORT, lake.limits.inline_bytes)
+        shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
+        emitted = shards.where("kind <> 'state'").select("kind", "payload")
+        folded, written = collect(emitted, SilverOutput.REPORT, lake.limits.inline_bytes)
         reports = [read_report(report) for report in written]
         _refuse_violations(settings, reports)
         whole = total(reports)

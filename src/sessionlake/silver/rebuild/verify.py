@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import Verified, compare_tables
 from sessionlake.silver.rebuild.compare_states import compare_states
-from sessionlake.silver.rebuild.replay import clear, replay, require_silver
+from sessionlake.silver.rebuild.replay import clear, is_small, replay, require_silver
 from sessionlake.streaming.guards import refuse_half_committed, refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     refuse_interrupted_rebuild(settings)
     refuse_half_committed(settings, LAYER)
     lake = require_silver(spark, settings)
-    TableMerger(spark, settings).catch_up()
-    version, ends = lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, lake, LAYER).ends
-    replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
-    states = compare_states(spark, settings, replayed.states)
-    found = replace(compare_tables(spark, settings, lake), states=states)
+    with interpreted(spark, when=is_small(spark, lake)):
+        TableMerger(spark, settings).catch_up()
+        version, ends = lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, lake, LAYER).ends
+        replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
+        states = compare_states(spark, settings, replayed.states)
+        found = replace(compare_tables(spark, settings, lake), states=states)
     clear(spark, settings)
     return found

@@ -113,7 +113,7 @@ def refolded(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | No
         whole = {name: one(rows[name]) for name in rows.column_names} | {"_set": names}
         parts.append(_as_changes(whole, "upsert", -1, schema))
         told = pa.concat_tables([told, rows.select(["topic", "session_id"])])
-    sessions = told.group_by(["topic", "session_id"]).aggregate([])
+    sessions = told.group_by(["topic", "session_id"], use_threads=False).aggregate([])
     parts.append(_as_changes({name: one(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
     return net_changes(pa.concat_tables(parts), columns)
 
