@@ -8,7 +8,9 @@ The sessions are as many each time, and live; every batch has 1,000 messages of 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -18,8 +20,12 @@ from rich.table import Table
 
 from sessionlake.config import CaptureSettings, OnViolation
 from sessionlake.integrity.rules import decode_rules
+from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.schemas import SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.job import total
+from sessionlake.silver.stream_times import StoredTimes, StreamTimesLog
 
 START = 1_790_000_000_000
 SHARDS = 64
@@ -33,7 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures packing and folding by the number of topic-partitions.")
     parser.add_argument("--batches", type=int, default=20)
     batches = parser.parse_args().batches
-    figures = {topics: measure(topics, batches) for topics in TOPICS}
+    with tempfile.TemporaryDirectory() as folder:
+        figures = {topics: measure(topics, batches, Path(folder, str(topics))) for topics in TOPICS}
     table = Table(title=f"{MESSAGES:,} messages a batch, {SHARDS} shards, {SESSIONS:,} sessions", title_justify="left")
     table.add_column("")
     for topics in TOPICS:
@@ -43,12 +50,15 @@ def main() -> None:
     Console(width=100).print(table)
 
 
-def measure(topics: int, batches: int) -> dict[str, float]:
+def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
+    folder.mkdir()
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
-    packer, fold = Packer(decode_rules(capture), SHARDS), SilverFold(capture.declared, capture)
+    log = StreamTimesLog("silver", folder, StreamTimes())
+    packer = Packer(decode_rules(capture), SHARDS, times=StoredTimes(str(folder)))
+    fold = SilverFold(capture.declared, capture)
     sent, offsets = np.zeros(SESSIONS, np.int64), np.zeros(topics * PARTITIONS, np.int64)
     states: dict[int, bytes | None] = {}
-    rnd, packs, folds = np.random.default_rng(1), [], []
+    rnd, packs, folds, notes = np.random.default_rng(1), [], [], []
     for number in range(batches + 4):
         # Once every session, then some; the first few of these warm up.
         chosen = np.sort(rnd.choice(SESSIONS, MESSAGES, replace=False)) if number else np.arange(SESSIONS)
@@ -59,14 +69,23 @@ def measure(topics: int, batches: int) -> dict[str, float]:
         chunks: dict[int, list[bytes]] = {}
         for shard, chunk in zip(packed["shard"].to_pylist(), packed["chunk"].to_pylist(), strict=True):
             chunks.setdefault(shard, []).append(chunk)
+        reports = []
         begun = time.process_time()
         for shard, mine in chunks.items():
-            states[shard] = fold(shard, states.get(shard), mine)[0] or states.get(shard)
+            after, sent_on = fold(shard, states.get(shard), mine)
+            states[shard] = after or states.get(shard)
+            reports += [payload for kind, payload in sent_on if kind == SilverOutput.REPORT]
         folds.append(time.process_time() - begun)
+        ends = total([read_report(report) for report in reports])
+        begun = time.process_time()
+        log.advance(ends)
+        notes.append(time.process_time() - begun)
     return {
         "pack, ms": median(packs[4:]) * 1000,
         "fold, all shards, ms": median(folds[4:]) * 1000,
-        "both, ms": median(a + b for a, b in zip(packs[4:], folds[4:], strict=True)) * 1000,
+        "pack and fold, ms": median(a + b for a, b in zip(packs[4:], folds[4:], strict=True)) * 1000,
+        "notes of stream time, ms": median(notes[4:]) * 1000,
+        "notes, KiB": sum(file.stat().st_size for file in folder.iterdir()) / 1024,
         "states, KiB": sum(len(state or b"") for state in states.values()) / 1024,
     }
 
