@@ -15,6 +15,7 @@ PLACES = [
     "after:silver.session_cuts",
     "after:silver.quarantine",
     "after:ops.ledger#2",  # silver's; the first is bronze's
+    "after:silver.stream_times",
     "after:silver.session_rows",
     "after:silver.sessions",
     "after:silver.session_snapshots",

@@ -110,6 +110,17 @@ def test_states_that_kept_every_topic_partition_are_gone_on_from_and_drop_those_
         assert sorted(set(state.cursors["lane"].tolist())) == list(range(len(state.clock.lanes)))
 
 
+def test_a_batch_that_concerns_no_session_of_a_shard_leaves_its_state_as_it_is() -> None:
+    rules = capture("strict", "isolate", 0)
+    text = b'{"type":"snapshot","seq":0,"ts":0,"rows":[]}'
+    folder = Folder(rules, 2, random.Random(0))
+    folder.batch([KafkaMessage("capture.a", 0, n, 0, b"s%d" % n, text) for n in range(8)])
+    before = dict(folder.stored)
+    assert all(len(state.cursors) for state in folder.states().values())
+    folder.batch([KafkaMessage("capture.b", 0, 0, 10**9, b"s", text)])
+    assert sorted(folder.stored[shard] is before[shard] for shard in range(2)) == [False, True]
+
+
 def test_these_streams_bring_sessions_to_shards_that_have_not_kept_what_their_topic_partition_had_before() -> None:
     found = 0
     for seed in range(STREAMS // 2):
