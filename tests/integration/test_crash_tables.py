@@ -16,6 +16,7 @@ DEATHS = [
     Death(SILVER, "after:silver.session_cuts"),
     Death(SILVER, "after:silver.quarantine"),
     Death(SILVER, "after:ops.ledger"),
+    Death(SILVER, "after:silver.stream_times"),
     Death(SILVER_TABLES, "after:silver.session_rows"),
     Death(SILVER_TABLES, "after:silver.sessions"),
     Death(SILVER_TABLES, "after:silver.session_snapshots"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, shard_states
+from sessionlake.silver.stream_times import stored_times
 from support.lakes import assert_silver_is_the_truth, comparable, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
@@ -105,6 +107,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
         limit(patch, driver_cuts=0)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
+    shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver, with so many sessions that they are not named
         patch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)

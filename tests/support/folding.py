@@ -14,11 +14,14 @@ import pyarrow.compute as pc
 from sessionlake.config import CaptureSettings, milliseconds
 from sessionlake.integrity.rules import Decision, DecisionKey, decode_rules
 from sessionlake.integrity.state import ShardState
+from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.job import total
+from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import net_changes, refolded
 
 INT64_MAX = 2**63 - 1
@@ -84,10 +87,13 @@ class Folder:
     ) -> None:
         columns = capture.declared
         self._columns, self._shards, self._rnd = columns, shards, rnd
-        self._packer = Packer(decode_rules(capture), shards)
+        self._decode, self._times = decode_rules(capture), StreamTimes()
         decided = {} if decisions is None else decisions
         self._fold = SilverFold(columns, capture, decided, bulk=bulk, snapshot_interval=interval)
-        self._states: dict[int, bytes | None] = {}
+        self.stored: dict[int, bytes | None] = {}
+        """Every shard's state, as the bytes that Spark would keep."""
+        self.ends: dict[tuple[str, int], int] = {}
+        """The last offset of each topic-partition."""
         self._history: list[pa.Table] = []
         self.parts: list[dict[str, pa.Table]] = []
         """The rows that each batch gave, by kind."""
@@ -99,21 +105,26 @@ class Folder:
         Raises:
             ViolationError: with the first violation; nothing of the batch is kept.
         """
-        states, payloads = dict(self._states), []
+        states, payloads = dict(self.stored), []
         for shard, chunks in self._chunks(messages).items():
             self._rnd.shuffle(chunks)
-            states[shard], out = self._fold(shard, states.get(shard), chunks)
+            after, out = self._fold(shard, states.get(shard), chunks)
+            states[shard] = after or states.get(shard)
             payloads += out
         reports = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
+        ends = total(reports)
+        require_continued("silver", ends, self.ends)
+        self._times = self._times.noted(ends_of(ends))  # before it is sure that the batch is committed
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
-        self._states = states
+        self.stored = states
+        self.ends |= {(part.topic, part.partition): part.last for part in ends if part.messages}
         self._keep(payloads, reports)
 
     def states(self) -> dict[int, ShardState]:
         """Every shard's state."""
-        return {shard: ShardState.decode(self._states.get(shard), self._columns) for shard in range(self._shards)}
+        return {shard: ShardState.decode(self.stored.get(shard), self._columns) for shard in range(self._shards)}
 
     def table(self, kind: SilverOutput, schema: pa.Schema) -> pa.Table:
         """All rows of a kind, with the number of their batch."""
@@ -130,8 +141,9 @@ class Folder:
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
+        packer = Packer(self._decode, self._shards, times=self._times)
         for task in filter(None, tasks):
-            packed = self._packer.pack(raw_table(task, self._shards)).to_pydict()
+            packed = packer.pack(raw_table(task, self._shards)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)
         return chunks

@@ -10,7 +10,7 @@ from sessionlake.config import Settings, SilverSettings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import SILVER
 from sessionlake.silver import handover
-from sessionlake.silver.handover import Handover
+from sessionlake.silver.handover import HandedOver, Handover
 
 
 def of(home: Path, shards: int) -> Settings:
@@ -68,3 +68,10 @@ def test_those_of_the_latest_handover(tmp_path: Path) -> None:
     handed_over(of(tmp_path, 5), "first")
     handed_over(of(tmp_path, 2), "second")
     assert_of(tmp_path, 2)
+
+
+def test_a_shard_that_the_first_batch_leaves_as_it_is_has_the_state_that_was_handed_over(tmp_path: Path) -> None:
+    handed_over(of(tmp_path, 1))
+    unchanged = HandedOver(lambda *_: (None, []), str(handover.folder(of(tmp_path, 1))))
+    assert unchanged(0, None, []) == (b"state", [])
+    assert unchanged(0, b"later", []) == (None, [])

@@ -353,7 +353,7 @@ def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> Non
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
     stored = ShardState().encode(COLUMNS).replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
-    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/2.*sessionlake rebuild silver"):
+    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/3.*sessionlake rebuild silver"):
         ShardState.decode(stored, COLUMNS)
 
 
@@ -384,7 +384,17 @@ def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() 
     own, other = state("s0 u1", rules("strict", "fail")), state("s0 u1 u2 u3", rules("strict", "fail"))
     own.keys, other.keys = pa.array(["t\0s"]), pa.array(["t\0r"])
     own.update(np.array([-1]), pa.array(["t\0r"]), own.cursors.copy(), own.memories.copy())
-    own.clock = Clock([LaneTime("u", 0, 1, 1), LaneTime("t", 0, 7, 9)])
+    own.clock = Clock([LaneTime("u", 0, 1, 1)])
     own.graft(other, lambda topic, session: (topic, session) == ("t", "r"))
     found = dict(zip(own.keys.to_pylist(), own.cursors[["last_seq", "lane"]].tolist(), strict=True))
     assert found == {"t\0s": (1, 0), "t\0r": (3, 1)}
+    assert own.clock.lanes == [LaneTime("u", 0, 1, 1), LaneTime("t", 0, 7, 9)]
+
+
+def test_a_state_keeps_the_topic_partitions_of_its_sessions_and_those_that_are_asked_for() -> None:
+    found = state("s0 u1", rules("strict", "fail"))
+    found.clock = Clock([LaneTime(topic, 0, 7, 9) for topic in "utvw"])
+    found.cursors["lane"] = 1
+    found.keep_lanes({("w", 0)})
+    again = ShardState.decode(found.encode(COLUMNS), COLUMNS)
+    assert ([lane.topic for lane in again.clock.lanes], again.cursors["lane"].tolist()) == (["t", "w"], [0])

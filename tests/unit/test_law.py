@@ -8,10 +8,12 @@ import random
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import pytest
 from _pytest.mark import ParameterSet
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
@@ -99,6 +101,52 @@ def test_the_state_after_any_batches_is_that_after_one(seed: int, integrity: str
             done += batch
     rebuilt.batch(done)
     assert_same_states(found, rebuilt)
+
+
+@pytest.mark.parametrize("seed", range(6_000, 6_000 + STREAMS // 4))
+def test_states_that_kept_every_topic_partition_are_gone_on_from_and_drop_those_of_no_session(seed: int) -> None:
+    rnd, messages = stream(seed)
+    rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
+    found, rebuilt = (Folder(rules, 2, rnd, interval=every) for _ in range(2))
+    before, after = messages[: len(messages) // 2], messages[len(messages) // 2 :]
+    found.batch(before)
+    times = {(m.topic, m.partition): max(o.timestamp for o in before if o[:2] == m[:2]) for m in before}
+    for shard, state in found.states().items():  # as the version before stored them
+        for place, offset in found.ends.items():
+            state.clock.add(LaneTime(*place, times[place], offset))
+        content = msgspec.msgpack.decode(state.encode(rules.declared)) | {"format": "sessionlake.silver/2"}
+        found.stored[shard] = msgspec.msgpack.encode(content)
+    rebuilt.batch(before)
+    assert_same_states(found, rebuilt)
+    found.batch(after)
+    assert_same(of_silver(found.silver), of_truth(truth_of(messages, rules, every)))
+    for state in found.states().values() if after else ():
+        assert sorted(set(state.cursors["lane"].tolist())) == list(range(len(state.clock.lanes)))
+
+
+def test_a_batch_that_concerns_no_session_of_a_shard_leaves_its_state_as_it_is() -> None:
+    rules = capture("strict", "isolate", 0)
+    text = b'{"type":"snapshot","seq":0,"ts":0,"rows":[]}'
+    folder = Folder(rules, 2, random.Random(0))
+    folder.batch([KafkaMessage("capture.a", 0, n, 0, b"s%d" % n, text) for n in range(8)])
+    before = dict(folder.stored)
+    assert all(len(state.cursors) for state in folder.states().values())
+    folder.batch([KafkaMessage("capture.b", 0, 0, 10**9, b"s", text)])
+    assert sorted(folder.stored[shard] is before[shard] for shard in range(2)) == [False, True]
+
+
+def test_these_streams_bring_sessions_to_shards_that_have_not_kept_what_their_topic_partition_had_before() -> None:
+    found = 0
+    for seed in range(STREAMS // 2):
+        rnd, messages = stream(seed)
+        folder = Folder(capture("once", "record", seed), 3, rnd)
+        for batch in cut(rnd, messages, 6):
+            ends, before = dict(folder.ends), folder.states()
+            folder.batch(batch)
+            for shard, after in folder.states().items():
+                kept = before[shard].clock.now
+                found += sum(1 for place in after.clock.now if place in ends and place not in kept)
+    assert found > 15
 
 
 def test_these_streams_have_every_fault_of_the_protocol() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,9 +17,11 @@ from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, session_keys
 from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.types import Bools, Int64s, Objects
+from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-FORMAT = "sessionlake.silver/2"
+FORMAT = "sessionlake.silver/3"
+_ALL_LANES = "sessionlake.silver/2"
+"""As `FORMAT`, with the topic-partitions of all sessions of all shards: those of no session here are dropped."""
 # More cursors than this are compressed: to a fifth, for half a microsecond each.
 _FEW = 1_000
 _FIRST_FORMAT = b"sessionlake.cursors/1"
@@ -95,17 +97,31 @@ class ShardState:
             self.keys = self.keys.filter(pa.array(wanted))
             self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
 
+    def keep_lanes(self, also: Collection[TopicPartition] = ()) -> None:
+        """Forgets the stream times of topic-partitions that no session is in, and that are not among these, either."""
+        lanes = self.clock.lanes
+        kept = np.array([(lane.topic, lane.partition) in also for lane in lanes], np.bool_)
+        kept[self.cursors["lane"]] = True
+        if kept.all():
+            return
+        places = np.cumsum(kept, dtype=np.int32) - 1
+        if (places[self.cursors["lane"]] != self.cursors["lane"]).any():
+            self._stored = None
+            self.cursors = self.cursors.copy()
+            self.cursors["lane"] = places[self.cursors["lane"]]
+        self.clock = Clock([lane for lane, wanted in zip(lanes, kept.tolist(), strict=True) if wanted])
+
     def graft(self, other: ShardState, mine: Callable[[str, str], bool]) -> None:
         """Takes over another state's sessions in the place of its own.
 
         Args:
-            other: of the same shard; its topic-partitions are known here.
+            other: of the same shard, after the same messages.
             mine: whether a session, by topic and id, is to be taken over; all others stay.
         """
         self.keep(~_chosen(self.keys, mine))
         taken = np.flatnonzero(_chosen(other.keys, mine))
         cursors = other.cursors[taken]
-        lanes = [self.clock.index((lane.topic, lane.partition)) for lane in other.clock.lanes]
+        lanes = [self.clock.add(lane) for lane in other.clock.lanes]
         cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
         absent = np.full(len(taken), -1, np.int64)
         self.update(absent, other.keys.take(pa.array(taken)), cursors, other.memories[taken])
@@ -115,6 +131,7 @@ class ShardState:
         ]
         kept = [part for part in parts if part is not None]
         self.held = pa.concat_tables(kept).combine_chunks() if kept else None
+        self.keep_lanes()
 
     def encode(self, columns: tuple[Column, ...]) -> bytes:
         """The state as bytes."""
@@ -132,7 +149,7 @@ class ShardState:
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...]) -> ShardState:
-        """Reads what `encode` wrote, or what the version before it did.
+        """Reads what `encode` wrote, or what versions before it did.
 
         Args:
             columns: those declared now: messages held back since before a column was declared are without it.
@@ -165,7 +182,7 @@ def _read(stored: bytes) -> _Stored:
         found = _decoder.decode(stored)
     except msgspec.MsgspecError as error:
         raise LakeError(f"the silver state cannot be read ({error}): {_REMEDY}") from None
-    if found.format != FORMAT:
+    if found.format not in {FORMAT, _ALL_LANES}:
         raise LakeError(f"the silver state is of format {found.format!r}, this version reads {FORMAT!r}: {_REMEDY}")
     return found
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.cursor import FIELDS, INITIAL, NO_POSITION, Cursors, SeqMemory, decode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Int64s, TopicPartition
 
 # Of positions only those of the session's present life count. An earlier life's stay with a session that came back
 # before a batch ended, and are gone from one that was forgotten between two batches. A life's own are never lower than
@@ -55,8 +55,8 @@ class StateDifference:
 
 
 def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference | None:
-    """The first difference of two states of one shard: of its clock, else of its sessions; None if they are equal."""
-    for compared in (_clocks, _sessions, _cursors, _memories, _held):
+    """The first difference of two states of one shard; None if they are equal."""
+    for compared in (_sessions, _clocks, _cursors, _memories, _held):
         for difference in compared(found, rebuilt):
             return difference
     return None
@@ -65,15 +65,23 @@ def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference 
 def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """By topic-partition: which number each has depends on which came first."""
     sides = [{(lane.topic, lane.partition): lane for lane in state.clock.lanes} for state in (found, rebuilt)]
+    needed = _of_sessions(found) | _of_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
         one, other = (side.get((topic, partition)) for side in sides)
         if one is None or other is None:
-            yield _missing(topic, None, f"clock of partition {partition}", there=one is not None)
+            if (topic, partition) in needed:
+                yield _missing(topic, None, f"clock of partition {partition}", there=one is not None)
             continue
         for name in LaneTime.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
                 values = (repr(getattr(one, name)), repr(getattr(other, name)))
                 yield StateDifference(topic, None, f"clock of partition {partition}, {name}", *values)
+
+
+def _of_sessions(state: ShardState) -> set[TopicPartition]:
+    """The topic-partitions that sessions are in. An older version kept others, too; no message is judged by them."""
+    lanes = state.clock.lanes
+    return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
 
 def _sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -158,9 +166,9 @@ def _comparable(cursors: Cursors) -> Cursors:
 
 
 def _renumbered(state: ShardState, other: ShardState) -> Int64s:
-    """The number that each of a state's topic-partitions has in another that has them all."""
-    numbers = [other.clock.index((lane.topic, lane.partition)) for lane in state.clock.lanes]
-    return np.array([*numbers, 0], np.int64)  # a cursor may be there before any topic-partition is
+    """The number that each of a state's topic-partitions has in another that has all of its sessions."""
+    number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.lanes)}
+    return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.lanes], np.int64)
 
 
 def _told(state: ShardState, name: str, value: int) -> str:

@@ -29,7 +29,16 @@ from sessionlake.processors.stored import require_readable_states
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import counts_of, packed, ranges_of, rows_of, total, violation_of
+from sessionlake.silver.job import (
+    counts_of,
+    offset_log,
+    packed,
+    ranges_of,
+    rows_of,
+    total,
+    violation_of,
+)
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint
 from sessionlake.streaming.query import LayerQuery
@@ -86,8 +95,10 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     require_readable_states(spark, checkpoint, processor)
     capture = settings.capture
     fold = SilverFold(capture.declared, capture, decisions(lake.reader(spark)), processor=processor)
-    stream = fold_shards(packed(spark, lake, settings, own.topics), fold)
-    batch = _ProcessorBatch(lake, settings, own, processor)
+    log = offset_log(spark, lake, settings, own.layer)
+    times = StreamTimesLog.begin(spark, settings, own.layer, log.ends)
+    stream = fold_shards(packed(spark, lake, settings, own.layer, own.topics), fold)
+    batch = _ProcessorBatch(lake, settings, own, processor, log, times)
     return LayerQuery(own.layer, checkpoint).start(stream, batch, trigger=own.trigger, once=once)
 
 
@@ -105,10 +116,18 @@ def table_of(own: ProcessorSettings, output: OutputColumns) -> TableSchema:
 class _ProcessorBatch:
     """Commits one micro-batch: checks first, then records and errors, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, own: ProcessorSettings, processor: MessageByMessage) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        settings: Settings,
+        own: ProcessorSettings,
+        processor: MessageByMessage,
+        log: OffsetLog,
+        times: StreamTimesLog,
+    ) -> None:
         self._lake, self._settings, self._own = lake, settings, own
         self._output = processor.workings.output
-        self._log: OffsetLog | None = None
+        self._log, self._times = log, times
         self._few = False  # whether the batch before was small, which is the best guess for the next
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
@@ -123,9 +142,9 @@ class _ProcessorBatch:
                 note_stop(self._settings, violation.violation, own.layer)
                 raise violation
             refuse_failures(own.name, reports)
-            self._log = self._log or OffsetLog.load(spark, self._lake, own.layer, txn)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=own.layer)
+            require_continued(own.layer, partitions, self._log.ends)
             with committing(self._settings, own.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=own.layer,
@@ -140,6 +159,7 @@ class _ProcessorBatch:
                 write(spark, self._lake, entry)
         finally:
             frame.unpersist()
+        self._times.advance(partitions)
         self._log.advance(ranges)
         note_going_on(self._settings, own.layer)
         self._few = entry.messages <= self._lake.limits.few_messages

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.clock import Clock
 from sessionlake.processors.api import Processor
 from sessionlake.protocol.chunk import is_chunk
 from sessionlake.protocol.types import TopicPartition
@@ -71,12 +70,10 @@ class ProcessorMemory:
     sessions: dict[str, Kept] = field(default_factory=dict)
 
     @staticmethod
-    def is_due(stored: bytes | None, clock: Clock) -> bool:
-        """Whether any session has something to do, without decoding them."""
-        if stored is None:
-            return False
-        now = {(lane.topic, lane.partition): lane.time for lane in clock.lanes}
-        return any(time < now.get((topic, partition), time) for topic, partition, time in _open(stored).due)
+    def due_of(stored: bytes | None) -> dict[TopicPartition, int]:
+        """`due`, without decoding the sessions."""
+        found = () if stored is None else _open(stored).due
+        return {(topic, partition): time for topic, partition, time in found}
 
     @classmethod
     def decode(cls, stored: bytes | None) -> ProcessorMemory:
@@ -92,7 +89,7 @@ class ProcessorMemory:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
             raise LakeError(f"processor {found.processor}: its state cannot be read ({error}): {_REMEDY}") from None
-        return cls({(topic, partition): time for topic, partition, time in found.due}, sessions)
+        return cls(cls.due_of(stored), sessions)
 
     def encode(self, processor: str, shards: int) -> bytes:
         """The shard's sessions as msgpack, with format, processor and number of shards."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, OnViolation, ProcessorSettings
-from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
@@ -72,9 +71,9 @@ class MessageByMessage:
             self.loaded = workings(self.ref.name, self.ref.load(), self.limits)
         return self.loaded
 
-    def is_due(self, memory: bytes | None, clock: Clock) -> bool:
+    def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """See `ShardProcessor`."""
-        return ProcessorMemory.is_due(memory, clock)
+        return ProcessorMemory.due_of(memory)
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
         """See `ShardProcessor`."""
@@ -125,7 +124,7 @@ class _ShardBatch:
 
     def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
-        self._now = {(lane.topic, lane.partition): lane.time for lane in judged.clock.lanes}
+        self._now = judged.clock.now
         self._keys = session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = Results()

@@ -18,12 +18,13 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, ProcessorSettings
+from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lake.ledger import COUNTS
 from sessionlake.processors.api import Processor
 from sessionlake.processors.load import ProcessorRef, check
 from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD
-from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
+from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
 from sessionlake.protocol.chunk import read_ipc
@@ -31,7 +32,8 @@ from sessionlake.protocol.types import Payloads
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import violation_of
+from sessionlake.silver.job import total, violation_of
+from sessionlake.silver.stream_times import ends_of
 from sessionlake.streaming.payloads import rules_of
 
 __all__ = ["Result", "Sent", "run"]
@@ -160,10 +162,11 @@ def fold_raw(
     each = processor_of(own, capture, shards, ref)
     each.loaded = workings(own.name, processor, each.limits)
     judged = SilverFold(capture.declared, capture, processor=each)
-    packer = Packer(rules_of(capture), shards)
-    result, states = Result(), dict.fromkeys(range(shards))
+    result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimes()
     for tasks in batches:
-        _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
+        packer = Packer(rules_of(capture), shards, times=times)
+        reports = _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
+        times = times.noted(ends_of(total([*reports])))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
     for state in states.values():
@@ -182,11 +185,12 @@ def _folded(
         for shard, chunk in zip(*task.to_pydict().values(), strict=True):
             chunks.setdefault(shard, []).append(chunk)
     for shard, mine in chunks.items():
-        states[shard], emitted = judged(shard, states[shard], mine)
+        after, emitted = judged(shard, states[shard], mine)
+        states[shard] = after or states[shard]
         yield from emitted
 
 
-def _keep(result: Result, name: str, emitted: Payloads) -> None:
+def _keep(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
     reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
     if violation := violation_of([*reports]):
         raise violation
@@ -196,6 +200,7 @@ def _keep(result: Result, name: str, emitted: Payloads) -> None:
             result.counts[count] += getattr(part, count)
     for rows, wanted in ((result.rows, ProcessorOutput.RECORDS), (result.errors, ProcessorOutput.ERRORS)):
         rows += [row for kind, payload in emitted if kind == wanted for row in _plain(payload)]
+    return reports
 
 
 def _plain(payload: bytes) -> list[dict[str, Any]]:

@@ -162,6 +162,6 @@ class HandedOver:
         self, shard: int, state: bytes | None, chunks: list[bytes]
     ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
         """See `ShardFold`."""
-        if state is None:
-            state = _state(self.place, shard)
-        return self.fold(shard, state, chunks)
+        begins = _state(self.place, shard) if state is None else None
+        after, out = self.fold(shard, state or begins, chunks)
+        return after or begins, out

@@ -28,7 +28,10 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpacked
 from sessionlake.silver.handover import Handover
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
+from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.folded import Folded, collect
+from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint, refuse_interrupted_rebuild
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.query import LayerQuery
@@ -73,7 +76,10 @@ def start(
     handover.note_shards(settings)
     begin = handover.in_force(settings)
     decided = decisions(lake.reader(spark))
-    job = _SilverBatch(lake, settings, decided, begin.first_batch if begin else 0, on_batch)
+    first_batch = begin.first_batch if begin else 0
+    log = offset_log(spark, lake, settings, LAYER, first_batch)
+    times = StreamTimesLog.begin(spark, settings, LAYER, log.ends)
+    job = _SilverBatch(lake, settings, decided, first_batch, log, times, on_batch)
     frame = folded(spark, lake, settings, decided, begin)
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
@@ -87,15 +93,25 @@ def folded(
     fold: ShardFold = SilverFold(capture.declared, capture, decided, interval)
     if begin is not None:
         fold = handover.HandedOver(fold, str(handover.folder(settings)))
-    return fold_shards(packed(spark, lake, settings, begin=begin), fold)
+    return fold_shards(packed(spark, lake, settings, LAYER, begin=begin), fold)
+
+
+def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
+    """Where the batches end that come before the one that a layer's query makes next, though the ledger has it."""
+    checkpoint = Generations(settings.checkpoint(layer), layer).present
+    done = last_committed(checkpoint.folder)
+    following = first_batch + (0 if done is None else done + 1)
+    before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
+    return OffsetLog.load(spark, lake, layer, before)
 
 
 def packed(
-    spark: SparkSession, lake: Lake, settings: Settings, topics: str = ".*", begin: Handover | None = None
+    spark: SparkSession, lake: Lake, settings: Settings, layer: str, topics: str = ".*", begin: Handover | None = None
 ) -> DataFrame:
     """The stream of bronze's messages, packed by shard; `shard int, chunk binary`.
 
     Args:
+        layer: by whose notes of stream time.
         topics: pattern of whole names of those that are wanted.
         begin: what was rebuilt already, and is not read again.
     """
@@ -106,7 +122,7 @@ def packed(
         options["startingVersion"] = begin.bronze_version + 1
     raw = lake.stream(spark, MESSAGES, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    packer = Packer(rules_of(settings.capture), settings.silver.shards, topics)
+    packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
     columns = (shard, "topic", "partition", "offset", "timestamp", "key", "value")
     return raw.select(*columns).mapInArrow(packer, PACKED_SCHEMA)
 
@@ -120,6 +136,8 @@ class _SilverBatch:
         settings: Settings,
         decided: dict[DecisionKey, Decision],
         first_batch: int,
+        log: OffsetLog,
+        times: StreamTimesLog,
         on_batch: OnBatch | None,
     ) -> None:
         self._lake = lake
@@ -127,7 +145,8 @@ class _SilverBatch:
         self._decided = decided
         self._first_batch = first_batch
         self._on_batch = on_batch
-        self._log: OffsetLog | None = None
+        self._log = log
+        self._times = times
         self._few = False  # whether the batch before was small, which is the best guess for the next
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
@@ -140,9 +159,9 @@ class _SilverBatch:
             reports = [read_report(report) for report in written]
             partitions = total(reports)
             self._refuse_violations(reports)
-            self._log = self._log or OffsetLog.load(spark, self._lake, LAYER, txn)
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
+            require_continued(LAYER, partitions, self._log.ends)
             by = config_hash(self._settings)
             with committing(self._settings, LAYER, txn.version, by, ranges):
                 outputs, rows = self._append(folded, reports, txn)
@@ -160,6 +179,7 @@ class _SilverBatch:
                 write(spark, self._lake, entry)
         finally:
             frame.unpersist()
+        self._times.advance(partitions)
         self._log.advance(ranges)
         note_going_on(self._settings)
         self._few = entry.messages <= self._lake.limits.few_messages
@@ -249,6 +269,9 @@ def total(reports: list[ShardReport]) -> list[PartitionCounts]:
         known = whole.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
         if part.messages:
             known.first = min(known.first, part.first) if known.messages else part.first
+            # All should know the same; if one does not, its messages were judged by a wrong time.
+            known.since = min(known.since, part.since) if known.messages else part.since
+            known.stream_time = max(known.stream_time, part.stream_time)
             known.last = max(known.last, part.last)
         for name in COUNTS:
             setattr(known, name, getattr(known, name) + getattr(part, name))

@@ -175,10 +175,9 @@ def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
 
 
 def _offset_ranges(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
-    grouped = quarantine.group_by(["topic", "partition"], use_threads=False).aggregate(
-        [("offset", "min"), ("offset", "max")]
-    )
-    return [tuple(row.values()) for row in grouped.to_pylist()]
+    grouped = quarantine.group_by(["topic", "partition"], use_threads=False)
+    ranges = grouped.aggregate([("offset", "min"), ("offset", "max")])
+    return [tuple(row.values()) for row in ranges.to_pylist()]
 
 
 def _events(judged: Judged, rules: RuleBook) -> pa.Table:
@@ -233,10 +232,10 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
     counts: dict[tuple[str, int], PartitionCounts] = {}
     for row in _grouped(arrived):
-        count = counts.setdefault(
-            (row["topic"], row["partition"]),
-            PartitionCounts(row["topic"], row["partition"], row["offset_min"], row["offset_max"], 0),
-        )
+        place = row["topic"], row["partition"]
+        count = counts.setdefault(place, PartitionCounts(*place, row["offset_min"], row["offset_max"], 0))
+        clock = judged.clock
+        count.since, count.stream_time = clock.since[place], clock.lanes[clock.index(place)].time
         count.first, count.last = min(count.first, row["offset_min"]), max(count.last, row["offset_max"])
         count.messages += row["offset_count"]
         _add(count, row["verdict"], row["offset_count"])
@@ -250,9 +249,8 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
 
 def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
     aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
-    found: list[dict[str, Any]] = (
-        rows.group_by(["topic", "partition", "verdict"], use_threads=False).aggregate(aggregates).to_pylist()
-    )
+    grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # for few rows, threads cost more
+    found: list[dict[str, Any]] = grouped.aggregate(aggregates).to_pylist()
     return found
 
 

@@ -1,13 +1,13 @@
 """Packing: raw messages of one task, decoded and cut into one chunk a shard. Runs before the shuffle.
 
-Every shard is told, besides, what the task's messages did to the clocks of their topic-partitions.
+Every shard is told, besides, what the task's messages did to the clocks of their topic-partitions, and from where.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import note_place
-from sessionlake.integrity.clock import Segments, encode_segments, segments_of
+from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
+from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.decode import DecodeRules, decode
@@ -40,6 +41,8 @@ class Packer:
     shards: int
     topics: str = ".*"
     """Pattern of whole names: messages of other topics are passed over."""
+    times: TimesBefore = field(default_factory=StreamTimes)
+    """Where stream times before the batch are looked up; by default there are none: the batch is the first."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages block by block."""
@@ -80,7 +83,7 @@ class Packer:
         chunk = decode(
             raw.drop_columns(["shard", "timestamp"]).append_column("kafka_ts", _ms(raw["timestamp"])), self.rules
         )
-        segments, clock = _clock(chunk)
+        segments, clock = _clock(chunk, self.times)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
@@ -106,12 +109,12 @@ def _lane(row: dict[str, Any]) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def _clock(chunk: pa.Table) -> tuple[Segments, Int64s]:
+def _clock(chunk: pa.Table, times: TimesBefore) -> tuple[Segments, Int64s]:
     topic, topics = codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
-    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), chunk["kafka_ts"].to_numpy())
+    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), chunk["kafka_ts"].to_numpy(), times)
 
 
 def _ms(timestamps: Any) -> Any:

@@ -6,16 +6,16 @@ Both are given the same thing at the same place, so that both see the same messa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 
-from sessionlake.integrity.clock import Clock
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.types import Payloads
+from sessionlake.protocol.types import Payloads, TopicPartition
 from sessionlake.silver.fold.emit import Judged, payloads
 
 _MAGIC = b"sessionlake.shard/1\n"
@@ -24,12 +24,11 @@ _MAGIC = b"sessionlake.shard/1\n"
 class ShardProcessor(Protocol):
     """Makes payloads out of a shard's judged batches; pure, and picklable, since Spark ships it to its workers."""
 
-    def is_due(self, memory: bytes | None, clock: Clock) -> bool:
-        """Whether time alone has brought it something to do, though no message came.
+    def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+        """The stream time (ms) past which it has something to do, though no message comes, by topic-partition.
 
         Args:
             memory: what `process` returned last; None at first.
-            clock: of the shard, after the batch.
         """
         ...
 
@@ -52,10 +51,10 @@ class Rebuild:
     columns: tuple[Column, ...]
     rules: RuleBook
 
-    def is_due(self, memory: bytes | None, clock: Clock) -> bool:
+    def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """See `ShardProcessor`."""
-        del memory, clock
-        return False
+        del memory
+        return {}
 
     def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
         """See `ShardProcessor`."""

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sessionlake.integrity.clock import BEGINNING
+from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 
@@ -112,8 +114,12 @@ EVENTS_SCHEMA = pa.schema(
 class PartitionCounts(msgspec.Struct):
     """What became of a shard's messages of one topic-partition: `messages` is the sum of the four counts behind it.
 
-    `held` counts what came to be held back less what was released, which is among the others. Without messages,
-    `first` and `last` mean nothing.
+    `held` counts what came to be held back less what was released, which is among the others. Without messages, what
+    tells of offsets and times means nothing.
+
+    Attributes:
+        since: the offset that the stream time before the batch was of.
+        stream_time: after the batch, ms.
     """
 
     topic: str
@@ -125,6 +131,8 @@ class PartitionCounts(msgspec.Struct):
     duplicates: int = 0
     quarantined: int = 0
     held: int = 0
+    since: int = BEGINNING
+    stream_time: int = NO_TIME
 
 
 class Violation(msgspec.Struct):

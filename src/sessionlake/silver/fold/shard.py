@@ -5,6 +5,7 @@ Pure: the result depends on the state and the messages alone, not on how they we
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.capture import CaptureSettings
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Segments, decode_segments
+from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Clock, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.outcome import Outcome, Verdict
@@ -25,7 +26,7 @@ from sessionlake.protocol.arrow import pair_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ
-from sessionlake.protocol.types import Bools, Int64s, Payloads
+from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.silver.fold.emit import Judged
 from sessionlake.silver.fold.process import Rebuild, ShardProcessor, join, split
 
@@ -57,28 +58,41 @@ class SilverFold:
         segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
         judging, memory = split(state)
         after = ShardState.decode(judging, self.columns)
+        behind = after.clock.advance(segments, _topic_partitions(batch))
+        judge = ShardJudge(after, self._rules, self.decisions, behind)
         processor = self.processor or Rebuild(self.columns, self._rules)
-        judge = ShardJudge(after, self._rules, self.decisions, segments)
-        if not batch.num_rows and not judge.is_time_for_any and not processor.is_due(memory, after.clock):
-            return join(after.encode(self.columns), memory), []
-        wrong = pc.not_equal(batch["reason"], 0)
-        malformed = batch.filter(wrong)
-        well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
-        judged = judge.judge(well_formed, bulk=self.bulk)
-        memory, sent = processor.process(memory, judged, malformed)
-        return join(after.encode(self.columns), memory), sent
+        sent: Payloads = []
+        if batch.num_rows or judge.is_time_for_any or _is_due(processor.due(memory), after.clock):
+            wrong = pc.not_equal(batch["reason"], 0)
+            malformed = batch.filter(wrong)
+            well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
+            judged = judge.judge(well_formed, bulk=self.bulk)
+            memory, sent = processor.process(memory, judged, malformed)
+        after.keep_lanes(processor.due(memory))
+        encoded = join(after.encode(self.columns), memory)
+        return None if encoded == state else encoded, sent
+
+
+def _topic_partitions(messages: pa.Table) -> set[TopicPartition]:
+    _, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+    return set(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
+
+
+def _is_due(due: Mapping[TopicPartition, int], clock: Clock) -> bool:
+    now = clock.now if due else {}
+    return any(time < now.get(place, time) for place, time in due.items())
 
 
 class ShardJudge:
     """Judges one shard's batch: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
-        self, state: ShardState, rules: RuleBook, decisions: dict[DecisionKey, Decision], segments: list[Segments]
+        self, state: ShardState, rules: RuleBook, decisions: dict[DecisionKey, Decision], behind: Behind
     ) -> None:
         self._state = state
         self._rules = rules
         self._decisions = decisions
-        self._behind = state.clock.advance(segments)
+        self._behind = behind
 
     @property
     def is_time_for_any(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
+from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import OffsetRange, config_hash
 from sessionlake.lake.names import (
@@ -51,6 +52,7 @@ from sessionlake.silver.job import (
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
+from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
@@ -65,6 +67,7 @@ SLICE_BYTES = 1 << 30
 # What one Python worker reduces at a time.
 _TASK_CHANGES = 500_000
 _LAST_SLICE = 2**31
+_LAYER = "a rebuild of silver"
 
 
 @dataclass(frozen=True)
@@ -160,17 +163,16 @@ def replay(
     source = lake.read(spark, MESSAGES, version)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
-    log = OffsetLog.empty(spark, lake)
+    log, times = OffsetLog.empty(spark, lake), StreamTimes()
     for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
-        shards = _fold(spark, settings, source.where(within(part)), states, decided).localCheckpoint()
+        shards = _fold(spark, settings, source.where(within(part)), states, times, decided).localCheckpoint()
         emitted = shards.where("kind <> 'state'").select("kind", "payload")
         folded, written = collect(emitted, SilverOutput.REPORT, lake.limits.inline_bytes)
         reports = [read_report(report) for report in written]
         _refuse_violations(settings, reports)
         whole = total(reports)
-        ranges = ranges_of(whole)
-        log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer="a rebuild of silver")
-        log.advance(ranges)
+        _take_note(log, whole, allow_gaps=settings.kafka.allow_offset_gaps)
+        times = times.noted(ends_of(whole))
         _append(spark, settings, source, folded, reports, number)
         partitions += whole
         states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
@@ -232,6 +234,7 @@ def _fold(
     settings: Settings,
     messages: DataFrame,
     states: DataFrame | None,
+    times: StreamTimes,
     decided: Mapping[DecisionKey, Decision],
 ) -> DataFrame:
     from pyspark.sql import functions as F
@@ -240,9 +243,17 @@ def _fold(
     interval = milliseconds(settings.silver.snapshot_interval)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
     raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
-    packed = raw.mapInArrow(Packer(rules_of(capture), shards), PACKED_SCHEMA)
+    packed = raw.mapInArrow(Packer(rules_of(capture), shards, times=times), PACKED_SCHEMA)
     before = states if states is not None else spark.createDataFrame([], PACKED_SCHEMA)
     return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided), interval))
+
+
+def _take_note(log: OffsetLog, whole: list[PartitionCounts], *, allow_gaps: bool) -> None:
+    """Notes a slice, which must go on where the one before it ended."""
+    ranges = ranges_of(whole)
+    log.check(ranges, allow_gaps=allow_gaps, layer=_LAYER)
+    require_continued(_LAYER, whole, log.ends)
+    log.advance(ranges)
 
 
 def _append(

@@ -1,0 +1,142 @@
+"""The notes of stream time beside a checkpoint: written by the driver with every batch, read by the tasks that pack.
+
+They follow from bronze, so nothing is lost with them: what is missing when a stream starts is looked up there. And
+each batch must go on from the offsets where the ledger ends, by what its shards say they went on from: so notes that
+are incomplete, or not those that were written last, stop a batch before anything of it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.integrity.clock import BEGINNING, LaneTime
+from sessionlake.integrity.cursor import NO_TIME
+from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.types import Int64s, TopicPartition
+from sessionlake.silver.fold.schemas import PartitionCounts
+from sessionlake.streaming.checkpoint import write_whole
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTLED, _RECENT = "settled.arrow", "recent.arrow"
+
+
+@dataclass(frozen=True)
+class StoredTimes:
+    """Notes as they are stored, looked up where the messages are packed; see `integrity.clock.TimesBefore`."""
+
+    folder: str
+
+    def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
+        """See `integrity.clock.TimesBefore`."""
+        return _read(Path(self.folder)).before(names, first)
+
+
+def stored_times(settings: Settings, layer: str) -> StoredTimes:
+    """The notes of a layer's stream."""
+    return StoredTimes(f"{settings.checkpoint(layer)}.stream_times")
+
+
+class StreamTimesLog:
+    """The notes of one stream, as its driver keeps them."""
+
+    def __init__(self, layer: str, folder: Path, times: StreamTimes) -> None:
+        self._layer, self._folder, self._times = layer, folder, times
+
+    @classmethod
+    def begin(
+        cls, spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
+    ) -> StreamTimesLog:
+        """The notes before a stream's next batch, which are stored by then.
+
+        Args:
+            ends: the last offset of each topic-partition before that batch. Those whose time is not noted, as of an
+                older version's checkpoint, or of one put back from a backup, are looked up in bronze.
+        """
+        folder = Path(stored_times(settings, layer).folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names, last = list(ends), np.array(list(ends.values()), np.int64)
+        time, offset = _read(folder).before(names, last + 1)
+        known = dict(zip(names, time.tolist(), strict=True))
+        missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
+        known |= _of_bronze(spark, Lake(settings), missing)
+        log = cls(layer, folder, StreamTimes())
+        log._store(StreamTimes().noted(LaneTime(*name, known[name], end) for name, end in ends.items()))
+        return log
+
+    def advance(self, batch: Iterable[PartitionCounts]) -> None:
+        """Notes where a batch, of which all else is committed, has come to."""
+        self._store(self._times.noted(ends_of(batch)))
+        fault_point(f"after:{self._layer}.stream_times")
+
+    def _store(self, times: StreamTimes) -> None:
+        if times.settled is not self._times.settled:
+            write_whole(self._folder / _SETTLED, write_ipc(times.settled))
+        write_whole(self._folder / _RECENT, write_ipc(times.recent))
+        self._times = times
+
+
+def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mapping[TopicPartition, int]) -> None:
+    """Returns if each topic-partition's stream time went on from where the batch before ended.
+
+    Args:
+        ends: the last offset of each topic-partition before the batch.
+
+    Raises:
+        LakeError: naming the first that did not.
+    """
+    for part in batch:
+        end = ends.get((part.topic, part.partition), BEGINNING)
+        if part.messages and part.since != end:
+            raise LakeError(
+                f"{layer}: topic {part.topic}, partition {part.partition}: stream time was known up to offset "
+                f"{part.since}, but the batch goes on behind offset {end}. Nothing of it was committed. Run it again: "
+                "what is not noted beside the checkpoint is looked up in bronze when a stream starts"
+            )
+
+
+def ends_of(batch: Iterable[PartitionCounts]) -> Iterable[LaneTime]:
+    """Where a batch's topic-partitions stand after it."""
+    return (LaneTime(part.topic, part.partition, part.stream_time, part.last) for part in batch if part.messages)
+
+
+def _read(folder: Path) -> StreamTimes:
+    # The recent ones first: whoever puts notes together writes the settled ones first.
+    recent, settled = (_notes(folder / name) for name in (_RECENT, _SETTLED))
+    return StreamTimes(settled, recent)
+
+
+def _notes(file: Path) -> pa.Table:
+    """What is in a file; nothing if it is not there, or not in this format: notes are only copies."""
+    try:
+        found = read_ipc(file.read_bytes())
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return SCHEMA.empty_table()
+    return found if found.schema.equals(SCHEMA, check_metadata=True) else SCHEMA.empty_table()
+
+
+def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The highest Kafka timestamp (ms) of each topic-partition up to an offset of it."""
+    from pyspark.sql import functions as F
+
+    if not ends:
+        return {}
+    wanted = spark.createDataFrame(
+        [(*name, end) for name, end in ends.items()], "topic string, partition int, end long"
+    )
+    messages = lake.read(spark, MESSAGES).join(F.broadcast(wanted), ["topic", "partition"])
+    highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.unix_millis(F.max("timestamp")))
+    return dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
