@@ -51,15 +51,15 @@ def _no_settings_from_outside() -> Iterator[None]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> dict[str, Any]:
+def location(tmp_path: Path) -> dict[str, Any]:
     """The settings that say where the tables are: here a fresh home; in `tests/catalog` a catalog."""
     return {"home": tmp_path / "home"}
 
 
 @pytest.fixture
-def settings(place: dict[str, Any]) -> Settings:
+def settings(location: dict[str, Any]) -> Settings:
     """The defaults, in a fresh place."""
-    return Settings(**place)
+    return Settings(**location)
 
 
 @pytest.fixture(scope="session")
@@ -93,9 +93,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
 
 
 @pytest.fixture
-def broker_settings(broker: BrokerStatus, place: dict[str, Any]) -> Settings:
+def broker_settings(broker: BrokerStatus, location: dict[str, Any]) -> Settings:
     """Settings with a fresh place that read from the running broker."""
-    return Settings(**place, kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
+    return Settings(**location, kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
 
 
 @pytest.fixture

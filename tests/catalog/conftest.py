@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def place(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def location(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Schemas of its own in the session's catalog; the home holds only checkpoints."""
     monkeypatch.setenv(DATABRICKS_VARIABLE, "17.3")
     schemas = {schema: f"place{next(_NUMBERS)}_{schema}" for schema in SCHEMAS}

@@ -92,8 +92,8 @@ def left_sum(values: list[float]) -> float:
 
 
 @pytest.fixture
-def feed(spark, place) -> Feed:
-    return Feed(spark, Settings(**place, gold=GoldSettings(rolling_points=3, shards=4)))
+def feed(spark, location) -> Feed:
+    return Feed(spark, Settings(**location, gold=GoldSettings(rolling_points=3, shards=4)))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -44,12 +44,12 @@ EVERY = tuple(
 class Pipeline:
     """Silver over a bronze table that the test writes itself."""
 
-    def __init__(self, spark: Any, place: dict[str, Any], policy: OnViolation = OnViolation.ISOLATE) -> None:
+    def __init__(self, spark: Any, location: dict[str, Any], policy: OnViolation = OnViolation.ISOLATE) -> None:
         capture = CaptureSettings(
             columns=COLUMNS, on_violation=policy, max_message_bytes=MAX_BYTES, by_topic=EVERY, gap_timeout="5 s"
         )
         silver = SilverSettings(shards=3, max_files_per_trigger=1, snapshot_interval="7 s")
-        self.spark, self.settings = spark, Settings(**place, capture=capture, silver=silver)
+        self.spark, self.settings = spark, Settings(**location, capture=capture, silver=silver)
         self.lake = Lake(self.settings)
         self.lake.ensure(spark, ["bronze.messages"])
 
@@ -90,9 +90,9 @@ def streams(seeds: int = SEEDS) -> Iterator[list[KafkaMessage]]:
 
 
 def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
-    spark: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = Pipeline(spark, place)
+    pipeline = Pipeline(spark, location)
     batches = list(streams())
     for batch in batches[:2]:
         pipeline.arrive(batch)
@@ -135,11 +135,11 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
 
 
 def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
-    spark: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, few_messages=0, few_changes=0, driver_changes=0, driver_cuts=0, inline_bytes=0)
     monkeypatch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)
-    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
     for batch in batches:
         pipeline.arrive(batch)
         pipeline.stream()
@@ -148,9 +148,9 @@ def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
 
 
 def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides(
-    spark: Any, place: dict[str, Any]
+    spark: Any, location: dict[str, Any]
 ) -> None:
-    pipeline = Pipeline(spark, place, OnViolation.FAIL)
+    pipeline = Pipeline(spark, location, OnViolation.FAIL)
     now = 1_700_000_000_000
     texts = [b'{"type":"snapshot","seq":0,"ts":0,"rows":[{"id":"a"}]}', b'{"type":"heartbeat","seq":2,"ts":0}']
     messages = [KafkaMessage("capture.a", 0, offset, now, b"s", text) for offset, text in enumerate(texts)]
@@ -194,8 +194,8 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 
-def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, place: dict[str, Any]) -> None:
-    pipeline = Pipeline(spark, place)
+def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, location: dict[str, Any]) -> None:
+    pipeline = Pipeline(spark, location)
     good = b'{"type":"heartbeat","seq":0,"ts":0}'
     pipeline.arrive([KafkaMessage("capture.a", 0, offset, 0, b"s", good) for offset in (0, 1, 3)])
     with pytest.raises(OffsetHoleError, match="1 of the offsets 0 to 3 are missing"):

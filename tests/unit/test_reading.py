@@ -13,8 +13,9 @@ from deltalake import write_deltalake
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.progress import Span, covering, spans
+from sessionlake.lake.progress import Span, covering, ends, spans
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from support.lakes import folder_of
 
 OFFSETS = pa.list_(
@@ -94,6 +95,21 @@ def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     assert [span for span in spans(reader) if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7)]
     assert [row["batch_id"] for row in covering(reader, "silver", "a", 0, 5)] == [1]
     assert covering(reader, "silver", "a", 0, 9) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "before", "expected"),
+    [
+        ("bronze", None, {("a", 0): 20, ("a", 1): 0, ("b", 0): 4}),
+        ("bronze", Txn("query", 2), {("a", 0): 20, ("a", 1): 0, ("b", 0): 3}),
+        ("bronze", Txn("query", 0), {}),
+        ("bronze", Txn("another", 0), {("a", 0): 20, ("a", 1): 0, ("b", 0): 4}),
+        ("silver", None, {("a", 0): 9}),
+        ("gold", None, {}),
+    ],
+)
+def test_a_layer_ends_where_its_batches_before_a_repeated_one_do(lake, layer, before, expected):
+    assert ends(lake.reader(), layer, before) == expected
 
 
 @pytest.mark.parametrize(

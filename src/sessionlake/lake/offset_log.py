@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import OffsetHoleError
-from sessionlake.lake.ledger import OffsetRange, current
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.progress import ends
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Jumps, jumped, jumps, read_topics
 from sessionlake.lake.txn import Txn
@@ -36,19 +36,7 @@ class OffsetLog:
     @classmethod
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
         """Reads the layer's ledger, up to, and without, the batch `before`."""
-        from pyspark.sql import functions as F
-
-        replayed = F.lit(col=False)
-        if before is not None:
-            replayed = (F.col("app_id") == before.app_id) & (F.col("batch_id") >= before.version)
-        kept = current(lake.read(spark, LEDGER)).where((F.col("layer") == layer) & ~replayed)
-        ends = (
-            kept.select(F.explode("offsets").alias("o"))
-            .groupBy("o.topic", "o.partition")
-            .agg(F.max("o.last").alias("last"))
-        )
-        last = {(row["topic"], row["partition"]): row["last"] for row in ends.collect()}
-        return cls(last, lambda: jumps(read_topics(spark, lake)))
+        return cls(ends(lake.reader(spark), layer, before), lambda: jumps(read_topics(spark, lake)))
 
     @property
     def ends(self) -> Mapping[tuple[str, int], int]:

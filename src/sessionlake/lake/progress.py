@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from sessionlake.lake.ledger import ENTRY, REBUILD, rebuilt
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.reading import Condition, TableReader, begins_with
-from sessionlake.protocol.types import Row
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
 
@@ -47,6 +48,25 @@ def spans(reader: TableReader) -> list[Span]:
             first, last = found.get(place, (row["first_min"], row["last_max"]))
             found[place] = min(first, row["first_min"]), max(last, row["last_max"])
     return sorted(Span(*place, *span) for place, span in found.items())
+
+
+def ends(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
+    """The last offset of each topic-partition that the layer, as it is now, has taken in.
+
+    Args:
+        before: a batch that is left out, with all behind it: it is made again.
+    """
+    found: dict[TopicPartition, int] = {}
+    for batch in _current(reader, ("layer", operator.eq, layer), columns=[*ENTRY, "offsets"]):
+        kept = pa.Table.from_batches([batch])
+        if before is not None:
+            kept = kept.filter((pc.field("app_id") != before.app_id) | (pc.field("batch_id") < before.version))
+        for part in kept.to_batches():
+            last = _ranges(part).group_by(["topic", "partition"]).aggregate([("last", "max")])
+            for row in last.to_pylist():
+                place = row["topic"], row["partition"]
+                found[place] = max(found.get(place, row["last_max"]), row["last_max"])
+    return found
 
 
 def _current(

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # What can be published, by which key. A table here needs `feed=True` in `lake.schemas`, and rows that are unique by it.
 KEYS: dict[str, tuple[str, ...]] = {ROWS: ("topic", "session_id", "row_id")}
 
-_FEW_MESSAGES = 20_000
 _PREIMAGE = "update_preimage"
 _LARGEST = 64 << 20  # bytes of one message
 _PRODUCER = {

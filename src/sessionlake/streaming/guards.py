@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import REBUILD, OffsetRange, current
+from sessionlake.lake.ledger import ENTRY, REBUILD, OffsetRange, current_rows
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import way_on, write_whole
@@ -26,14 +27,11 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     Raises:
         LakeError: naming the checkpoint and what to do.
     """
-    from pyspark.sql import functions as F
-
     checkpoint = settings.checkpoint(layer)
-    if (Path(checkpoint) / "metadata").exists() or not lake.exists(spark, LEDGER):
+    if (Path(checkpoint) / "metadata").exists():
         return
-    entries = current(lake.read(spark, LEDGER)).where(F.col("layer") == layer)
-    known = entries.where(~F.col("app_id").startswith(REBUILD)).limit(1).count()
-    if known:
+    entries = current_rows(lake.reader(spark).rows(LEDGER, ("layer", eq, layer), columns=ENTRY))
+    if not all(entry["app_id"].startswith(REBUILD) for entry in entries):
         raise LakeError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
             f"everything twice. {way_on(layer)}"

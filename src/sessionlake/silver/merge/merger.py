@@ -26,6 +26,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.protocol.columns import Column as DeclaredColumn
+from sessionlake.protocol.types import Row
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -67,6 +68,11 @@ def _changes(outputs: Iterable[TableOutput]) -> int:
 
 def _cuts(outputs: Iterable[TableOutput]) -> int:
     return sum(output.rows for output in outputs if output.table == CUTS)
+
+
+def _waiting(row: Row) -> Waiting:
+    outputs = [TableOutput(**output) for output in row["outputs"]]
+    return Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(outputs), _cuts(outputs))
 
 
 class TableMerger:
@@ -193,17 +199,12 @@ class TableMerger:
 
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""
-        from pyspark.sql import functions as F
-
-        ledger = self._lake.read(self._spark, LEDGER).where(F.col("layer").isin(SILVER, SILVER_TABLES))
-        rows = ledger.select("layer", "app_id", "batch_id", "source_to", "messages", "outputs").collect()
-        merged = max((row["source_to"] for row in rows if row["layer"] == SILVER_TABLES), default=-1)
-        stream = sorted((row for row in rows if row["layer"] == SILVER), key=lambda row: row["batch_id"])
-        return [
-            Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(row["outputs"]), _cuts(row["outputs"]))
-            for row in stream
-            if row["batch_id"] > merged
-        ]
+        reader = self._lake.reader(self._spark)
+        ends = reader.rows(LEDGER, ("layer", operator.eq, SILVER_TABLES), columns=["source_to"])
+        merged = max((row["source_to"] for row in ends), default=-1)
+        later = ("layer", operator.eq, SILVER), ("batch_id", operator.gt, merged)
+        rows = reader.rows(LEDGER, *later, columns=["app_id", "batch_id", "messages", "outputs"])
+        return sorted(map(_waiting, rows), key=lambda item: item.batch)
 
     def _merge_sessions(self, merged: MergeSources, txn: Txn) -> TableOutput:
         same = merged.bounds.with_keys("t.topic = s.topic AND t.session_id = s.session_id")

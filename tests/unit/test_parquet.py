@@ -1,0 +1,105 @@
+"""Files that tasks write for Delta: every row as it was, and statistics that never leave one out."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sessionlake.lake.parquet import FileWriter, _adopted
+
+TIME = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema([("text", pa.string()), ("number", pa.int64()), ("at", TIME), ("value", pa.binary())])
+INDEXED = ("text", "number", "at")
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def rows(rnd: random.Random, count: int) -> list[dict[str, Any]]:
+    texts = [None, "", "é\U0001f600", "z" * 300, "plain"]
+    return [
+        {
+            "text": rnd.choice(texts),
+            "number": rnd.choice([None, -(2**63), 0, 2**63 - 1, rnd.randrange(100)]),
+            "at": rnd.choice([None, NOON + timedelta(microseconds=rnd.randrange(10**9))]),
+            "value": rnd.choice([None, b"", bytes([rnd.randrange(256)])]),
+        }
+        for _ in range(count)
+    ]
+
+
+def batches(rnd: random.Random, made: list[dict[str, Any]]) -> list[pa.RecordBatch]:
+    cuts = sorted({0, *(rnd.randrange(len(made) + 1) for _ in range(3)), len(made)})
+    return [pa.RecordBatch.from_pylist(made[a:b], SCHEMA) for a, b in pairwise(cuts)]
+
+
+def assert_bounds_hold(stats: str, made: list[dict[str, Any]]) -> None:
+    """Delta leaves out a file whose bounds exclude what is asked for: no row may lie beyond them."""
+    told = json.loads(stats)
+    assert told["numRecords"] == len(made)
+    for name in INDEXED:
+        values = [row[name] for row in made if row[name] is not None]
+        assert told["nullCount"][name] == len(made) - len(values)
+        least, greatest = told["minValues"].get(name), told["maxValues"].get(name)
+        if name == "at" and least is not None:
+            least, greatest = datetime.fromisoformat(least), datetime.fromisoformat(greatest)
+        if least is None:
+            assert not values or any(len(value) > 256 for value in values)
+        else:
+            assert (least, greatest) == (min(values), max(values))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_task_s_rows_are_in_one_file_with_bounds_that_hold(seed: int, tmp_path: Path) -> None:
+    rnd = random.Random(seed)
+    made = rows(rnd, rnd.randrange(1, 40))
+    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(batches(rnd, made))
+    [file] = told.to_pylist()
+    assert pq.read_table(tmp_path / file["path"]).to_pylist() == made
+    assert file["size"] == (tmp_path / file["path"]).stat().st_size
+    assert_bounds_hold(file["stats"], made)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_of_spark_s_is_taken_over_with_what_its_footer_tells(seed: int, tmp_path: Path) -> None:
+    rnd = random.Random(seed)
+    made = rows(rnd, rnd.randrange(1, 40))
+    (tmp_path / "staged").mkdir()
+    pq.write_table(
+        pa.Table.from_pylist(made, SCHEMA), tmp_path / "staged" / "x.parquet", row_group_size=rnd.randrange(1, 10)
+    )
+    file = _adopted(tmp_path / "staged" / "x.parquet", tmp_path, INDEXED)
+    assert pq.read_table(tmp_path / file.path).to_pylist() == made
+    assert_bounds_hold(file.stats, made)
+
+
+def test_no_rows_make_no_file(tmp_path: Path) -> None:
+    empty = pa.RecordBatch.from_pylist([], SCHEMA)
+    assert list(FileWriter(str(tmp_path), SCHEMA, INDEXED)([empty])) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_half_way_leaves_no_file(tmp_path: Path) -> None:
+    def failing() -> Any:
+        yield pa.RecordBatch.from_pylist(rows(random.Random(1), 5), SCHEMA)
+        raise ValueError("half-way")
+
+    with pytest.raises(ValueError, match="half-way"):
+        list(FileWriter(str(tmp_path), SCHEMA, INDEXED)(failing()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_are_the_table_s_in_its_order_and_absent_ones_null(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pylist(
+        [{"number": 1, "text": "a"}], pa.schema([("number", pa.int32()), ("text", "string")])
+    )
+    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)([batch])
+    found = pq.read_table(tmp_path / told.to_pylist()[0]["path"])
+    assert found.schema.names == SCHEMA.names
+    assert found.to_pylist() == [{"text": "a", "number": 1, "at": None, "value": None}]
