@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from deltalake import DeltaTable
 
 from sessionlake.commands.maintain import COLUMNS, maintain_once
 from sessionlake.commands.show import OutputFormat
-from sessionlake.config import Settings
+from sessionlake.config import MaintainSettings, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake import catalog, tiers
 from sessionlake.lake.commit import append, merge
@@ -29,7 +30,9 @@ from sessionlake.lake.storage import Kept
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
-from spark.test_silver_law import Pipeline, streams
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from spark.test_silver_law import TABLES, Pipeline, streams
 from support.lakes import assert_silver_is_the_truth, folder_of
 
 NOW = Kept(timedelta(0))
@@ -43,8 +46,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "_MANY_FILES", 2)
 
 
-def maintained(pipeline: Pipeline) -> dict[str, Maintained]:
-    return {done.table: done for done in Maintenance(pipeline.spark, pipeline.settings).once()}
+def maintained(pipeline: Pipeline, table: str) -> Maintained:
+    (done,) = Maintenance(pipeline.spark, pipeline.settings).once(table)
+    return done
 
 
 def events(count: int, first: int = 0) -> pa.Table:
@@ -73,21 +77,53 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     pipeline.stream()
     for batch in batches[1:4]:
         pipeline.arrive(batch)
-    done = maintained(pipeline)  # silver has read one of four commits
-    assert done[MESSAGES].compacted is not None
-    assert done[MESSAGES].compacted.after < done[MESSAGES].compacted.before == 4
+    bronze = maintained(pipeline, MESSAGES).compacted  # silver has read one of four commits
+    assert bronze is not None
+    assert bronze.after < bronze.before == 4
     pipeline.stream()
     assert pipeline.merge() == 1
-    changes = maintained(pipeline)[CHANGES].compacted
+    changes = maintained(pipeline, CHANGES).compacted
     assert changes is not None
     assert changes.after < changes.before
     pipeline.arrive(batches[4])
     pipeline.stream()
     assert pipeline.merge() == 1
-    maintained(pipeline)
+    assert len(list(Maintenance(spark, pipeline.settings).once())) == len(TABLES) + 3  # bronze, decisions, the ledger
     pipeline.forget(pipeline.batches()[-1])
     pipeline.stream()
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_them(
+    spark: Any, place: dict[str, Any]
+) -> None:
+    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    quick = MaintainSettings(interval=timedelta(seconds=1))
+    settings = pipeline.settings = pipeline.settings.model_copy(update={"maintain": quick})
+    compacted: set[str] = set()
+    merger = TableMerger(spark, settings)
+    beside = Maintenance(spark, settings, lambda done: compacted.add(done.table) if done.compacted else None)
+    query = job.start(spark, settings, on_batch=merger.announce)
+    merger.start()
+    beside.start()
+    try:
+        for batch in batches:
+            for part in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                pipeline.arrive(part)
+        end = time.monotonic() + 120
+        while not {MESSAGES, CHANGES} <= compacted:
+            assert beside.error is None
+            assert time.monotonic() < end, f"only {compacted} have been compacted"
+            time.sleep(0.1)
+        query.drain()
+        merger.drain()
+    finally:
+        beside.stop()
+        query.stop()
+        merger.stop()
+    assert (beside.error, merger.error) == (None, None)
+    assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch])
 
 
 @pytest.mark.usefixtures("eager")
@@ -126,7 +162,7 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, place: dict[st
     for batch in list(streams(seeds=1))[:3]:
         pipeline.arrive(batch)
     version = pipeline.lake.last_commit(spark, MESSAGES).version
-    done = maintained(pipeline)[MESSAGES]
+    done = maintained(pipeline, MESSAGES)
     assert (done.compacted, done.vacuumed) == (None, None)
     assert done.waits.startswith("silver has not begun")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
@@ -148,8 +184,6 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
 
     def waiting(batches: Any) -> Any:
-        import time
-
         for batch in batches:
             with begun.open("a") as file:
                 file.write("x")
