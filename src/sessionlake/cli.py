@@ -255,6 +255,34 @@ def publish(
 
 
 @app.command()
+def maintain(
+    once: Annotated[bool, typer.Option("--once", help="Do what there is to do now, show it, then end.")] = False,
+    table: Annotated[str | None, typer.Option("--table", help="Only this one [all].")] = None,
+    form: Form = OutputFormat.TABLE,
+    config: Config = None,
+) -> None:
+    """Keep the tables small: merge small files, remove what no version in use needs. `run all` does so by itself."""
+    settings = settings_of(config)
+    from sessionlake.commands import maintain as command
+    from sessionlake.lake.tables import storage_of
+    from sessionlake.runtime.signals import StopFlag
+    from sessionlake.runtime.spark import spark_session, stop_spark
+
+    storage_of(settings).require_writable()
+    if once:
+        with_spark(settings, lambda spark: command.maintain_once(spark, settings, table, form))
+        return
+    with StopFlag() as stop:
+        try:
+            with stop.raising():
+                spark = spark_session(settings, app="maintain")
+            stop.take()
+            command.maintain(spark, settings, table, stop, say)
+        finally:
+            stop_spark()
+
+
+@app.command()
 def resolve(
     session: Annotated[str, typer.Option("--session", help="The session's id.")],
     accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Apply the message all the same.")] = False,

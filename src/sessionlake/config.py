@@ -46,6 +46,7 @@ __all__ = [
     "GoldSettings",
     "Integrity",
     "KafkaSettings",
+    "MaintainSettings",
     "OnTopicChange",
     "OnViolation",
     "PayloadSettings",
@@ -137,6 +138,15 @@ class PublishSettings(Section):
     """Least time between two micro-batches."""
 
 
+class MaintainSettings(Section):
+    """Files merged, and files and log entries that nobody needs removed."""
+
+    interval: Duration = Field(timedelta(minutes=1), ge=timedelta(seconds=1))
+    """In which each table is looked at once."""
+    keep: Duration = Field(timedelta(hours=6), ge=timedelta(hours=1))
+    """How far back every version of a table can be read. All that time, each commit has a file in the table's log."""
+
+
 class ProcessorSettings(Section):
     """One user-defined processor (see `sessionlake.processors`)."""
 
@@ -199,6 +209,7 @@ class Settings(BaseSettings):
     silver: SilverSettings = SilverSettings()
     gold: GoldSettings = GoldSettings()
     publish: PublishSettings = PublishSettings()
+    maintain: MaintainSettings = MaintainSettings()
     schemas: SchemaSettings = SchemaSettings()
     processors: tuple[ProcessorSettings, ...] = ()
 

@@ -18,6 +18,7 @@ from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.names import SILVER, SILVER_TABLES
 from sessionlake.lake.tables import storage_of
+from sessionlake.maintenance import Maintenance
 from sessionlake.processors import job as processors
 from sessionlake.runtime.kafka import require_broker
 from sessionlake.silver import job as silver
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOOK_SECONDS = 0.25
+_MAINTENANCE = "maintenance"
 
 
 class Layer(StrEnum):
@@ -148,6 +150,7 @@ class Pipeline:
         self._on_commit = on_commit or (lambda _: None)
         self._on_failure = on_failure or (lambda _: None)
         self._merger: TableMerger | None = None
+        self._maintenance: Maintenance | None = None
         self.queries: dict[str, LayerQuery] = {}
         self.failed: dict[str, SessionlakeError] = {}
 
@@ -159,6 +162,8 @@ class Pipeline:
                     self.queries[part] = self._start(part)
                 except SessionlakeError as error:
                     self._failed(part, error)
+            if self._layer is Layer.ALL:
+                self._maintenance = Maintenance(self._spark, self._settings).start()
         except BaseException:
             self._stop()
             raise
@@ -178,12 +183,15 @@ class Pipeline:
             self.check()
 
     def check(self) -> None:
-        """Raises the error of a layer that has stopped; that of a processor among all is noted."""
+        """Raises the error of a layer that has stopped; that of a processor among all, or of maintenance, is noted."""
         if self._merger is not None and self._merger.error is not None:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
             raise explain(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
+        ended = None if self._maintenance is None else self._maintenance.error
+        if ended is not None and _MAINTENANCE not in self.failed:
+            self._failed(_MAINTENANCE, explain(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE)))
         for part, query in self.queries.items():
             if part in self.failed:
                 continue
@@ -234,6 +242,8 @@ class Pipeline:
         self._on_commit(entry)
 
     def _stop(self) -> None:
+        if self._maintenance is not None:
+            self._maintenance.stop()
         for query in self.queries.values():
             query.stop()
         if self._merger is not None:

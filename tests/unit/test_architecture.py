@@ -40,6 +40,7 @@ ROOMS = (
     "examples",
     "history",
     "lab",
+    "maintenance",
     "pipeline",
     "commands",
     "cli",

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.schemas import TableSchema
-from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, appending, quote
+from sessionlake.lake.storage import (
+    NO_COMMIT,
+    Commit,
+    Compacted,
+    Kept,
+    Limits,
+    Staged,
+    Storage,
+    Vacuumed,
+    appending,
+    quote,
+)
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
-from sessionlake.runtime.interpreted import interpreted
+from sessionlake.runtime.interpreted import conf, interpreted
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, Row, SparkSession
+
+
+# OPTIMIZE has something to do if there are so many files, and more than this times what full ones would be.
+_MANY_FILES = 50
+_WASTE = 2
+_FULL_BYTES = 128 << 20
+_VACUUM_EVERY = timedelta(days=1)
 
 
 class Catalog(Storage):
@@ -85,7 +106,9 @@ class Catalog(Storage):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
-        properties = ", ".join(f"'{key}' = '{value}'" for key, value in schema.properties().items())
+        properties = ", ".join(
+            f"'{key}' = '{value}'" for key, value in schema.properties(self._settings.maintain.keep).items()
+        )
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
             + (f" CLUSTER BY ({keys})" if keys else "")
@@ -150,6 +173,55 @@ class Catalog(Storage):
         """See `Storage`."""
         writer.saveAsTable(self.identifier(table))
 
+    # -- upkeep
+
+    def exclusive(self, table: str) -> AbstractContextManager[None]:
+        """See `Storage`: a platform's commits see each other."""
+        del table
+        return nullcontext()
+
+    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+        """See `Storage`; which files, and how large they become, is for the platform to say."""
+        before, size = self._files(spark, table)
+        if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
+            return None
+        try:
+            spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
+        except conflicts():
+            return None
+        return Compacted(before, self._files(spark, table)[0])
+
+    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
+        """See `Storage`: what VACUUM has to do shows only when it is done."""
+        del kept
+        last = self._last_vacuum(spark, table)
+        return last is None or datetime.now(UTC) - last["timestamp"].astimezone(UTC) >= _VACUUM_EVERY
+
+    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
+        """See `Storage`; the log is the platform's own matter."""
+        hours = math.ceil(max(kept.span, self._behind(spark, table, kept.since)) / timedelta(hours=1))
+        with conf(spark, {"spark.databricks.delta.vacuum.logging.enabled": "true"}):
+            spark.sql(f"VACUUM {self.identifier(table)} RETAIN {hours} HOURS").collect()
+        last = self._last_vacuum(spark, table)
+        told = {} if last is None else last["operationMetrics"]
+        return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
+
+    def _files(self, spark: SparkSession, table: str) -> tuple[int, int]:
+        """How many files a table has, and their bytes."""
+        row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
+        return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
+
+    def _last_vacuum(self, spark: SparkSession, table: str) -> Row | None:
+        history = self.delta(spark, table).history().where("operation = 'VACUUM START'")
+        return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
+
+    def _behind(self, spark: SparkSession, table: str, since: int | None) -> timedelta:
+        """How old the oldest version is that somebody has yet to read."""
+        if since is None:
+            return timedelta(0)
+        row = self.delta(spark, table).history().where(f"version = {int(since)}").select("timestamp").first()
+        return timedelta(0) if row is None else datetime.now(UTC) - row["timestamp"].astimezone(UTC)
+
 
 class _StagedFrame:
     """A frame that Spark's writer takes in."""
@@ -209,6 +281,16 @@ def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
         raise LakeError(f"the tables of catalog {settings.catalog} are read by Spark: pass the session")
     return spark
+
+
+def _written_large(schema: TableSchema) -> dict[str, str]:
+    """Properties by which the runtime sees to few files by itself.
+
+    Not all of it for tables that rows are only appended to: a stream that begins to read one does so in the order in
+    which its files came, which compaction does not keep.
+    """
+    auto = {} if schema.append_only else {"delta.autoOptimize.autoCompact": "true"}
+    return {"delta.autoOptimize.optimizeWrite": "true"} | auto
 
 
 def _text(value: str) -> str:

@@ -8,12 +8,14 @@ never collides with an old one, and a batch that died half-way repeats only what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _APP = "spark.databricks.delta.write.txnAppId"
+_ATTEMPTS = 5
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
@@ -55,8 +58,10 @@ def merge(
     on: str | Column,
     clauses: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
     txn: Txn,
-) -> None:
+) -> Commit:
     """MERGEs `source` (alias `s`) into the table (alias `t`) once, whatever the number of replays.
+
+    Where another commit has changed files that it has read, such as OPTIMIZE, it is done again.
 
     The transaction is set in the session of `source`, which must be the batch's own: no other write may
     run in it meanwhile.
@@ -64,15 +69,33 @@ def merge(
     Args:
         on: the join condition, written over `t` and `s`.
         clauses: adds the WHEN clauses to the builder.
+
+    Returns:
+        The table's latest commit, which is this one, unless an earlier run made it.
     """
     spark = source.sparkSession
     fault_point(f"before:{table}")
     spark.conf.set(_APP, txn.on(table))
     spark.conf.set(_VERSION, str(txn.version))
     lake.storage.before_merge(spark, table)
+
+    def execute() -> Commit:
+        with lake.storage.exclusive(table):
+            clauses(lake.delta(spark, table).alias("t").merge(source.alias("s"), on)).execute()
+            return lake.last_commit(spark, table)
+
     try:
-        clauses(lake.delta(spark, table).alias("t").merge(source.alias("s"), on)).execute()
+        commit = _repeated(execute)
     finally:
         spark.conf.unset(_APP)
         spark.conf.unset(_VERSION)
     fault_point(f"after:{table}")
+    return commit
+
+
+def _repeated(write: Callable[[], Commit]) -> Commit:
+    """Does an idempotent write until no other commit is in its way."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(*conflicts()):
+            return write()
+    return write()

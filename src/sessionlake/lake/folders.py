@@ -19,12 +19,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings
+from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.parquet import FileWriter, WrittenFile, written_by_arrow, written_by_spark
+from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns, written_by_arrow, written_by_spark
 from sessionlake.lake.schemas import TableSchema, Writes
-from sessionlake.lake.storage import NO_COMMIT, Commit, Limits, Staged, Storage, appending, quote
+from sessionlake.lake.storage import (
+    NO_COMMIT,
+    Commit,
+    Compacted,
+    Kept,
+    Limits,
+    Staged,
+    Storage,
+    Vacuumed,
+    appending,
+    quote,
+)
 from sessionlake.lake.txn import Txn
-from sessionlake.laptop.home import claim, require_home
+from sessionlake.laptop.home import claim, require_home, turn
 from sessionlake.runtime.frames import Mapped, Rows
 
 if TYPE_CHECKING:
@@ -35,7 +47,8 @@ if TYPE_CHECKING:
 _DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 # Deletion vectors take eight Spark jobs a MERGE; up to this size, writing the touched files anew costs less.
 _REWRITTEN_BYTES = 8 << 20
-_INDEXED = "delta.dataSkippingStatsColumns"
+# A file is written before its commit, and has its time from then.
+_WRITING_SECONDS = 3600
 
 
 class Folders(Storage):
@@ -117,7 +130,7 @@ class Folders(Storage):
             builder = builder.addColumn(name, sql)
         if keys := _clustered(schema):
             builder = builder.clusterBy(*keys)
-        for key, value in schema.properties().items():
+        for key, value in schema.properties(self._settings.maintain.keep).items():
             builder = builder.property(key, value)
         builder.execute()
 
@@ -179,7 +192,7 @@ class Folders(Storage):
             return
         delta = DeltaTable(folder)
         schema = pa.schema(delta.schema().to_arrow())
-        indexed = tuple(filter(None, delta.metadata().configuration.get(_INDEXED, "").split(",")))
+        indexed = indexed_columns(delta)
         if isinstance(rows, Mapped):
             files = written_by_arrow(rows, FileWriter(str(folder), schema, indexed))
         else:
@@ -212,7 +225,35 @@ class Folders(Storage):
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
         """See `Storage`."""
-        writer.save(str(self.path(table)))
+        with self.exclusive(table):
+            writer.save(str(self.path(table)))
+
+    # -- upkeep
+
+    def exclusive(self, table: str) -> AbstractContextManager[None]:
+        """See `Storage`: on a local disk, Spark renames a commit over another's that has come first."""
+        return turn(self._settings, f"commit-{table}")
+
+    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+        """See `Storage`."""
+        with self.exclusive(table):
+            return upkeep.compact(spark, self.path(table))
+
+    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
+        """See `Storage`."""
+        del spark
+        return upkeep.worth_removing(self.path(table), self._oldest(table, kept))
+
+    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
+        """See `Storage`."""
+        with self.exclusive(table):
+            return upkeep.vacuum(spark, self.path(table), self._oldest(table, kept))
+
+    def _oldest(self, table: str, kept: Kept) -> float:
+        """The moment that no version to be kept is older than, in seconds since the epoch."""
+        moment = time.time() - kept.span.total_seconds()
+        needed = None if kept.since is None else upkeep.written_at(self.path(table), kept.since)
+        return moment if needed is None else min(moment, needed - _WRITING_SECONDS)
 
 
 class _StagedRows:
@@ -296,5 +337,6 @@ def _commit(file: Path) -> Commit:
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if info.get("operationMetrics"):
         return Commit.of(int(file.stem), info["operationMetrics"])
-    stats = (json.loads(action["add"]["stats"]) for action in actions if action.get("add", {}).get("stats"))
+    added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
+    stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
     return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))

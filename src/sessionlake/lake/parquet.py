@@ -23,7 +23,10 @@ import pyarrow.parquet as pq
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame
+
+_INDEXED = "delta.dataSkippingStatsColumns"
 
 WRITTEN = "path string, size bigint, stats string"
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
@@ -84,6 +87,11 @@ class FileWriter:
         if writer is not None:
             row = {"path": path, "size": target.stat().st_size, "stats": known.to_json()}
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
+
+
+def indexed_columns(delta: DeltaTable) -> tuple[str, ...]:
+    """The columns that a table's files keep minimum and maximum of."""
+    return tuple(filter(None, delta.metadata().configuration.get(_INDEXED, "").split(",")))
 
 
 def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 
 from sessionlake.config import Settings
@@ -26,8 +27,15 @@ from sessionlake.lake.names import (
 
 DECLARED = "<declared>"
 _LOG = {"delta.checkpointInterval": "50"}
+RETENTION = "delta.deletedFileRetentionDuration"
+"""How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
 _APPEND_ONLY = {"delta.appendOnly": "true"}
 _MERGED = {"delta.enableDeletionVectors": "true"}
+
+
+def interval(span: timedelta) -> str:
+    """A duration as Delta's properties have it."""
+    return f"interval {int(span.total_seconds())} seconds"
 
 
 class Writes(StrEnum):
@@ -65,9 +73,19 @@ class TableSchema:
             whole.extend(declared if column[0] == DECLARED else (column,))
         return tuple(whole)
 
-    def properties(self) -> dict[str, str]:
-        """Delta table properties."""
-        found = _LOG | (_APPEND_ONLY if self.writes is Writes.APPEND else _MERGED)
+    @property
+    def append_only(self) -> bool:
+        """Whether rows never change."""
+        return self.writes is Writes.APPEND
+
+    def properties(self, keep: timedelta) -> dict[str, str]:
+        """Delta table properties.
+
+        Args:
+            keep: how far back the table's history is to reach.
+        """
+        found = _LOG | {RETENTION: interval(keep)}
+        found |= _APPEND_ONLY if self.append_only else _MERGED
         if self.skipping:
             found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
         if self.feed:

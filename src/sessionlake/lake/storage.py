@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
@@ -66,6 +67,35 @@ class Commit:
 
 
 NO_COMMIT = Commit(-1, 0)
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """How many files a table had before small ones were merged, and has since."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Vacuumed:
+    """Files that no version needed any more, and their bytes, where these are known."""
+
+    files: int
+    freed: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What of a table's history must stay.
+
+    Attributes:
+        span: how far back from now.
+        since: the oldest version that a stream has yet to read; None if there is none.
+    """
+
+    span: timedelta
+    since: int | None = None
 
 
 def appending(rows: DataFrame, table: str, txn: Txn) -> DataFrameWriter:
@@ -207,3 +237,27 @@ class Storage(ABC):
     @abstractmethod
     def save(self, writer: DataFrameWriter, table: str) -> None:
         """Runs a writer of Spark's on the table."""
+
+    # -- upkeep
+
+    @abstractmethod
+    def exclusive(self, table: str) -> AbstractContextManager[None]:
+        """Holds other commits of this machine off that the place itself cannot tell from one another.
+
+        Commits that only append by delta-rs need none. Not to be entered again inside.
+        """
+
+    @abstractmethod
+    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+        """Merges small files, some at a time; None if there are few, or if another commit was in the way.
+
+        Rows stay as they are: streams and change feeds pass over the commit.
+        """
+
+    @abstractmethod
+    def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
+        """Whether `vacuum` has enough to do to be worth it."""
+
+    @abstractmethod
+    def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
+        """Removes files that no version needs that is to be kept, and what of the log is of no use without them."""

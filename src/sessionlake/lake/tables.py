@@ -10,7 +10,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.schemas import TABLES, TableSchema
+from sessionlake.lake.schemas import RETENTION, TABLES, TableSchema, interval
 from sessionlake.lake.storage import Commit, Limits, Storage, quote
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from sessionlake.lake.txn import Txn
 
+# Delta's conditions: a version that the log does not begin so early for, or does not have.
+_NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
 # Types by width: each holds every value of those before it.
 _WIDTHS = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
@@ -64,8 +66,24 @@ class Lake:
         return self.storage.exists(spark, table)
 
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
-        """The table as a frame, now or as of a Delta version."""
-        return self.storage.read(spark, table, {} if version is None else {"versionAsOf": version})
+        """The table as a frame, now or as of a Delta version.
+
+        Raises:
+            LakeError: the version is not kept any more, or not there yet.
+        """
+        if version is None:
+            return self.storage.read(spark, table, {})
+        from pyspark.errors import PySparkException
+
+        try:
+            return self.storage.read(spark, table, {"versionAsOf": version})
+        except PySparkException as error:
+            if error.getCondition() not in _NO_VERSION:
+                raise
+            raise LakeError(
+                f"{table}: version {version} cannot be read: a table's history reaches back as far as maintain.keep, "
+                "and with `sessionlake maintain`, or `run all`, no further"
+            ) from error
 
     def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
         """The table as a stream of its appended rows."""
@@ -88,7 +106,7 @@ class Lake:
         return self.storage.last_commit(spark, table)
 
     def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
-        """Creates what is missing and adds newly declared columns.
+        """Creates what is missing, adds newly declared columns, and sets how far back history reaches.
 
         Raises:
             LakeError: an existing table has columns or types that the configuration does not.
@@ -96,6 +114,7 @@ class Lake:
         for table in tables:
             if self.exists(spark, table):
                 self._evolve(spark, table)
+                self._retain(spark, table)
             else:
                 self.storage.create(spark, table, self._schemas[table])
 
@@ -108,7 +127,7 @@ class Lake:
             metadata: kept with the commit: its `userMetadata` in the table's history.
             changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
         """
-        append_only = "delta.appendOnly" in self._schemas[table].properties()
+        append_only = self._schemas[table].append_only
         if append_only:
             self.set_property(spark, table, "delta.appendOnly", "false")
         writer = rows.write.format("delta").mode("overwrite").option("userMetadata", metadata)
@@ -119,7 +138,8 @@ class Lake:
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
-        spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+        with self.storage.exclusive(table):
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     def add_version(self, spark: SparkSession, table: str, after: int) -> None:
         """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
@@ -135,6 +155,11 @@ class Lake:
         found = [table for table in tables or TABLES if self.exists(spark, table)]
         self.storage.register(spark, found)
         return found
+
+    def _retain(self, spark: SparkSession, table: str) -> None:
+        kept = interval(self.settings.maintain.keep)
+        if self.storage.properties(spark, table).get(RETENTION) != kept:
+            self.set_property(spark, table, RETENTION, kept)
 
     def _evolve(self, spark: SparkSession, table: str) -> None:
         wanted = dict(self._schemas[table].resolved(self.settings))
@@ -154,7 +179,8 @@ class Lake:
                 )
         added = [f"{quote(name)} {sql}" for name, sql in wanted.items() if name not in present]
         if added:
-            spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")
+            with self.storage.exclusive(table):
+                spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")
 
 
 def _why_not(present: str, wanted: str) -> str:

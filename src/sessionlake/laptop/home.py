@@ -58,3 +58,17 @@ def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
                 "or name another home with SESSIONLAKE_HOME"
             ) from None
         yield
+
+
+@contextmanager
+def turn(settings: Settings, name: str) -> Iterator[None]:
+    """Waits until no other thread or process of this machine is in a block of the same name.
+
+    Args:
+        name: of the lock file.
+    """
+    locks = settings.home / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

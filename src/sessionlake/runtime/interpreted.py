@@ -1,9 +1,9 @@
-"""Small queries without generated code: they are over before it would be written, compiled and worth it."""
+"""Settings of a session for a while; above all, small queries without generated code, over before it would be made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,14 +12,22 @@ if TYPE_CHECKING:
 _KEYS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
-@contextmanager
-def interpreted(spark: SparkSession, *, when: bool = True) -> Iterator[None]:
+def interpreted(spark: SparkSession, *, when: bool = True) -> AbstractContextManager[None]:
     """Runs the session's queries inside the block without generated code, if `when`."""
-    before = {key: spark.conf.get(key) for key in _KEYS} if when else {}
-    for key in before:
-        spark.conf.set(key, _KEYS[key])
+    return conf(spark, _KEYS if when else {})
+
+
+@contextmanager
+def conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Sets the session's settings inside the block."""
+    before = {key: spark.conf.get(key, None) for key in values}
+    for key, value in values.items():
+        spark.conf.set(key, value)
     try:
         yield
     finally:
-        for key, value in before.items():
-            spark.conf.set(key, str(value))
+        for key, former in before.items():
+            if former is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, former)

@@ -166,6 +166,7 @@ _LAPTOP = {
     # the layers' small jobs must not queue behind each other.
     "spark.scheduler.mode": "FAIR",
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(_CORES),  # VACUUM lists folders in so many tasks
     # Re-planning after each stage costs more than it saves on batches of seconds.
     "spark.sql.adaptive.enabled": "false",
     # Nobody sees the plans' texts, and those of a MERGE take seconds to write.

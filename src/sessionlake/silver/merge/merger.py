@@ -208,22 +208,13 @@ class TableMerger:
 
     def _merge_sessions(self, merged: MergeSources, txn: Txn) -> TableOutput:
         same = merged.bounds.with_keys("t.topic = s.topic AND t.session_id = s.session_id")
-        merge(
-            self._lake,
-            SESSIONS,
-            merged.sessions,
-            same,
-            lambda m: m.whenMatchedUpdateAll().whenNotMatchedInsertAll(),
-            txn,
-        )
-        commit = self._lake.last_commit(self._spark, SESSIONS)
+        commit = merge(self._lake, SESSIONS, merged.sessions, same, _newest, txn)
         return TableOutput(SESSIONS, commit.version, commit.rows)
 
     def _merge_rows(self, merged: MergeSources, txn: Txn) -> TableOutput:
         columns = self._settings.capture.declared
         same = merged.bounds.with_keys(" AND ".join(f"t.{name} = s.{name}" for name in ROW_KEY))
-        merge(self._lake, ROWS, merged.rows, same, lambda builder: _row_clauses(builder, columns), txn)
-        commit = self._lake.last_commit(self._spark, ROWS)
+        commit = merge(self._lake, ROWS, merged.rows, same, lambda builder: _row_clauses(builder, columns), txn)
         return TableOutput(ROWS, commit.version, commit.rows)
 
     def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
@@ -237,11 +228,15 @@ class TableMerger:
         later = ("snapshot_at", operator.ge, oldest)
         if not self._lake.reader(self._spark).any(SNAPSHOTS, later):
             append(self._spark, self._lake, SNAPSHOTS, made, txn)  # none of them can be there: a MERGE would append
+            commit = self._lake.last_commit(self._spark, SNAPSHOTS)
         else:
             frame, same = as_frame(self._spark, made), same_row(oldest)
-            merge(self._lake, SNAPSHOTS, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
-        commit = self._lake.last_commit(self._spark, SNAPSHOTS)
+            commit = merge(self._lake, SNAPSHOTS, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
         return (TableOutput(SNAPSHOTS, commit.version, commit.rows),)
+
+
+def _newest(builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
+    return builder.whenMatchedUpdateAll().whenNotMatchedInsertAll()
 
 
 def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]) -> DeltaMergeBuilder:

@@ -1,0 +1,65 @@
+"""`sessionlake maintain`: what was merged and removed, table by table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sessionlake.commands.show import OutputFormat, show
+from sessionlake.config import Settings
+from sessionlake.lake.tables import Lake
+from sessionlake.maintenance import Maintained, Maintenance
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = ("table", "files_before", "files_after", "removed_files", "freed_bytes", "waits")
+
+
+def maintain_once(spark: SparkSession, settings: Settings, table: str | None, form: OutputFormat) -> None:
+    """Does what there is to do, and shows it: one row a table; what is empty was not to be done.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    show(COLUMNS, [_row(done) for done in Maintenance(spark, settings).once(table)], form)
+
+
+def maintain(
+    spark: SparkSession,
+    settings: Settings,
+    table: str | None,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> None:
+    """Goes on until `stop` is set.
+
+    Args:
+        say: told what is done, in words.
+    """
+
+    def tell(done: Maintained) -> None:
+        if text := told(done):
+            say(text)
+
+    with Lake(settings).storage.claim("maintain", "maintains the tables"):
+        say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
+        Maintenance(spark, settings, tell).watch(stop, table)
+    say("stopped")
+
+
+def told(done: Maintained) -> str:
+    """What was done, in words; empty for nothing."""
+    parts = []
+    if done.compacted is not None:
+        parts.append(f"{done.compacted.before} files, now {done.compacted.after}")
+    if done.vacuumed is not None:
+        parts.append(f"{done.vacuumed.files} files removed, {done.vacuumed.freed} bytes freed")
+    return f"{done.table}: {'; '.join(parts)}" if parts else ""
+
+
+def _row(done: Maintained) -> tuple[object, ...]:
+    files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
+    freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
+    return (done.table, *files, *freed, done.waits)

@@ -1,0 +1,214 @@
+"""What keeps a table's folder and its log small: files merged, files and log entries that nobody needs removed.
+
+Tables that rows are only appended to are done here, without Spark. Files are merged with their neighbours in the order
+in which they came, which is kept: OPTIMIZE would put what it has merged at the end, and a stream's first read of a
+table goes in that order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
+from sessionlake.lake.storage import Compacted, Vacuumed, quote
+from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
+from sessionlake.runtime.interpreted import conf
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+# An append takes milliseconds: whoever loses so often meets something else.
+_ATTEMPTS = 20
+_GATHERED_BYTES = 32 << 20
+_HOUR = 3600
+# Removing is put off until it takes so many versions from the log.
+_WORTHWHILE = 100
+# What is to be kept is known better than by the check, which knows of no stream that has yet to read.
+_VACUUM = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}
+
+
+def live_files(delta: DeltaTable) -> list[LiveFile]:
+    """The files that make up the version."""
+    actions = pa.table(delta.get_add_actions()).select(["path", "size_bytes", "modification_time"])
+    # The last is a number in some tables and a time in others.
+    columns = [actions["path"], actions["size_bytes"], actions["modification_time"].cast(pa.int64())]
+    return [LiveFile(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
+
+
+def compact(spark: SparkSession, folder: Path) -> Compacted | None:
+    """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
+    from deltalake import DeltaTable
+
+    delta = DeltaTable(folder)
+    files = live_files(delta)
+    if not _is_merged(delta):
+        return _merge_run(folder, delta, files)
+    bound = crowded([file.size for file in files])
+    if bound is None:
+        return None
+    try:
+        with conf(spark, _optimizing(bound)):
+            spark.sql(f"OPTIMIZE {_identifier(folder)}").collect()
+    except conflicts():
+        return None
+    return Compacted(len(files), len(live_files(DeltaTable(folder))))
+
+
+def _is_merged(delta: DeltaTable) -> bool:
+    """Whether rows of the table are replaced, so that Spark alone knows its files."""
+    return delta.metadata().configuration.get("delta.enableDeletionVectors") == "true"
+
+
+def _optimizing(bound: int) -> dict[str, str]:
+    """What makes OPTIMIZE merge the files below this size, and leave alone those that are clustered already.
+
+    By its defaults it writes a table of less than 100 GB anew whenever a file has come.
+    """
+    clustering = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize"
+    return {
+        "spark.databricks.delta.optimize.minFileSize": str(bound),
+        "spark.databricks.delta.optimize.maxFileSize": str(LARGEST),
+        f"{clustering}.threshold": str(bound),
+        f"{clustering}.targetCubeSize": str(LARGEST),
+    }
+
+
+def _merge_run(folder: Path, delta: DeltaTable, files: Sequence[LiveFile]) -> Compacted | None:
+    """Makes one file of small ones that are next to each other."""
+    run = crowded_run(files)
+    if not run:
+        return None
+    schema = pa.schema(delta.schema().to_arrow())
+    rows = _gathered(_rows(folder, run, schema))
+    (written,) = FileWriter(str(folder), schema, indexed_columns(delta))(rows)
+    merged = WrittenFile(**written.to_pylist()[0])
+    table = f"{folder.parent.name}.{folder.name}"
+    fault_point(f"before:compact:{table}")
+    if not _replace(folder, run, merged, schema):
+        (folder / merged.path).unlink()
+        return None
+    fault_point(f"after:compact:{table}")
+    return Compacted(len(files), len(files) - len(run) + 1)
+
+
+def _rows(folder: Path, files: Iterable[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+        with pq.ParquetFile(folder / file.path, coerce_int96_timestamp_unit="us") as content:
+            for batch in content.iter_batches():
+                yield conformed(batch, schema)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Larger batches of the same rows: each becomes a row group."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(part.nbytes for part in held) >= _GATHERED_BYTES:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held = []
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+
+
+def _replace(folder: Path, run: Sequence[LiveFile], merged: WrittenFile, schema: pa.Schema) -> bool:
+    """Commits one file in the place of others; False if any of these is no part of the table any more.
+
+    delta-rs takes this for an append and would not look whether they still are, so that it is never left to repeat it.
+    """
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.exceptions import CommitFailedError
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now = int(time.time() * 1000)
+    actions: list[AddAction | RemoveAction] = [
+        RemoveAction(path=file.path, data_change=False, deletion_timestamp=now, size=file.size, partition_values={})
+        for file in run
+    ]
+    actions.append(AddAction(merged.path, merged.size, {}, run[-1].modified, data_change=False, stats=merged.stats))
+    for _ in range(_ATTEMPTS):
+        delta = DeltaTable(folder)
+        if not {file.path for file in run} <= {file.path for file in live_files(delta)}:
+            return False
+        try:
+            delta.create_write_transaction(
+                actions, "append", schema, commit_properties=CommitProperties(max_commit_retries=0)
+            )
+        except CommitFailedError:
+            continue
+        return True
+    return False
+
+
+def worth_removing(folder: Path, before: float) -> bool:
+    """Whether enough of a table's log was written before a moment (seconds since the epoch)."""
+    old = (file for file in _log(folder).glob("*.json") if file.stem.isdigit() and file.stat().st_mtime < before)
+    return sum(1 for _ in old) > _WORTHWHILE
+
+
+def vacuum(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
+    """Removes files and log entries that no version since a moment (seconds since the epoch) needs."""
+    from deltalake import DeltaTable
+
+    hours = -(-max(0, int(time.time() - before)) // _HOUR)
+    delta = DeltaTable(folder)
+    if _is_merged(delta):
+        held = _held(folder)
+        with conf(spark, _VACUUM):
+            spark.sql(f"VACUUM {_identifier(folder)} RETAIN {hours} HOURS").collect()
+        left = _held(folder)
+        freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
+    else:
+        found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+        freed = Vacuumed(len(found), sum((folder / path).stat().st_size for path in found))
+        if found:
+            delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+    _remove_log(folder, before)
+    return freed
+
+
+def _held(folder: Path) -> dict[str, int]:
+    """All files in the folder, but its log's, and their sizes."""
+    log = _log(folder)
+    return {str(f): f.stat().st_size for f in folder.rglob("*") if f.is_file() and log not in f.parents}
+
+
+def _remove_log(folder: Path, before: float) -> None:
+    """Removes the part of a table's log that no version since a moment needs (Delta's protocol: metadata cleanup).
+
+    Delta would do so itself by the age of entries alone, whoever has yet to read them.
+    """
+    log = _log(folder)
+    versions = {int(file.stem): file for file in log.glob("*.json") if file.stem.isdigit()}
+    oldest = max((n for n, file in versions.items() if file.stat().st_mtime < before), default=-1)
+    checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
+    base = max((n for n in checkpoints if n <= oldest), default=0)
+    for file in log.iterdir():
+        version = file.name.removeprefix(".").partition(".")[0]
+        if version.isdigit() and int(version) < base:
+            file.unlink(missing_ok=True)
+
+
+def written_at(folder: Path, version: int) -> float | None:
+    """When a version was committed, in seconds since the epoch; None if the log does not have it."""
+    try:
+        return (_log(folder) / f"{version:020}.json").stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _log(folder: Path) -> Path:
+    return folder / "_delta_log"
+
+
+def _identifier(folder: Path) -> str:
+    return f"delta.{quote(str(folder))}"

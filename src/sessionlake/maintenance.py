@@ -1,0 +1,206 @@
+"""Tables kept small while they grow: files merged, and files and log entries removed that nobody has yet to read.
+
+A little at a time, beside the layers: one table, then a pause. What is merged says the same rows, and streams pass over
+it. What is removed is older than `maintain.keep`, and than all that a layer, a processor or a publication has to read.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake.names import CHANGES, GOLD, MESSAGES, SILVER
+from sessionlake.lake.schemas import RETENTION, TABLES, interval
+from sessionlake.lake.storage import Compacted, Kept, Vacuumed
+from sessionlake.lake.tables import Lake
+from sessionlake.publish.job import KEYS
+from sessionlake.silver import handover
+from sessionlake.streaming.checkpoint import last_committed, last_planned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Maintained:
+    """What was done to a table.
+
+    Attributes:
+        compacted: None if few files were small.
+        vacuumed: None if it was put off.
+        waits: why nothing was removed, or merged; empty if nothing is in the way.
+    """
+
+    table: str
+    compacted: Compacted | None = None
+    vacuumed: Vacuumed | None = None
+    waits: str = ""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A stream that reads a table, and how far it is.
+
+    Attributes:
+        begun: whether it has read anything.
+        since: the version that it goes on with; None if it is not known, or it is still at what the table held first.
+    """
+
+    name: str
+    begun: bool
+    since: int | None = None
+
+
+class Maintenance:
+    """Looks after the tables of a home or catalog.
+
+    Attributes:
+        error: what has ended it.
+    """
+
+    def __init__(
+        self, spark: SparkSession, settings: Settings, on_done: Callable[[Maintained], None] | None = None
+    ) -> None:
+        self._spark = spark.newSession()  # what OPTIMIZE and VACUUM are told stands in the session
+        self._settings = settings
+        self._lake = Lake(settings)
+        self._on_done = on_done or (lambda _: None)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def once(self, table: str | None = None) -> Iterator[Maintained]:
+        """Does all that there is to do now, table by table.
+
+        Args:
+            table: only this one.
+
+        Raises:
+            UsageError: there is no such table.
+        """
+        known = self._tables()
+        if table is not None and table not in known:
+            raise UsageError(f"maintain: there is no table {table!r}; there are: {', '.join(known) or 'none yet'}")
+        for name in known if table is None else [table]:
+            yield self._maintain(name, at_leisure=False)
+
+    def start(self) -> Maintenance:
+        """Goes on in the background until `stop`."""
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends it after the table under way."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def watch(self, stop: threading.Event, table: str | None = None) -> None:
+        """Goes round the tables until `stop` is set.
+
+        Args:
+            table: only this one.
+        """
+        while not stop.is_set():
+            tables = self._tables() if table is None else [table]
+            pause = self._settings.maintain.interval.total_seconds() / max(1, len(tables))
+            for name in tables or [""]:
+                if stop.wait(pause):
+                    return
+                if name:
+                    self._on_done(self._maintain(name, at_leisure=True))
+
+    def _run(self) -> None:
+        try:
+            self.watch(self._stop)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever runs the layers
+            self.error = error
+
+    def _tables(self) -> list[str]:
+        own = [processor.into for processor in self._settings.processors]
+        return [table for table in [*TABLES, *own] if self._lake.exists(self._spark, table)]
+
+    def _maintain(self, table: str, *, at_leisure: bool) -> Maintained:
+        """One table: merges what is due; removes what has expired, at leisure only if that is much."""
+        storage, reading = self._lake.storage, readers(self._settings, table)
+        if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
+            return Maintained(table, waits="silver has not begun: it reads what is there in the order in which it came")
+        compacted = self._compact(table)
+        waits = self._unfit(table) or _in_the_way(reading)
+        if waits:
+            return Maintained(table, compacted, waits=waits)
+        since = min((reader.since for reader in reading if reader.since is not None), default=None)
+        kept = Kept(self._settings.maintain.keep, since)
+        if at_leisure and not storage.has_expired(self._spark, table, kept):
+            return Maintained(table, compacted)
+        return Maintained(table, compacted, storage.vacuum(self._spark, table, kept))
+
+    def _compact(self, table: str) -> Compacted | None:
+        """Merges files until those that are left are few, or large."""
+        first: Compacted | None = None
+        while not self._stop.is_set():
+            done = self._lake.storage.compact(self._spark, table)
+            if done is None or done.before <= done.after:
+                break
+            first = Compacted((first or done).before, done.after)
+        return first
+
+    def _unfit(self, table: str) -> str:
+        """Why the table does not remember removed files as long as they are to be kept."""
+        wanted = interval(self._settings.maintain.keep)
+        if self._lake.storage.properties(self._spark, table).get(RETENTION) == wanted:
+            return ""
+        return f"its {RETENTION} is not maintain.keep ({wanted}): the next start of its layer sets it"
+
+
+def readers(settings: Settings, table: str) -> list[Reader]:
+    """The streams that read a table.
+
+    Raises:
+        LakeError: what one of them has read cannot be told.
+    """
+    if table == MESSAGES:
+        begin = handover.in_force(settings)
+        first = None if begin is None else begin.bronze_version + 1
+        names = [processor.layer for processor in settings.processors]
+        return [_reader(settings, SILVER, first), *(_reader(settings, name) for name in names)]
+    if table == CHANGES:
+        return [_reader(settings, GOLD)]
+    if table in KEYS:
+        beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
+        return [_reader(settings, folder.name) for folder in sorted(beside)]
+    return []
+
+
+def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
+    """A stream by its checkpoint.
+
+    Args:
+        first: the version that it is to begin with.
+    """
+    checkpoint = Path(settings.checkpoint(name))
+    batch = last_committed(checkpoint)
+    if batch is None:
+        return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
+    file = checkpoint / "offsets" / str(batch)
+    try:
+        offset = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+        at_first = offset.get("isStartingVersion", False)
+        return Reader(name, begun=True, since=None if at_first else int(offset["reservoirVersion"]))
+    except (OSError, ValueError, IndexError, KeyError, AttributeError) as error:
+        raise LakeError(
+            f"{file} does not say what {name} has read ({error!r}): `sessionlake doctor` says what to do"
+        ) from None
+
+
+def _in_the_way(reading: Sequence[Reader]) -> str:
+    """Which streams still read what the table held when they began, of whatever age that is."""
+    early = [reader.name for reader in reading if reader.begun and reader.since is None]
+    return f"{', '.join(early)} still at what it held at first" if early else ""

@@ -1,0 +1,348 @@
+"""Files merged and removed under running layers: no table changes, and nobody misses what he has yet to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from sessionlake.commands.maintain import COLUMNS, maintain_once
+from sessionlake.commands.show import OutputFormat
+from sessionlake.config import MaintainSettings, Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.lake import catalog, tiers
+from sessionlake.lake.commit import append, merge
+from sessionlake.lake.faults import VARIABLE
+from sessionlake.lake.folder_upkeep import live_files
+from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, QUARANTINE, ROWS, SESSIONS
+from sessionlake.lake.storage import Kept
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from spark.test_silver_law import TABLES, Pipeline, streams
+from support.lakes import assert_silver_is_the_truth, folder_of
+
+NOW = Kept(timedelta(0))
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few files are many."""
+    monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
+    monkeypatch.setattr(tiers, "_ENOUGH_CLOSED", 2)
+    monkeypatch.setattr(catalog, "_MANY_FILES", 2)
+
+
+def maintained(pipeline: Pipeline, table: str) -> Maintained:
+    (done,) = Maintenance(pipeline.spark, pipeline.settings).once(table)
+    return done
+
+
+def events(count: int, first: int = 0) -> pa.Table:
+    rows = [{"topic": "capture.a", "partition": 0, "offset": n, "_batch": n} for n in range(first, first + count)]
+    names = ("topic", "partition", "session_id", "offset", "event", "action", "integrity")
+    types = [pa.string(), pa.int32(), pa.string(), pa.int64(), *[pa.string()] * 3]
+    more = [("expected_seq", pa.int64()), ("actual_seq", pa.int64()), ("kafka_timestamp", pa.timestamp("us", "UTC"))]
+    return pa.Table.from_pylist(rows, pa.schema([*zip(names, types, strict=True), *more, ("_batch", pa.int64())]))
+
+
+def append_events(lake: Lake, commits: int, first: int = 0) -> None:
+    for n in range(first, first + commits):
+        append(None, lake, EVENTS, events(1, n), Txn("test", n))
+
+
+def offsets_of(lake: Lake) -> list[int]:
+    return sorted(row["offset"] for row in lake.reader().rows(EVENTS, columns=["offset"]))
+
+
+@pytest.mark.usefixtures("eager")
+def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
+    spark: Any, place: dict[str, Any]
+) -> None:
+    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    pipeline.arrive(batches[0])
+    pipeline.stream()
+    for batch in batches[1:4]:
+        pipeline.arrive(batch)
+    bronze = maintained(pipeline, MESSAGES).compacted  # silver has read one of four commits
+    assert bronze is not None
+    assert bronze.after < bronze.before == 4
+    pipeline.stream()
+    assert pipeline.merge() == 1
+    changes = maintained(pipeline, CHANGES).compacted
+    assert changes is not None
+    assert changes.after < changes.before
+    pipeline.arrive(batches[4])
+    pipeline.stream()
+    assert pipeline.merge() == 1
+    assert len(list(Maintenance(spark, pipeline.settings).once())) == len(TABLES) + 3  # bronze, decisions, the ledger
+    pipeline.forget(pipeline.batches()[-1])
+    pipeline.stream()
+    assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_them(
+    spark: Any, place: dict[str, Any]
+) -> None:
+    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    quick = MaintainSettings(interval=timedelta(seconds=1))
+    settings = pipeline.settings = pipeline.settings.model_copy(update={"maintain": quick})
+    compacted: set[str] = set()
+    merger = TableMerger(spark, settings)
+    beside = Maintenance(spark, settings, lambda done: compacted.add(done.table) if done.compacted else None)
+    query = job.start(spark, settings, on_batch=merger.announce)
+    merger.start()
+    beside.start()
+    try:
+        for batch in batches:
+            for part in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                pipeline.arrive(part)
+        end = time.monotonic() + 120
+        while not {MESSAGES, CHANGES} <= compacted:
+            assert beside.error is None
+            assert time.monotonic() < end, f"only {compacted} have been compacted"
+            time.sleep(0.1)
+        query.drain()
+        merger.drain()
+    finally:
+        beside.stop()
+        query.stop()
+        merger.stop()
+    assert (beside.error, merger.error) == (None, None)
+    assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch])
+
+
+@pytest.mark.usefixtures("eager")
+def test_merged_tables_are_compacted_between_their_merges(spark: Any, place: dict[str, Any]) -> None:
+    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))[:3]
+    fewer = []
+    for batch in batches:
+        pipeline.arrive(batch)
+        pipeline.stream()
+        assert pipeline.merge() == 1
+        done = [pipeline.lake.storage.compact(spark, table) for table in (ROWS, SESSIONS)]
+        fewer += [compacted for compacted in done if compacted]
+    assert fewer
+    assert all(done.after < done.before for done in fewer)
+    assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_first_read_of_merged_files_goes_in_the_order_in_which_messages_came(
+    spark: Any, place: dict[str, Any]
+) -> None:
+    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    for n, batch in enumerate(batches):
+        pipeline.arrive(batch)
+        if n == 2:
+            assert pipeline.lake.storage.compact(spark, MESSAGES) is not None
+    pipeline.stream()  # file by file; it refuses an offset that does not go on where the last ended
+    assert len(pipeline.batches()) == 3
+    pipeline.merge()
+    assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
+
+
+@pytest.mark.usefixtures("eager")
+def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, place: dict[str, Any]) -> None:
+    pipeline = Pipeline(spark, place)
+    for batch in list(streams(seeds=1))[:3]:
+        pipeline.arrive(batch)
+    version = pipeline.lake.last_commit(spark, MESSAGES).version
+    done = maintained(pipeline, MESSAGES)
+    assert (done.compacted, done.vacuumed) == (None, None)
+    assert done.waits.startswith("silver has not begun")
+    assert pipeline.lake.last_commit(spark, MESSAGES).version == version
+    pipeline.stream()
+    assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1)]
+
+
+def test_a_merge_that_meets_an_optimize_is_done_again(
+    spark: Any, place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(**place)
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    columns = lake.read(spark, SESSIONS).columns
+    for n in range(2):
+        row = spark.sql(f"SELECT 'capture.a' topic, 's{n}' session_id, {n}L messages").coalesce(1)
+        append(spark, lake, SESSIONS, row, Txn("fill", n))
+    monkeypatch.setattr(type(lake.storage), "exclusive", lambda *_: threading.Lock())  # as if in another place
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+
+    def waiting(batches: Any) -> Any:
+        for batch in batches:
+            with begun.open("a") as file:
+                file.write("x")
+            while not go_on.exists():
+                time.sleep(0.05)
+            yield batch
+
+    def optimize() -> None:
+        while not begun.exists():
+            threading.Event().wait(0.05)
+        lake.delta(other, SESSIONS).optimize().executeCompaction()
+        go_on.touch()
+
+    one = spark.sql("SELECT 'capture.a' topic, 's1' session_id, 7L messages")
+    source = one.coalesce(1).mapInArrow(waiting, one.schema)
+    other = spark.newSession()
+    thread = threading.Thread(target=optimize)
+    thread.start()
+    same = "t.topic = s.topic AND t.session_id = s.session_id"
+    merge(lake, SESSIONS, source, same, lambda m: m.whenMatchedUpdate(set={"messages": "s.messages"}), Txn("merge", 0))
+    thread.join()
+    assert len(begun.read_text()) > 1
+    found = {row["session_id"]: row["messages"] for row in lake.read(spark, SESSIONS).collect()}
+    assert found == {"s0": 0, "s1": 7}
+    told = [row["operation"] for row in lake.delta(spark, SESSIONS).history().collect()]
+    assert (told.count("OPTIMIZE"), told.count("MERGE")) == (1, 1)
+    assert lake.read(spark, SESSIONS).columns == columns
+
+
+def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promises(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "_ENOUGH", (3, 2, 2))
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS])
+    folder = folder_of(lake, EVENTS)
+    append_events(lake, 120)
+    log = sorted((folder / "_delta_log").glob("*.json"))
+    for n, file in enumerate(log):  # a commit a minute, the last one now
+        os.utime(file, (file.stat().st_mtime - 60 * (len(log) - 1 - n),) * 2)
+    assert lake.storage.compact(spark, EVENTS) is not None
+
+    kept = lake.storage.vacuum(spark, EVENTS, Kept(timedelta(0), since=110))
+    assert kept.files == 0
+    assert offsets_of(lake) == list(range(120))
+    assert DeltaTable(folder, version=110).to_pyarrow_table().num_rows == 110
+    lake.storage.vacuum(spark, EVENTS, Kept(timedelta(minutes=30)))
+    # 30 minutes are an hour to VACUUM; of the log, what is behind the last checkpoint before them.
+    for version in (91, 105, 120):
+        assert lake.read(spark, EVENTS, version).count() == version
+    assert int(min((folder / "_delta_log").glob("*.json")).stem) in {49, 50}
+    with pytest.raises(LakeError, match=r"version 12 cannot be read: a table's history reaches back as far as maint"):
+        lake.read(spark, EVENTS, 12)
+
+    freed = lake.storage.vacuum(spark, EVENTS, NOW)
+    assert (freed.files, freed.freed > 0) == (120, True)
+    assert offsets_of(lake) == list(range(120))
+    assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
+
+
+def test_a_clustered_table_keeps_its_rows_when_it_is_vacuumed(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [ROWS])
+    for n in range(3):
+        rows = spark.sql(f"SELECT 'r{n % 2}' row_id, {n}L _seq")
+        values = {name: f"s.{name}" for name in rows.columns}
+        merge(
+            lake,
+            ROWS,
+            rows,
+            "t.row_id = s.row_id",
+            lambda m, values=values: m.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values),
+            Txn("m", n),
+        )
+    freed = lake.storage.vacuum(spark, ROWS, NOW)
+    assert freed.files > 0
+    assert freed.freed > 0
+    assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
+
+
+def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS])
+    append_events(lake, 50)
+    script = (
+        "import sys; from pathlib import Path; from sessionlake.config import Settings;"
+        "from sessionlake.lake.folders import Folders;"
+        f"Folders(Settings(home=Path(sys.argv[1]))).compact(None, {EVENTS!r})"
+    )
+    folder = folder_of(lake, EVENTS)
+    for place, files in ((f"before:compact:{EVENTS}", 51), (f"after:compact:{EVENTS}", 52)):
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(settings.home)], env=os.environ | {VARIABLE: place}, check=False
+        )
+        assert ended.returncode == -9
+        assert offsets_of(lake) == list(range(50))
+        assert len(list(folder.glob("*.parquet"))) == files
+    assert len(live_files(DeltaTable(folder))) == 1
+    lake.storage.vacuum(spark, EVENTS, NOW)
+    assert len(list(folder.glob("*.parquet"))) == 1
+    assert offsets_of(lake) == list(range(50))
+
+
+def compact_all(lake: Lake) -> None:
+    while lake.storage.compact(None, EVENTS):  # type: ignore[arg-type]
+        pass
+
+
+def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
+    """Appends one event a commit while another thread compacts; the most files at any time, and those at the end."""
+    ended, most = threading.Event(), 0
+
+    def compact() -> None:
+        nonlocal most
+        while not ended.wait(0.05):
+            most = max(most, len(live_files(DeltaTable(folder_of(lake, EVENTS)))))
+            compact_all(lake)
+
+    with ThreadPoolExecutor(1) as beside:
+        done = beside.submit(compact)
+        try:
+            append_events(lake, commits)
+        finally:
+            ended.set()
+        done.result()
+    compact_all(lake)
+    return most, len(live_files(DeltaTable(folder_of(lake, EVENTS))))
+
+
+def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS])
+    _, left = commits_beside_compaction(lake, 200)
+    assert left < 50
+    assert offsets_of(lake) == list(range(200))
+
+
+@pytest.mark.soak
+def test_five_thousand_commits_beside_compaction_leave_few_files(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS])
+    most, left = commits_beside_compaction(lake, 5_000)
+    print(f"5,000 commits: at most {most} files at any time, {left} at the end")  # noqa: T201 (a figure to read)
+    assert left < 50
+    assert offsets_of(lake) == list(range(5_000))
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS, CUTS, QUARANTINE])
+    append_events(lake, 5)
+    maintain_once(spark, settings, None, OutputFormat.JSON)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    idle = dict(zip(COLUMNS[1:], (None, None, 0, 0, ""), strict=True))
+    assert rows == [
+        {"table": CUTS} | idle,
+        {"table": QUARANTINE} | idle,
+        {"table": EVENTS} | idle | {"files_before": 5, "files_after": 1},
+    ]
+    with pytest.raises(UsageError, match=r"maintain: there is no table 'a\.b'; there are: silver\.session_cuts, "):
+        maintain_once(spark, settings, "a.b", OutputFormat.JSON)

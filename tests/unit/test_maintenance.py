@@ -1,0 +1,70 @@
+"""How far the readers of a table are, by their checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.names import CHANGES, MESSAGES, ROWS, SESSIONS
+from sessionlake.maintenance import Reader, readers
+from sessionlake.silver import handover
+from sessionlake.silver.handover import Handover
+
+
+def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
+    """As Spark writes it."""
+    folder = Path(settings.checkpoint(name))
+    for log in ("offsets", "commits"):
+        (folder / log).mkdir(parents=True)
+    for batch in range(planned + 1):
+        (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offset | {'at': batch})}")
+    if committed is not None:
+        (folder / "commits" / str(committed)).write_text("v1\n{}")
+    return folder
+
+
+def at(version: int, *, first: bool = False) -> dict[str, Any]:
+    return {"reservoirId": "a", "reservoirVersion": version, "index": -1, "isStartingVersion": first}
+
+
+def test_a_reader_goes_on_with_the_version_behind_its_last_committed_batch(settings: Settings) -> None:
+    checkpoint(settings, "silver", planned=4, committed=3, offset=at(17))
+    checkpoint(settings, "gold", planned=0, committed=0, offset=at(5, first=True))
+    assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=17)]
+    assert readers(settings, CHANGES) == [Reader("gold", begun=True, since=None)]
+    assert readers(settings, SESSIONS) == []
+
+
+def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
+    assert readers(settings, CHANGES) == [Reader("gold", begun=False)]
+    checkpoint(settings, "gold", planned=0, committed=None, offset=at(5))
+    assert readers(settings, CHANGES) == [Reader("gold", begun=True)]
+
+
+def test_after_a_rebuild_silver_goes_on_behind_the_version_that_it_was_built_from(settings: Settings) -> None:
+    place = handover.folder(settings)
+    place.mkdir(parents=True)
+    (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
+    assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=9)]
+
+
+def test_processors_read_bronze_and_publications_their_table(place: dict[str, Any]) -> None:
+    own = ProcessorSettings(name="logins", target="a:B")
+    settings = Settings(**place, processors=(own,))
+    checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
+    checkpoint(settings, f"publish-{ROWS}-out.rows", planned=0, committed=0, offset=at(2))
+    assert readers(settings, MESSAGES) == [Reader("silver", begun=False), Reader(own.layer, begun=True, since=3)]
+    assert readers(settings, ROWS) == [Reader(f"publish-{ROWS}-out.rows", begun=True, since=2)]
+
+
+def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> None:
+    folder = checkpoint(settings, "silver", planned=0, committed=0, offset=at(3))
+    (folder / "offsets" / "0").write_text("v1\n{}\n-")
+    with pytest.raises(LakeError, match=r"silver/offsets/0 does not say what silver has read"):
+        readers(settings, MESSAGES)
