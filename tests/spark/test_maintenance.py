@@ -70,9 +70,9 @@ def offsets_of(lake: Lake) -> list[int]:
 
 @pytest.mark.usefixtures("eager")
 def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
-    spark: Any, place: dict[str, Any]
+    spark: Any, location: dict[str, Any]
 ) -> None:
-    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
     pipeline.arrive(batches[0])
     pipeline.stream()
     for batch in batches[1:4]:
@@ -96,9 +96,9 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
 
 @pytest.mark.usefixtures("eager")
 def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_them(
-    spark: Any, place: dict[str, Any]
+    spark: Any, location: dict[str, Any]
 ) -> None:
-    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
     quick = MaintainSettings(interval=timedelta(seconds=1))
     settings = pipeline.settings = pipeline.settings.model_copy(update={"maintain": quick})
     compacted: set[str] = set()
@@ -127,8 +127,8 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
 
 
 @pytest.mark.usefixtures("eager")
-def test_merged_tables_are_compacted_between_their_merges(spark: Any, place: dict[str, Any]) -> None:
-    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))[:3]
+def test_merged_tables_are_compacted_between_their_merges(spark: Any, location: dict[str, Any]) -> None:
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))[:3]
     fewer = []
     for batch in batches:
         pipeline.arrive(batch)
@@ -143,9 +143,9 @@ def test_merged_tables_are_compacted_between_their_merges(spark: Any, place: dic
 
 @pytest.mark.usefixtures("eager")
 def test_a_first_read_of_merged_files_goes_in_the_order_in_which_messages_came(
-    spark: Any, place: dict[str, Any]
+    spark: Any, location: dict[str, Any]
 ) -> None:
-    pipeline, batches = Pipeline(spark, place), list(streams(seeds=1))
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
     for n, batch in enumerate(batches):
         pipeline.arrive(batch)
         if n == 2:
@@ -157,8 +157,8 @@ def test_a_first_read_of_merged_files_goes_in_the_order_in_which_messages_came(
 
 
 @pytest.mark.usefixtures("eager")
-def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, place: dict[str, Any]) -> None:
-    pipeline = Pipeline(spark, place)
+def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict[str, Any]) -> None:
+    pipeline = Pipeline(spark, location)
     for batch in list(streams(seeds=1))[:3]:
         pipeline.arrive(batch)
     version = pipeline.lake.last_commit(spark, MESSAGES).version
@@ -171,9 +171,9 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, place: dict[st
 
 
 def test_a_merge_that_meets_an_optimize_is_done_again(
-    spark: Any, place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, location: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(**place)
+    settings = Settings(**location)
     lake = Lake(settings)
     lake.ensure(spark, [SESSIONS])
     columns = lake.read(spark, SESSIONS).columns

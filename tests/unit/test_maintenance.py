@@ -54,9 +54,9 @@ def test_after_a_rebuild_silver_goes_on_behind_the_version_that_it_was_built_fro
     assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=9)]
 
 
-def test_processors_read_bronze_and_publications_their_table(place: dict[str, Any]) -> None:
+def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
-    settings = Settings(**place, processors=(own,))
+    settings = Settings(**location, processors=(own,))
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     checkpoint(settings, f"publish-{ROWS}-out.rows", planned=0, committed=0, offset=at(2))
     assert readers(settings, MESSAGES) == [Reader("silver", begun=False), Reader(own.layer, begun=True, since=3)]
