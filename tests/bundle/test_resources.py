@@ -27,7 +27,7 @@ def test_every_resource_of_every_kind_loads_through_its_model(bundle):
         for kind, resources in bundle.config["resources"].items()
         for key, resource in resources.items()
     }
-    assert {key for kind, key in loaded if kind == "jobs"} == {"bronze_job", "silver_job", "gold_job"}
+    assert {key for kind, key in loaded if kind == "jobs"} == {"bronze_job", "silver_job", "gold_job", "maintenance_job"}
     assert {key for kind, key in loaded if kind == "schemas"} == {"bronze", "silver", "gold", "ops"}
     assert {key for kind, key in loaded if kind == "volumes"} == {"checkpoints"}
 
@@ -55,17 +55,22 @@ def test_a_variable_is_declared_exactly_when_something_uses_it(sources):
 
 
 def test_a_development_target_waits_paused_and_never_unpauses(dev):
-    assert {job["continuous"]["pause_status"] for job in dev.jobs.values()} == {"PAUSED"}
+    assert {pace(job)["pause_status"] for job in dev.jobs.values()} == {"PAUSED"}
 
 
 def test_production_runs_unpaused_as_the_service_principal_from_one_root(prod):
-    assert {job["continuous"]["pause_status"] for job in prod.jobs.values()} == {"UNPAUSED"}
+    assert {pace(job)["pause_status"] for job in prod.jobs.values()} == {"UNPAUSED"}
     assert prod.config["run_as"] == {"service_principal_name": prod.config["var"]["service_principal_name"]}
     assert prod.config["workspace"]["root_path"].endswith("/sessionlake/prod")
 
 
 def test_pause_status_is_left_to_the_presets(sources):
-    assert all("pause_status" not in job["continuous"] for job in sources["resources"]["jobs"].values())
+    assert all("pause_status" not in pace(job) for job in sources["resources"]["jobs"].values())
+
+
+def test_layers_run_without_end_and_maintenance_at_its_times(bundle):
+    assert {key for key, job in bundle.jobs.items() if "schedule" in job} == {"maintenance_job"}
+    assert all("continuous" in job for key, job in bundle.jobs.items() if key != "maintenance_job")
 
 
 def test_two_runs_of_a_job_never_overlap_not_even_in_development(bundle):
@@ -93,7 +98,7 @@ def test_the_package_reads_its_settings_from_a_jobs_environment(bundle, monkeypa
 
 def test_the_layers_agree_on_every_setting_they_share(bundle):
     bronze = bundle.environment("bronze_job")
-    for job in ("silver_job", "gold_job"):
+    for job in ("silver_job", "gold_job", "maintenance_job"):
         environment = bundle.environment(job)
         assert environment == {name: bronze[name] for name in environment}
 
@@ -175,6 +180,11 @@ def test_the_artifact_keeps_its_version(sources):
     assert artifact["type"] == "whl"
     assert not artifact.get("dynamic_version")
     assert "artifacts_dynamic_version" not in sources.get("presets", {})
+
+
+def pace(job):
+    """When a job runs."""
+    return job["schedule" if "schedule" in job else "continuous"]
 
 
 def settings_of(bundle, job, monkeypatch):

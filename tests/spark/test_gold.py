@@ -178,6 +178,18 @@ def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):
     assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3, MINUTES: 1}
 
 
+def test_a_batch_takes_in_no_more_bytes_than_it_may_and_one_file_at_least(spark, location):
+    gold = GoldSettings(rolling_points=3, shards=4, max_bytes_per_trigger="1 KiB")
+    feed = Feed(spark, Settings(**location, gold=gold))
+    points = [change("s", "r", i, i * SECOND, price=1.0) for i in range(3)]
+    for point in points:
+        feed.write([point])
+    feed.run()
+    rows = feed.lake.read(feed.spark, LEDGER).where("layer = 'gold'").orderBy("batch_id").collect()
+    assert [(row["batch_id"], row["messages"]) for row in rows] == [(0, 1), (1, 1), (2, 1)]
+    assert feed.averages() == by_hand(points, 3)[0]
+
+
 def test_changes_without_points_write_nothing_but_their_ledger_row(feed: Feed):
     deleted = list(change("s", "r", 0, 0, price=1.0))
     deleted[11] = "delete"

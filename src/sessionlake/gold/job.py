@@ -69,7 +69,7 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
     metrics = metrics_of(settings)
     shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
     values = [_value(name).alias(value_field(i)) for i, name in enumerate(metrics)]
-    points = lake.stream(spark, CHANGES, {}).select(
+    points = lake.stream(spark, CHANGES, {"maxBytesPerTrigger": f"{int(settings.gold.max_bytes_per_trigger)}b"}).select(
         shard,
         "topic",
         "session_id",

@@ -117,7 +117,11 @@ def packed(
     """
     from pyspark.sql import functions as F
 
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger}
+    limits = settings.silver
+    options = {
+        "maxFilesPerTrigger": limits.max_files_per_trigger,
+        "maxBytesPerTrigger": f"{int(limits.max_bytes_per_trigger)}b",
+    }
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     raw = lake.stream(spark, MESSAGES, options)
