@@ -25,6 +25,7 @@ from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.streaming.errors import explain
 from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.losses import refuse_lost_ledger
 from sessionlake.streaming.payloads import payload_of
 from sessionlake.streaming.query import LayerQuery
 
@@ -223,7 +224,7 @@ class Pipeline:
 
     def _start(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
-        require_whole(settings.checkpoint(part), part)
+        _require_sound(spark, settings, part)
         for processor in settings.processors:
             if processor.layer == part:
                 return processors.start(spark, settings, processor.name)
@@ -250,8 +251,13 @@ class Pipeline:
             self._merger.stop()
 
 
-def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
     require_whole(settings.checkpoint(part), part)
+    refuse_lost_ledger(spark, settings, part)
+
+
+def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+    _require_sound(spark, settings, part)
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
         Layer.SILVER: silver.start,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
 from sessionlake.lake.ledger import REBUILD, current
-from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.losses import has_committed, refuse_lost_files, refuse_lost_ledger, refuse_lost_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,16 +124,42 @@ def _books(settings: Settings) -> list[Finding]:
     from sessionlake.runtime.spark import spark_session
 
     lake = Lake(settings)
-    if not begun(settings):
+    ran = [layer for layer in _checkpointed(settings) if has_committed(settings, layer)]
+    if not ran and not begun(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor")
+    there = [_finding("states", lambda: _states(settings)), _finding("files", lambda: _files(spark, lake))]
+    lost = _finding("ledger", lambda: _ledger_is_there(spark, settings, ran))
+    if lost.level is Level.FAIL:
+        return [*there, lost]
     return [
+        *there,
         _finding("ledger", lambda: _balanced(lake.reader(spark), settings)),
         _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(spark, settings)),
         _topics(spark, lake),
     ]
+
+
+def _states(settings: Settings) -> str:
+    stateful = [layer for layer in _checkpointed(settings) if layer != BRONZE]
+    for layer in stateful:
+        refuse_lost_state(settings, layer)
+    return "every layer has the states of its last batch"
+
+
+def _files(spark: SparkSession, lake: Lake) -> str:
+    known = [table for table in TABLES if lake.exists(spark, table)]
+    for table in known:
+        refuse_lost_files(spark, lake, table)
+    return f"all that {len(known)} tables name are there"
+
+
+def _ledger_is_there(spark: SparkSession, settings: Settings, ran: Sequence[str]) -> str:
+    for layer in ran:
+        refuse_lost_ledger(spark, settings, layer)
+    return "is there"
 
 
 def _balanced(reader: TableReader, settings: Settings) -> str:

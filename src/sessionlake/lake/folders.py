@@ -156,6 +156,14 @@ class Folders(Storage):
 
         return DeltaTable.forPath(spark, str(self.path(table)))
 
+    def lost_files(self, spark: SparkSession, table: str) -> list[str]:
+        """See `Storage`."""
+        from deltalake import DeltaTable
+
+        del spark
+        folder = self.path(table)
+        return [file.path for file in upkeep.live_files(DeltaTable(folder)) if not (folder / file.path).is_file()]
+
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`. The log is read directly: `history` costs a Spark job."""
         del spark

@@ -194,6 +194,10 @@ class Storage(ABC):
         """The table's Delta handle, for MERGE and history."""
 
     @abstractmethod
+    def lost_files(self, spark: SparkSession, table: str) -> list[str]:
+        """Files that the table's present version names and that are gone; none where files cannot be seen."""
+
+    @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """The table's latest commit."""
 
