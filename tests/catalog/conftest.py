@@ -18,10 +18,22 @@ _NUMBERS = count(1)
 SCHEMAS = ("bronze", "silver", "gold", "ops")
 
 
+# What the same test over folders shows each time, and the shorter ones here of the catalog.
+LONG = {
+    "test_silver_is_verified_rebuilt_and_goes_on",
+    "test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag",
+    "test_batches_that_die_between_any_two_commits_and_are_replayed_count_once",
+    "test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("spark")
+            if item.name.partition("[")[0] in LONG:
+                item.add_marker("soak")
 
 
 @pytest.fixture

@@ -341,7 +341,8 @@ def _live_bytes(folder: Path) -> int:
 
 def _commit(file: Path) -> Commit:
     """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows."""
-    actions = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    with file.open("rb") as lines:  # as text, what Unicode calls the end of a line may stand inside of one
+        actions = [json.loads(line) for line in lines]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if info.get("operationMetrics"):
         return Commit.of(int(file.stem), info["operationMetrics"])
