@@ -69,5 +69,4 @@ def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
     lost = lake.storage.lost_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
-        rebuilt = ", or build silver once more from bronze (sessionlake rebuild silver)" * table.startswith("silver.")
-        raise LakeError(f"{table} names files that are gone ({named}): put them back from a backup{rebuilt}")
+        raise LakeError(f"{table} names files that are gone ({named}): put them back from a backup")
