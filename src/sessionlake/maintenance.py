@@ -6,7 +6,6 @@ it. What is removed is older than `maintain.keep`, and than all that a layer, a 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from sessionlake.lake.storage import Compacted, Kept, Vacuumed
 from sessionlake.lake.tables import Lake
 from sessionlake.publish.job import KEYS
 from sessionlake.silver import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -191,10 +190,10 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     file = checkpoint / "offsets" / str(batch)
     try:
-        offset = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+        _, offset = planned(checkpoint, batch)
         at_first = offset.get("isStartingVersion", False)
         return Reader(name, begun=True, since=None if at_first else int(offset["reservoirVersion"]))
-    except (OSError, ValueError, IndexError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise LakeError(
             f"{file} does not say what {name} has read ({error!r}): `sessionlake doctor` says what to do"
         ) from None

@@ -36,11 +36,7 @@ def check(settings: Settings, sql: str) -> None:
             f"query reads only: {', '.join(word.upper() for word in _READS)}"
         )
     lake = Lake(settings)
-    missing = [
-        table
-        for table in mentioned(sql, tables(settings))
-        if not lake.storage.needs_session and not lake.exists(None, table)
-    ]
+    missing = [table for table in mentioned(sql, tables(settings)) if lake.surely_lacks(table)]
     if missing:
         raise LakeError(
             f"query: {', '.join(missing)} is not there yet in {settings.place}: "

@@ -69,7 +69,7 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
     metrics = metrics_of(settings)
     shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
     values = [_value(name).alias(value_field(i)) for i, name in enumerate(metrics)]
-    points = lake.stream(spark, CHANGES, {"maxBytesPerTrigger": f"{int(settings.gold.max_bytes_per_trigger)}b"}).select(
+    points = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, {}).select(
         shard,
         "topic",
         "session_id",
@@ -142,6 +142,8 @@ class _GoldBatch:
         """Appends the new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
         spark = parts[0].folded.frame.sparkSession
         new, changed = (_span(parts, kind) for kind in (target.new, target.changed))
+        if not new and not changed:
+            return None
         if new:
             rows = rows_of(parts, target.new, target.ddl)
             append(spark, self._lake, target.table, rows, txn)
@@ -149,10 +151,9 @@ class _GoldBatch:
             # A second write to the table in one batch needs a name of its own.
             renamed = Txn(f"{txn.app_id}:changed", txn.version)
             source = as_frame(spark, rows_of(parts, target.changed, target.ddl))
-            merge(self._lake, target.table, source, target.same(changed), target.clauses, renamed)
-        if not new and not changed:
-            return None
-        commit = self._lake.last_commit(spark, target.table)
+            commit = merge(self._lake, target.table, source, target.same(changed), target.clauses, renamed)
+        else:
+            commit = self._lake.last_commit(spark, target.table)
         return TableOutput(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
 
 

@@ -65,8 +65,7 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 def begun(settings: Settings) -> bool:
     """Whether there may be a ledger to read, as far as can be told without Spark."""
-    lake = Lake(settings)
-    return lake.storage.needs_session or lake.exists(None, LEDGER)
+    return not Lake(settings).surely_lacks(LEDGER)
 
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:

@@ -57,7 +57,7 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
         return None
     try:
         with conf(spark, _optimizing(bound)):
-            spark.sql(f"OPTIMIZE {_identifier(folder)}").collect()
+            spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
     except conflicts():
         return None
     return Compacted(len(files), len(live_files(DeltaTable(folder))))
@@ -164,7 +164,7 @@ def vacuum(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     if _is_merged(delta):
         held = _held(folder)
         with conf(spark, _VACUUM):
-            spark.sql(f"VACUUM {_identifier(folder)} RETAIN {hours} HOURS").collect()
+            spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
         left = _held(folder)
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
@@ -210,5 +210,6 @@ def _log(folder: Path) -> Path:
     return folder / "_delta_log"
 
 
-def _identifier(folder: Path) -> str:
+def identifier(folder: Path) -> str:
+    """What SQL calls the table in a folder."""
     return f"delta.{quote(str(folder))}"

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.lake import folder_upkeep as upkeep
@@ -42,6 +41,7 @@ from sessionlake.runtime.frames import Mapped, Rows
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from deltalake import CommitProperties
+    from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 _DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
@@ -79,7 +79,7 @@ class Folders(Storage):
 
     def identifier(self, table: str) -> str:
         """See `Storage`."""
-        return f"delta.{quote(str(self.path(table)))}"
+        return upkeep.identifier(self.path(table))
 
     def function(self, schema: str, name: str) -> tuple[str, str]:
         """See `Storage`."""
@@ -196,7 +196,7 @@ class Folders(Storage):
         del spark
         folder = self.path(table)
         if isinstance(rows, pa.Table):
-            yield _StagedRows(folder, rows)
+            yield _StagedRows(folder, table, rows)
             return
         delta = DeltaTable(folder)
         schema = pa.schema(delta.schema().to_arrow())
@@ -205,7 +205,7 @@ class Folders(Storage):
             files = written_by_arrow(rows, FileWriter(str(folder), schema, indexed))
         else:
             files = written_by_spark(rows, folder, indexed)
-        staged = _StagedFiles(folder, schema, files)
+        staged = _StagedFiles(folder, table, schema, files)
         try:
             yield staged
         finally:
@@ -213,7 +213,7 @@ class Folders(Storage):
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; of a repeated batch nothing is computed."""
-        if _has(self.path(table), txn.on(table), txn.version):
+        if not isinstance(rows, pa.Table) and _without(self.path(table), table, txn) is None:
             return
         if isinstance(rows, Mapped | pa.Table):
             super().append(spark, table, rows, txn)
@@ -229,7 +229,10 @@ class Folders(Storage):
 
     def before_merge(self, spark: SparkSession, table: str) -> None:
         """See `Storage`."""
-        spark.conf.set(_DELETION_VECTORS, str(_live_bytes(self.path(table)) > _REWRITTEN_BYTES).lower())
+        from deltalake import DeltaTable
+
+        held = sum(file.size for file in upkeep.live_files(DeltaTable(self.path(table))))
+        spark.conf.set(_DELETION_VECTORS, str(held > _REWRITTEN_BYTES).lower())
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
         """See `Storage`."""
@@ -267,39 +270,38 @@ class Folders(Storage):
 class _StagedRows:
     """Rows in memory, which the commit writes."""
 
-    def __init__(self, folder: Path, rows: pa.Table) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, table: str, rows: pa.Table) -> None:
+        self._folder, self._table = folder, table
         self._rows = rows
 
     def commit(self, txn: Txn) -> None:
         from deltalake import write_deltalake
 
-        app_id = txn.on(table_of(self._folder))
-        if not _has(self._folder, app_id, txn.version):
-            known = _commit_properties(app_id, txn.version)
-            write_deltalake(self._folder, self._rows, mode="append", commit_properties=known)
+        delta = _without(self._folder, self._table, txn)
+        if delta is not None:
+            write_deltalake(delta, self._rows, mode="append", commit_properties=_properties(self._table, txn))
 
 
 class _StagedFiles:
     """Files in the table's folder."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, table: str, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
+        self._folder, self._table = folder, table
         self._schema = schema
         self._files = list(files)
 
     def commit(self, txn: Txn) -> None:
-        from deltalake import DeltaTable
         from deltalake.transaction import AddAction, RemoveAction
 
-        app_id = txn.on(table_of(self._folder))
-        if _has(self._folder, app_id, txn.version):
+        delta = _without(self._folder, self._table, txn)
+        if delta is None:
             return
-        now, properties = int(time.time() * 1000), _commit_properties(app_id, txn.version)
+        now = int(time.time() * 1000)
         added: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, {}, now, data_change=True, stats=file.stats) for file in self._files
         ]
-        DeltaTable(self._folder).create_write_transaction(added, "append", self._schema, commit_properties=properties)
+        properties = _properties(self._table, txn)
+        delta.create_write_transaction(added, "append", self._schema, commit_properties=properties)
         self._files = []
 
     def discard(self) -> None:
@@ -308,35 +310,24 @@ class _StagedFiles:
             (self._folder / file.path).unlink(missing_ok=True)
 
 
-def table_of(folder: Path) -> str:
-    """The two-level name of the table in a folder."""
-    return f"{folder.parent.name}.{folder.name}"
-
-
 def _clustered(schema: TableSchema) -> tuple[str, ...]:
     """The clustering keys. Tables that rows are appended to have none here; their rows come in the order of time."""
     return schema.cluster_by if schema.writes is Writes.MERGE else ()
 
 
-def _has(folder: Path, app_id: str, version: int) -> bool:
-    """Whether a commit of this transaction, or of a later one, is in the table."""
+def _without(folder: Path, table: str, txn: Txn) -> LocalTable | None:
+    """The table, unless a commit of this transaction, or of a later one, is in it."""
     from deltalake import DeltaTable
 
-    known = DeltaTable(folder).transaction_version(app_id)
-    return known is not None and known >= version
+    delta = DeltaTable(folder)
+    known = delta.transaction_version(txn.on(table))
+    return delta if known is None or known < txn.version else None
 
 
-def _commit_properties(app_id: str, version: int) -> CommitProperties:
+def _properties(table: str, txn: Txn) -> CommitProperties:
     from deltalake import CommitProperties, Transaction
 
-    return CommitProperties(app_transactions=[Transaction(app_id, version)])
-
-
-def _live_bytes(folder: Path) -> int:
-    """Size of the files that make up a table's present version."""
-    from deltalake import DeltaTable
-
-    return int(pc.sum(pa.table(DeltaTable(folder).get_add_actions())["size_bytes"]).as_py() or 0)
+    return CommitProperties(app_transactions=[Transaction(txn.on(table), txn.version)])
 
 
 def _commit(file: Path) -> Commit:

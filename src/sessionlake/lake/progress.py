@@ -38,35 +38,31 @@ def covering(reader: TableReader, layer: str, topic: str, partition: int, offset
     return found
 
 
-def spans(reader: TableReader) -> list[Span]:
-    """What each layer, as it is now, has taken in of each topic-partition, in that order."""
-    found: dict[tuple[str, str, int], tuple[int, int]] = {}
-    for batch in _current(reader, columns=[*ENTRY, "offsets"]):
-        ends = _ranges(batch).group_by(_PLACE).aggregate([("first", "min"), ("last", "max")])
-        for row in ends.to_pylist():
-            place = row["layer"], row["topic"], row["partition"]
-            first, last = found.get(place, (row["first_min"], row["last_max"]))
-            found[place] = min(first, row["first_min"]), max(last, row["last_max"])
-    return sorted(Span(*place, *span) for place, span in found.items())
-
-
-def ends(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
-    """The last offset of each topic-partition that the layer, as it is now, has taken in.
+def spans(reader: TableReader, *conditions: Condition, before: Txn | None = None) -> list[Span]:
+    """What each layer, as it is now, has taken in of each topic-partition, in that order.
 
     Args:
+        conditions: on the ledger's rows.
         before: a batch that is left out, with all behind it: it is made again.
     """
-    found: dict[TopicPartition, int] = {}
-    for batch in _current(reader, ("layer", operator.eq, layer), columns=[*ENTRY, "offsets"]):
+    found: dict[tuple[str, str, int], tuple[int, int]] = {}
+    for batch in _current(reader, *conditions, columns=[*ENTRY, "offsets"]):
         kept = pa.Table.from_batches([batch])
         if before is not None:
             kept = kept.filter((pc.field("app_id") != before.app_id) | (pc.field("batch_id") < before.version))
         for part in kept.to_batches():
-            last = _ranges(part).group_by(["topic", "partition"]).aggregate([("last", "max")])
-            for row in last.to_pylist():
-                place = row["topic"], row["partition"]
-                found[place] = max(found.get(place, row["last_max"]), row["last_max"])
-    return found
+            reached = _ranges(part).group_by(_PLACE).aggregate([("first", "min"), ("last", "max")])
+            for row in reached.to_pylist():
+                place = row["layer"], row["topic"], row["partition"]
+                first, last = found.get(place, (row["first_min"], row["last_max"]))
+                found[place] = min(first, row["first_min"]), max(last, row["last_max"])
+    return sorted(Span(*place, *span) for place, span in found.items())
+
+
+def ends(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
+    """The last offset of each topic-partition that the layer, as it is now, has taken in; `before` as for `spans`."""
+    of_layer = spans(reader, ("layer", operator.eq, layer), before=before)
+    return {(span.topic, span.partition): span.last for span in of_layer}
 
 
 def _current(

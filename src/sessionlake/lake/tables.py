@@ -65,6 +65,10 @@ class Lake:
         """Whether the table has been created."""
         return self.storage.exists(spark, table)
 
+    def surely_lacks(self, table: str) -> bool:
+        """Whether the table has not been created, as far as can be told without Spark."""
+        return not self.storage.needs_session and not self.exists(None, table)
+
     def read(self, spark: SparkSession, table: str, version: int | None = None) -> DataFrame:
         """The table as a frame, now or as of a Delta version.
 
@@ -85,9 +89,13 @@ class Lake:
                 "and with `sessionlake maintain`, or `run all`, no further"
             ) from error
 
-    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        """The table as a stream of its appended rows."""
-        return self.storage.stream(spark, table, options)
+    def stream(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
+        """The table as a stream of its appended rows.
+
+        Args:
+            max_bytes: of files, as they are stored: about what a batch takes in, and one file at least.
+        """
+        return self.storage.stream(spark, table, {"maxBytesPerTrigger": f"{int(max_bytes)}b", **options})
 
     def reader(self, spark: SparkSession | None = None) -> TableReader:
         """What brings rows to the driver.

@@ -109,11 +109,8 @@ def start(
         raise BrokerError(
             f"publish: topic {publication.topic} was made anew, without what was published to it: {query.anew}"
         )
-    stream = lake.stream(
-        spark,
-        publication.table,
-        {"readChangeFeed": "true", "maxBytesPerTrigger": f"{int(settings.publish.max_bytes_per_trigger)}b"},
-    )
+    limit, feed = settings.publish.max_bytes_per_trigger, {"readChangeFeed": "true"}
+    stream = lake.stream(spark, publication.table, limit, feed)
     batch = _PublishBatch(lake, settings, publication, on_batch)
     return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
 

@@ -117,14 +117,10 @@ def packed(
     """
     from pyspark.sql import functions as F
 
-    limits = settings.silver
-    options = {
-        "maxFilesPerTrigger": limits.max_files_per_trigger,
-        "maxBytesPerTrigger": f"{int(limits.max_bytes_per_trigger)}b",
-    }
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
-    raw = lake.stream(spark, MESSAGES, options)
+    raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
     columns = (shard, "topic", "partition", "offset", "timestamp", "key", "value")

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.lake.names import SILVER, SILVER_TABLES
@@ -13,6 +14,8 @@ from sessionlake.lake.names import SILVER, SILVER_TABLES
 # Spark goes back no further than the batch before the last one.
 _LATEST = 2
 _NO_OFFSET = "-"
+# The version, the metadata, and a line a source.
+_PLANNED_LINES = 3
 
 
 def way_on(layer: str) -> str:
@@ -53,6 +56,19 @@ def last_committed(checkpoint: str | Path) -> int | None:
 def last_planned(checkpoint: str | Path) -> int | None:
     """The number of the last batch that its query has set out to do; None before the first."""
     return _newest(Path(checkpoint) / "offsets")
+
+
+def planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
+    """What Spark noted of a batch before it began: its metadata, and where the stream's only source was to end.
+
+    Raises:
+        OSError: there is no such note.
+        ValueError: it is not whole.
+    """
+    lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").split("\n")
+    if len(lines) < _PLANNED_LINES:
+        raise ValueError(f"{len(lines)} lines instead of {_PLANNED_LINES}")
+    return json.loads(lines[1]), json.loads(lines[2])
 
 
 def write_whole(file: Path, content: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import last_committed, way_on
+from sessionlake.streaming.checkpoint import last_committed, planned, way_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,9 +54,16 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
 
 
 def _stores(checkpoint: Path, batch: int) -> int:
-    """How many state stores a stream has: settled by its first batch, and noted by Spark with each."""
-    header = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()[1]
-    return int(json.loads(header)["conf"]["spark.sql.shuffle.partitions"])
+    """How many state stores a stream has: settled by its first batch, and noted by Spark with each.
+
+    Raises:
+        LakeError: the note is not whole.
+    """
+    try:
+        metadata, _ = planned(checkpoint, batch)
+        return int(metadata["conf"]["spark.sql.shuffle.partitions"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LakeError(f"{checkpoint} does not say how many state stores it has ({error!r})") from None
 
 
 def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
