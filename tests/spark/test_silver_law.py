@@ -22,7 +22,7 @@ from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, shard_states
 from sessionlake.silver.stream_times import stored_times
-from support.lakes import assert_silver_is_the_truth, comparable, limit, write_bronze
+from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
@@ -63,8 +63,7 @@ class Pipeline:
         return TableMerger(self.spark, self.settings).catch_up()
 
     def content(self) -> dict[str, list[str]]:
-        tables = {name: comparable(self.lake.read(self.spark, f"silver.{name}")).toArrow() for name in TABLES}
-        return {name: sorted(map(repr, table.to_pylist())) for name, table in tables.items()}
+        return {name: in_order(comparable(self.spark, self.lake, f"silver.{name}")) for name in TABLES}
 
     def batches(self) -> list[int]:
         commits = Path(self.settings.checkpoint(job.LAYER)) / "commits"

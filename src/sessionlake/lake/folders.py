@@ -21,7 +21,7 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns, written_by_arrow, written_by_spark
-from sessionlake.lake.schemas import TableSchema, Writes
+from sessionlake.lake.schemas import Columns, TableSchema, Writes
 from sessionlake.lake.storage import (
     NO_COMMIT,
     Commit,
@@ -123,16 +123,37 @@ class Folders(Storage):
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`."""
+        columns, properties = schema.resolved(self._settings), schema.properties(self._settings.maintain.keep)
+        with self.exclusive(table):
+            if schema.merged:
+                self._create_by_spark(spark, table, schema, columns, properties)
+            else:
+                self._create(table, schema, columns, properties)
+
+    def _create_by_spark(
+        self, spark: SparkSession, table: str, schema: TableSchema, columns: Columns, properties: Mapping[str, str]
+    ) -> None:
+        """Deletion vectors and clustering are what delta-rs does not create; Spark takes half a second for it."""
         from delta.tables import DeltaTable
 
         builder = DeltaTable.createIfNotExists(spark).comment(schema.comment).location(str(self.path(table)))
-        for name, sql in schema.resolved(self._settings):
+        for name, sql in columns:
             builder = builder.addColumn(name, sql)
         if keys := _clustered(schema):
             builder = builder.clusterBy(*keys)
-        for key, value in schema.properties(self._settings.maintain.keep).items():
+        for key, value in properties.items():
             builder = builder.property(key, value)
         builder.execute()
+
+    def _create(self, table: str, schema: TableSchema, columns: Columns, properties: Mapping[str, str]) -> None:
+        from deltalake import DeltaTable, Schema
+        from pyspark.sql.types import StructType
+
+        declared = StructType.fromDDL(", ".join(f"{quote(name)} {sql}" for name, sql in columns)).json()
+        comment, wanted = schema.comment, dict(properties)
+        DeltaTable.create(
+            self.path(table), Schema.from_json(declared), "ignore", description=comment, configuration=wanted
+        )
 
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; folders that are empty then go, too."""

@@ -25,6 +25,8 @@ from sessionlake.lake.names import (
     TOPICS,
 )
 
+Columns = tuple[tuple[str, str], ...]
+"""Names and Spark SQL types, in order."""
 DECLARED = "<declared>"
 _LOG = {"delta.checkpointInterval": "50"}
 RETENTION = "delta.deletedFileRetentionDuration"
@@ -44,6 +46,8 @@ class Writes(StrEnum):
     APPEND = "append"
     MERGE = "merge"
     BOTH = "both"
+    REPLACE = "replace"
+    """All at once: the table is small."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,14 @@ class TableSchema:
         feed: whether Delta's change data feed is on.
     """
 
-    columns: tuple[tuple[str, str], ...]
+    columns: Columns
     comment: str
     cluster_by: tuple[str, ...] = ()
     skipping: tuple[str, ...] = ()
     feed: bool = False
     writes: Writes = Writes.MERGE
 
-    def resolved(self, settings: Settings) -> tuple[tuple[str, str], ...]:
+    def resolved(self, settings: Settings) -> Columns:
         """The columns, with the declared ones in place."""
         declared = tuple((column.name, column.sql) for column in settings.capture.declared)
         whole: list[tuple[str, str]] = []
@@ -78,6 +82,11 @@ class TableSchema:
         """Whether rows never change."""
         return self.writes is Writes.APPEND
 
+    @property
+    def merged(self) -> bool:
+        """Whether MERGE changes rows."""
+        return self.writes in (Writes.MERGE, Writes.BOTH)
+
     def properties(self, keep: timedelta) -> dict[str, str]:
         """Delta table properties.
 
@@ -85,7 +94,7 @@ class TableSchema:
             keep: how far back the table's history is to reach.
         """
         found = _LOG | {RETENTION: interval(keep)}
-        found |= _APPEND_ONLY if self.append_only else _MERGED
+        found |= _APPEND_ONLY if self.append_only else _MERGED if self.merged else {}
         if self.skipping:
             found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
         if self.feed:
@@ -334,7 +343,7 @@ TABLES: dict[str, TableSchema] = {
             ("lost", "bigint"),
         ),
         "The life of every captured topic",
-        writes=Writes.BOTH,
+        writes=Writes.REPLACE,
     ),
     LEDGER: TableSchema(
         (

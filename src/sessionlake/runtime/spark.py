@@ -161,6 +161,8 @@ _LAPTOP = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": str(min(_CORES, 8)),
     "spark.python.daemon.module": "sessionlake.laptop.daemon",
+    # Shortened tracebacks are not to be had of a stateful stream, and workers with and without them are not shared.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.default.parallelism": str(_CORES),
     # Twice as many tasks at once as there are cores, fairly shared: many wait for Kafka, a disk or a Python worker, and
     # the layers' small jobs must not queue behind each other.
