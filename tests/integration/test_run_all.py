@@ -26,6 +26,7 @@ from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
+from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SECONDS = 120
@@ -79,8 +80,7 @@ def send(settings: Settings, *seqs: int, topic: str = "t") -> str:
 
 
 def count(spark, settings: Settings, table: str) -> int:
-    lake = Lake(settings)
-    return lake.read(spark, table).count() if lake.exists(spark, table) else 0
+    return len(rows_of(spark, Lake(settings), table))
 
 
 def eventually(condition, seconds: float = SECONDS) -> None:

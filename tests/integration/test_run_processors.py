@@ -15,6 +15,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ProcessorError, SessionlakeError
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_live
+from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 SECONDS = 120
@@ -36,8 +37,7 @@ def processors() -> tuple[ProcessorSettings, ...]:
 
 
 def count(spark: Any, settings: Settings, table: str) -> int:
-    lake = Lake(settings)
-    return lake.read(spark, table).count() if lake.exists(spark, table) else 0
+    return len(rows_of(spark, Lake(settings), table))
 
 
 @pytest.mark.soak
@@ -80,5 +80,5 @@ def test_a_processor_that_fails_among_all_stops_alone_and_is_told_at_once_and_at
     assert [type(error) for error in told] == [ProcessorError]
     assert "processor failing failed: session 's', topic" in str(told[0])
     assert ended == told
-    bids = Lake(mine).read(spark, "gold.top_of_book").select("bid").collect()
+    bids = rows_of(spark, Lake(mine), "gold.top_of_book")
     assert sorted(row["bid"] for row in bids) == [0, 1, 2]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, Pipeline, run_once
 from sessionlake.streaming.generations import Generation, Generations
-from support.lakes import limit
+from support.lakes import limit, rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SECONDS = 60
+BRONZE = ("layer", eq, "bronze")
 
 
 class World:
@@ -87,8 +89,8 @@ class World:
         assert run_once(self.spark, settings, layer, threading.Event())
 
     def offsets(self, topic: str) -> list[int]:
-        rows = Lake(self.settings).read(self.spark, "bronze.messages").where(f"topic = '{self.name(topic)}'")
-        return sorted(row["offset"] for row in rows.select("offset").collect())
+        rows = rows_of(self.spark, Lake(self.settings), "bronze.messages", ("topic", eq, self.name(topic)))
+        return sorted(row["offset"] for row in rows)
 
     def rows(self, topic: str) -> list[Topic]:
         return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
@@ -111,8 +113,7 @@ class World:
     def assert_one_query_read_everything_once(self, **topics: int) -> None:
         """Whatever the generations: one id, rising batch numbers, every message once, and the books balance."""
         lake = Lake(self.settings)
-        ledger = lake.read(self.spark, "ops.ledger").where("layer = 'bronze'").orderBy("committed_at")
-        rows = ledger.select("app_id", "batch_id").collect()
+        rows = sorted(rows_of(self.spark, lake, "ops.ledger", BRONZE), key=itemgetter("committed_at"))
         batches = [row["batch_id"] for row in rows]
         assert batches == sorted(set(batches))
         assert len({row["app_id"] for row in rows}) == 1
@@ -160,8 +161,8 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
 
     world.run(world.settings, Layer.SILVER)
     lake = Lake(world.settings)
-    sessions = lake.read(world.spark, "silver.sessions").where(f"topic = '{world.name('a')}' AND session_id = 's0'")
-    assert [(row["status"], row["next_seq"]) for row in sessions.collect()] == [("open", 11)]
+    sessions = rows_of(world.spark, lake, "silver.sessions", ("topic", eq, world.name("a")), ("session_id", eq, "s0"))
+    assert [(row["status"], row["next_seq"]) for row in sessions] == [("open", 11)]
     _contiguous(world.spark, lake, allow_gaps=False)
     assert _topics(world.spark, lake).detail.startswith(
         f"1 active, 1 forgotten ({world.name('b')}); messages were lost unread of {world.name('b')}:"
@@ -226,7 +227,7 @@ def test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_e
     for _ in range(2):
         with pytest.raises(OffsetHoleError, match="starts at offset 3, but offsets up to 3 are already in"):
             world.run(world.settings)
-        assert lake.read(world.spark, "ops.ledger").where("layer = 'bronze'").count() == 2
+        assert len(rows_of(world.spark, lake, "ops.ledger", BRONZE)) == 2
 
 
 @pytest.mark.parametrize("lost", ["the ledger row", "Spark's note"])

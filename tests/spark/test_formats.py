@@ -14,7 +14,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from support.lakes import write_bronze
+from support.lakes import rows_of, write_bronze
 from support.payloads import avro_schema, datum_of, header, serving
 
 NOW = 1_700_000_000_000
@@ -39,7 +39,7 @@ def run(spark: Any, settings: Settings) -> None:
 
 
 def held(spark: Any, settings: Settings, table: str, *names: str) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row) for row in Lake(settings).read(spark, table).select(*names).collect()), key=repr)
+    return sorted((tuple(row[n] for n in names) for row in rows_of(spark, Lake(settings), table)), key=repr)
 
 
 def row_schema(*fields: tuple[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from operator import eq, itemgetter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sessionlake.config import GoldSettings, Settings
@@ -14,7 +16,9 @@ from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
 from sessionlake.lake.names import AVERAGES, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake
-from support.lakes import limit
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import Row
+from support.lakes import limit, rows_of
 
 CHANGES = "silver.session_changes"
 SECOND = 1_000
@@ -37,10 +41,9 @@ class Feed:
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:
-        schema = self.lake.read(self.spark, CHANGES).schema
-        rows = [(*c, 0, None, None, self.batch) for c in changes]
-        frame = self.spark.createDataFrame(rows, schema).coalesce(1)
-        self.lake.storage.save(frame.write.format("delta").mode("append"), CHANGES)
+        schema = self.lake.reader(self.spark).schema(CHANGES)
+        rows = [dict(zip(schema.names, (*c, 0, None, None, self.batch), strict=True)) for c in changes]
+        self.lake.storage.append(self.spark, CHANGES, pa.Table.from_pylist(rows, schema), Txn("feed", self.batch))
         self.batch += 1
         return self
 
@@ -48,22 +51,29 @@ class Feed:
         job.start(self.spark, self.settings, once=True).wait()
         return self
 
+    def ledger(self) -> list[Row]:
+        return rows_of(self.spark, self.lake, LEDGER, ("layer", eq, "gold"))
+
     def averages(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        rows = self.lake.read(self.spark, AVERAGES).collect()
-        found = {(r.session_id, r.row_id, r.metric, r.ts, r.position): (r.value, r.average, r["points"]) for r in rows}
+        rows = rows_of(self.spark, self.lake, AVERAGES)
+        found = {(*key_of(r), r["ts"], r["position"]): (r["value"], r["average"], r["points"]) for r in rows}
         assert len(found) == len(rows)
         return found
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        rows = self.lake.read(self.spark, MINUTES).collect()
+        rows = rows_of(self.spark, self.lake, MINUTES)
         found = {
-            (r.session_id, r.row_id, r.metric, int(r.window_start.replace(tzinfo=UTC).timestamp()) // 60): (
+            (*key_of(r), int(r["window_start"].timestamp()) // 60): (
                 *(r["points"], r["min"], r["max"], r["sum"], r["average"], r["first"], r["last"]),
             )
             for r in rows
         }
         assert len(found) == len(rows)
         return found
+
+
+def key_of(row: Row) -> tuple[str, str, str]:
+    return row["session_id"], row["row_id"], row["metric"]
 
 
 def by_hand(changes: Iterable[Change], window: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -154,7 +164,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
                     feed.run()
         feed.run()
         assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), number
-    ledger = feed.lake.read(feed.spark, LEDGER).where("layer = 'gold'").collect()
+    ledger = feed.ledger()
     assert sorted(row["batch_id"] for row in ledger) == [0, 1, 2]
 
 
@@ -173,7 +183,7 @@ class Dying:
 def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):
     points = [change("s", "r", i, i * SECOND, price=1.0) for i in range(3)]
     feed.write(points[:1]).write(points[1:]).run()
-    row = feed.lake.read(feed.spark, LEDGER).where("layer = 'gold'").first()
+    [row] = feed.ledger()
     assert (row["source"], row["source_from"], row["source_to"], row["messages"]) == (CHANGES, 0, 1, 3)
     assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3, MINUTES: 1}
 
@@ -185,7 +195,7 @@ def test_a_batch_takes_in_no_more_bytes_than_it_may_and_one_file_at_least(spark,
     for point in points:
         feed.write([point])
     feed.run()
-    rows = feed.lake.read(feed.spark, LEDGER).where("layer = 'gold'").orderBy("batch_id").collect()
+    rows = sorted(feed.ledger(), key=itemgetter("batch_id"))
     assert [(row["batch_id"], row["messages"]) for row in rows] == [(0, 1), (1, 1), (2, 1)]
     assert feed.averages() == by_hand(points, 3)[0]
 
@@ -195,7 +205,7 @@ def test_changes_without_points_write_nothing_but_their_ledger_row(feed: Feed):
     deleted[11] = "delete"
     feed.write([tuple(deleted)]).run()
     assert feed.averages() == feed.minutes() == {}
-    row = feed.lake.read(feed.spark, LEDGER).where("layer = 'gold'").first()
+    [row] = feed.ledger()
     assert (row["source_to"], row["messages"], row["outputs"]) == (0, 1, [])
 
 

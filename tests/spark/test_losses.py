@@ -20,15 +20,23 @@ from spark.test_silver_law import Pipeline, streams
 from support.lakes import assert_silver_is_the_truth, folder_of
 
 
-@pytest.fixture
-def run(spark: Any, location: dict[str, Any]) -> Pipeline:
-    """Some messages in silver."""
-    pipeline = Pipeline(spark, location)
+@pytest.fixture(scope="module")
+def whole(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with some messages in silver."""
+    home = tmp_path_factory.mktemp("whole") / "home"
+    pipeline = Pipeline(spark, {"home": home})
     pipeline.arrive(MESSAGES_OF_ALL)
     pipeline.stream()
     pipeline.merge()
     assert faults(pipeline.settings) == set()
-    return pipeline
+    return home
+
+
+@pytest.fixture
+def run(spark: Any, location: dict[str, Any], whole: Path) -> Pipeline:
+    """A copy of it, to be damaged."""
+    shutil.copytree(whole, location["home"])
+    return Pipeline(spark, location)
 
 
 MESSAGES_OF_ALL = next(streams(seeds=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
+from sessionlake.protocol.types import Row
 from sessionlake.silver.decisions import decide, stopped_at
-from support.lakes import write_bronze
+from support.lakes import rows_of, write_bronze
 
 HOUR = 3_600_000
 MODULE = """
@@ -86,15 +88,15 @@ class Counted:
 
     def rows(self) -> list[tuple[Any, ...]]:
         columns = ["session_id", "_offset", "ordinal", "seen", "why"]
-        frame = self.lake.read(self.spark, "silver.counted").select(*columns)
-        return sorted(tuple(row) for row in frame.collect())
+        return sorted(tuple(row[name] for name in columns) for row in rows_of(self.spark, self.lake, "silver.counted"))
 
     def errors(self) -> list[tuple[Any, ...]]:
         columns = ["processor", "session_id", "_offset", "event", "action", "error"]
-        return [tuple(r) for r in self.lake.read(self.spark, "silver.processor_errors").select(*columns).collect()]
+        rows = rows_of(self.spark, self.lake, "silver.processor_errors")
+        return [tuple(row[name] for name in columns) for row in rows]
 
-    def ledger(self) -> int:
-        return self.lake.read(self.spark, "ops.ledger").where("layer = 'processor-counted'").count()
+    def ledger(self) -> list[Row]:
+        return rows_of(self.spark, self.lake, "ops.ledger", ("layer", eq, "processor-counted"))
 
     def forget_last_batch(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
@@ -127,12 +129,12 @@ def test_records_come_exactly_once_states_outlive_restarts_and_are_migrated_or_r
     )
     with pytest.raises(LakeError, match=refused):
         counted.run()
-    assert counted.ledger() == 2
+    assert len(counted.ledger()) == 2
     assert counted.rows() == before
     counted.use("counted_v3", version=2, migrate=MIGRATE)
     counted.run()
     assert counted.rows() == sorted([*before, ("s", 3, 0, 103, "update")])
-    assert counted.ledger() == 3
+    assert len(counted.ledger()) == 3
 
     status = {found.layer: found for found in layer_statuses(counted.lake.reader(), counted.settings)}
     assert (status["processor-counted"].messages, status["processor-counted"].behind) == (4, 0)
@@ -150,7 +152,7 @@ def test_one_that_raises_stops_alone_names_the_place_and_follows_the_policy(coun
     place = r"counted failed: session 's', topic capture.a, partition 0, offset 2: RuntimeError: no heart"
     with pytest.raises(ProcessorError, match=place):
         counted.run()
-    assert (counted.rows(), counted.errors(), counted.ledger()) == ([], [], 0)
+    assert (counted.rows(), counted.errors(), counted.ledger()) == ([], [], [])
 
     counted.use("counted_v1", on_error="isolate")
     counted.run()
@@ -164,8 +166,7 @@ def test_one_that_raises_stops_alone_names_the_place_and_follows_the_policy(coun
         ("t", 1, 2, 1, "expired"),
         ("t", 4, 0, 1, "update"),
     ]
-    ledger = counted.lake.read(counted.spark, "ops.ledger").where("layer = 'processor-counted'").collect()
-    counts = [sum(row[name] for row in ledger) for name in ("messages", "applied", "quarantined")]
+    counts = [sum(row[name] for row in counted.ledger()) for name in ("messages", "applied", "quarantined")]
     assert counts == [5, 3, 2]
 
 
@@ -181,5 +182,5 @@ def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) 
         counted.run(layer)
     assert stopped_at(counted.settings, "processor-counted") is None
     assert [row[1] for row in counted.rows()] == [0, 0, 1]
-    changed = counted.lake.read(counted.spark, "silver.integrity_events").select("action", "offset")
-    assert [tuple(row) for row in changed.collect()] == [("accepted", 1)]
+    changed = rows_of(counted.spark, counted.lake, "silver.integrity_events")
+    assert [(row["action"], row["offset"]) for row in changed] == [("accepted", 1)]

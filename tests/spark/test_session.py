@@ -98,17 +98,6 @@ def test_only_loopback_is_listened_on(spark):
     assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
 
 
-def test_start_and_jobs_print_nothing_and_a_failing_job_leaves_its_trace_in_the_log(tmp_path):
-    then = (
-        "\ntry:\n    spark.range(2).selectExpr('1 / id').collect()\nexcept Exception as error:\n    print('caught')\n"
-    )
-    process = _program(tmp_path / "home", then)
-    out, err = process.communicate(timeout=120)
-    assert (out.splitlines()[2:], err, process.returncode) == (["caught"], "", 0)
-    assert (tmp_path / "home" / "logs" / "sessionlake.out").read_text() == ""
-    assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
-
-
 @pytest.mark.soak
 def test_a_version_that_was_not_tested_is_started_by_pyspark_and_ends_as_well(tmp_path):
     untested = "from sessionlake.laptop import gateway\ngateway.TESTED_SPARK = ()\n"
@@ -139,10 +128,13 @@ def test_a_killed_python_leaves_no_process_behind(tmp_path):
     assert _gone(pids)
 
 
-def test_ctrl_c_leaves_spark_alive_to_be_stopped_in_order_and_started_again(tmp_path):
+def test_a_session_prints_nothing_logs_what_fails_and_after_ctrl_c_is_stopped_in_order_and_started_again(tmp_path):
     then = """
 try:
-    print("ready", flush=True)
+    spark.range(2).selectExpr("1 / id").collect()
+except Exception:
+    print("caught", flush=True)
+try:
     time.sleep(60)
 except KeyboardInterrupt:
     print(spark.range(5).mapInArrow(same, "id long").count(), flush=True)
@@ -152,11 +144,13 @@ except KeyboardInterrupt:
 """
     process = _program(tmp_path / "home", then)
     pids = _pids(process)
-    assert process.stdout.readline() == "ready\n"
+    assert process.stdout.readline() == "caught\n"
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (out.split(), err, process.returncode) == (["5", "[]", "3"], "", 0)
     assert _gone(pids)
+    assert (tmp_path / "home" / "logs" / "sessionlake.out").read_text() == ""
+    assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
 
 
 _FAIL = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from sessionlake.history.state import session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import EVENTS, LEDGER, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, shard_states
 from sessionlake.silver.stream_times import stored_times
-from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, write_bronze
+from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
@@ -117,7 +119,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
 
     states = dict(shard_states(spark, pipeline.settings))
     stats = [stats_of(shard, state, pipeline.settings) for shard, state in states.items()]
-    held = pipeline.lake.read(spark, "ops.ledger").where("layer = 'silver'").groupBy().sum("held").first()[0]
+    held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
     holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
     assert holding.held is not None
@@ -139,8 +141,9 @@ def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
     limit(monkeypatch, few_messages=0, few_changes=0, driver_changes=0, driver_cuts=0, inline_bytes=0)
     monkeypatch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)
     pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
-    for batch in batches:
-        pipeline.arrive(batch)
+    for part in (batches[:2], batches[2:]):
+        for batch in part:
+            pipeline.arrive(batch)
         pipeline.stream()
         assert pipeline.merge() == 1
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
@@ -157,8 +160,8 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     for _ in range(2):
         with pytest.raises(IntegrityViolationError, match=r"gap: session 's'.*offset 1: expected seq 1, found seq 2"):
             pipeline.stream()
-        assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in APPENDED)
-        assert pipeline.lake.read(spark, "ops.ledger").count() == 0
+        assert not any(rows_of(spark, pipeline.lake, f"silver.{table}") for table in APPENDED)
+        assert rows_of(spark, pipeline.lake, LEDGER) == []
     assert stopped_at(pipeline.settings) is not None
 
     for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
@@ -170,12 +173,12 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     with pytest.raises(UsageError, match="decided already: accept-gap"):
         decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
     pipeline.stream()
-    entry = pipeline.lake.read(spark, "ops.ledger").first()
-    assert (entry["applied"], [row.asDict() for row in entry["decisions"]]) == (
+    [entry] = rows_of(spark, pipeline.lake, LEDGER)
+    assert (entry["applied"], entry["decisions"]) == (
         2,
         [{"topic": "capture.a", "session_id": "s", "offset": 1, "decision": "accept-gap"}],
     )
-    event = pipeline.lake.read(spark, "silver.integrity_events").first()
+    [event] = rows_of(spark, pipeline.lake, EVENTS)
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
     assert stopped_at(pipeline.settings) is None
     with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 1.*silver is not known to have stop"):
@@ -199,4 +202,4 @@ def test_a_hole_in_bronze_stops_silver_before_it_commits_anything(spark: Any, lo
     pipeline.arrive([KafkaMessage("capture.a", 0, offset, 0, b"s", good) for offset in (0, 1, 3)])
     with pytest.raises(OffsetHoleError, match="1 of the offsets 0 to 3 are missing"):
         pipeline.stream()
-    assert not any(pipeline.lake.read(spark, f"silver.{table}").count() for table in APPENDED)
+    assert not any(rows_of(spark, pipeline.lake, f"silver.{table}") for table in APPENDED)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import cycle, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +29,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sessionlake.config import Settings, load_settings
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.faults import VARIABLE
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.names import LEDGER, MESSAGES
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config
 from sessionlake.streaming.generations import Generations
 from support.crash_worker import LAYERS, run_layer
-from support.lakes import assert_silver_is_the_truth
+from support.lakes import assert_silver_is_the_truth, rows_of
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 WORKER = Path(__file__).parent / "crash_worker.py"
@@ -151,10 +152,10 @@ def assert_equal_to_the_truth_when_killed_at(
 def assert_every_message_once(spark: Any, settings: Settings, messages: list[KafkaMessage]) -> None:
     assert_silver_is_the_truth(spark, settings, messages)
     lake = Lake(settings)
-    bronze = lake.read(spark, "bronze.messages").select("topic", "partition", "offset").collect()
-    assert sorted(map(tuple, bronze)) == sorted((m.topic, m.partition, m.offset) for m in messages)
-    ledger = lake.read(spark, LEDGER).orderBy("committed_at").select("layer", "app_id", "batch_id").collect()
-    assert len(set(map(tuple, ledger))) == len(ledger)
+    bronze = [(row["topic"], row["partition"], row["offset"]) for row in rows_of(spark, lake, MESSAGES)]
+    assert sorted(bronze) == sorted((m.topic, m.partition, m.offset) for m in messages)
+    ledger = sorted(rows_of(spark, lake, LEDGER), key=itemgetter("committed_at"))
+    assert len({(row["layer"], row["app_id"], row["batch_id"]) for row in ledger}) == len(ledger)
     batches = [row["batch_id"] for row in ledger if row["layer"] == "bronze"]
     assert batches == sorted(batches)
     assert len({row["app_id"] for row in ledger if row["layer"] == "bronze"}) == 1

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
+_CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 # Deletion vectors take eight Spark jobs a MERGE; up to this size, writing the touched files anew costs less.
 _REWRITTEN_BYTES = 8 << 20
@@ -120,6 +121,17 @@ class Folders(Storage):
 
         del spark
         return dict(DeltaTable(self.path(table)).metadata().configuration)
+
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """See `Storage`."""
+        from deltalake import DeltaTable
+
+        delta = DeltaTable(self.path(table))
+        if _CLUSTERING in (delta.protocol().writer_features or ()):
+            super().set_property(spark, table, key, value)
+            return
+        with self.exclusive(table):
+            delta.alter.set_table_properties({key: value}, raise_if_not_exists=False)
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`."""

@@ -177,6 +177,11 @@ class Storage(ABC):
     def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
         """The table's Delta properties."""
 
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """Sets a Delta property, in a commit of its own."""
+        with self.exclusive(table):
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+
     @abstractmethod
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """Creates the table, which is not there."""

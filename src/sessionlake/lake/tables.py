@@ -146,8 +146,7 @@ class Lake:
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
-        with self.storage.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+        self.storage.set_property(spark, table, key, value)
 
     def add_version(self, spark: SparkSession, table: str, after: int) -> None:
         """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
