@@ -126,12 +126,11 @@ class Folders(Storage):
         """See `Storage`."""
         from deltalake import DeltaTable
 
-        delta = DeltaTable(self.path(table))
-        if _CLUSTERING in (delta.protocol().writer_features or ()):
+        if _CLUSTERING in (DeltaTable(self.path(table)).protocol().writer_features or ()):
             super().set_property(spark, table, key, value)
             return
         with self.exclusive(table):
-            delta.alter.set_table_properties({key: value}, raise_if_not_exists=False)
+            DeltaTable(self.path(table)).alter.set_table_properties({key: value}, raise_if_not_exists=False)
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`."""
