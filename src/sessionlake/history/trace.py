@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import eq, ge, le
@@ -16,8 +16,18 @@ from sessionlake.history.fate import Content, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
-from sessionlake.lake.progress import covering, spans
+from sessionlake.lake.names import (
+    BRONZE,
+    CHANGES,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    SILVER,
+    SILVER_TABLES,
+)
+from sessionlake.lake.progress import covering, spans, windows
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
@@ -134,11 +144,11 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         LakeError: silver counts it, but its tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
-    bronze = _latest(covering(reader, "bronze", topic, partition, offset))
-    raw = next(reader.rows(MESSAGES, *place, columns=_READ), None) if bronze else None
+    raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
+    bronze = _took_in(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     if bronze is None or raw is None:
         raise NotThereError(why_unread(spans(reader), settings, topic, partition, offset))
-    silver = _latest(covering(reader, "silver", topic, partition, offset))
+    silver = _took_in(reader, SILVER, topic, partition, offset, bronze.committed_at)
     if silver is None:
         raise NotThereError(why_unjudged(spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset))
     content = decoded(raw, settings)
@@ -191,9 +201,10 @@ def _message(raw: Row, content: Content) -> TracedMessage:
     )
 
 
-def _latest(rows: Iterable[Row]) -> BatchCommit | None:
-    """Of the batches that took the message in: one for each time that the layer was rebuilt."""
-    found = max(rows, key=lambda row: row["committed_at"], default=None)
+def _took_in(
+    reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
+) -> BatchCommit | None:
+    found = covering(reader, layer, topic, partition, offset, near)
     return None if found is None else BatchCommit(*_head(found))
 
 
@@ -248,9 +259,19 @@ def _judgement(
 def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
     if batch is None or batch == silver.batch:
         return silver.committed_at if batch is not None else None
-    own: list[Condition] = [("layer", eq, "silver"), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
+    own: list[Condition] = [("layer", eq, SILVER), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
     # A batch's tables are written before its ledger row: it may be under way.
-    return next((row["committed_at"] for row in reader.rows(LEDGER, *own, columns=["committed_at"])), None)
+    return next((row["committed_at"] for row in _near(reader, silver.committed_at, *own)), None)
+
+
+def _near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
+    """The ledger's rows that meet the conditions: those about a moment, or, if there are none, all."""
+    found: list[Row] = []
+    for window in windows(moment):
+        found = list(reader.rows(LEDGER, *conditions, *window))
+        if found:
+            break
+    return found
 
 
 def _broken_by(reader: TableReader, topic: str, content: Content, offset: int) -> Row | None:
@@ -263,6 +284,7 @@ def _merge(reader: TableReader, judgement: Judgement) -> Merge | None:
     if judgement.fate is not Fate.APPLIED or judgement.batch is None or judgement.committed_at is None:
         return None
     taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]
-    rows = reader.rows(LEDGER, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, judgement.committed_at))
+    since = judgement.committed_at
+    rows = _near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
     found = min(rows, key=lambda row: row["committed_at"], default=None)
     return None if found is None else Merge(*_head(found), found["source_from"], found["source_to"])

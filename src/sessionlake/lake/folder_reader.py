@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,20 +47,35 @@ class FolderReader(TableReader):
         Raises:
             LakeError: delta-rs cannot read the table.
         """
+        if self.exists(table):
+            with self._opened(table) as delta:
+                yield from self._found(table, delta, conditions, columns)
+
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """See `TableReader`."""
+        with self._opened(table) as delta:
+            found = list(self._found(table, delta, conditions, columns))
+            schema = pa.schema(delta.schema().to_arrow())
+            wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+            return pa.Table.from_batches(found, wanted), delta.count()
+
+    @contextmanager
+    def _opened(self, table: str) -> Iterator[DeltaTable]:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
-        if not self.exists(table):
-            return
-        folder = self._path(table)
-        meets = [compare(pc.field(name), value) for name, compare, value in conditions]
-        wanted = reduce(operator.and_, meets) if meets else None
         try:
-            delta = DeltaTable(folder)
-            marked = "deletionVectors" in (delta.protocol().reader_features or ())
-            yield from (_merged if marked else _appended)(delta, folder, wanted, columns)
+            yield DeltaTable(self._path(table))
         except DeltaError as error:
             raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
+
+    def _found(
+        self, table: str, delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+        wanted = reduce(operator.and_, meets) if meets else None
+        marked = "deletionVectors" in (delta.protocol().reader_features or ())
+        yield from (_merged if marked else _appended)(delta, self._path(table), wanted, columns)
 
 
 def _appended(
