@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from operator import eq, ge, le
+from operator import eq, ge, gt, le
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,10 +24,11 @@ from sessionlake.lake.names import (
     MESSAGES,
     PROGRESS,
     QUARANTINE,
+    SESSIONS,
     SILVER,
     SILVER_TABLES,
 )
-from sessionlake.lake.progress import covering, spans, windows
+from sessionlake.lake.progress import covering, last_merged, spans, windows
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
@@ -158,7 +159,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         quarantine=list(reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])),
         events=sorted(reader.rows(EVENTS, *place, columns=_EVENT), key=lambda row: row["_batch"]),
         changes=_changes(reader, silver.batch, place),
-        session=_session(reader, topic, content.session_id, silver.batch),
+        session=_session(reader, topic, content.session_id),
     )
     judgement = _judgement(reader, settings, topic, content, found, silver)
     return Trace(
@@ -224,13 +225,14 @@ def _shown(row: Row) -> Row:
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
-def _session(reader: TableReader, topic: str, session_id: str | None, batch: int) -> Row | None:
-    """The session's latest row; only a malformed message has none from its own batch on."""
+def _session(reader: TableReader, topic: str, session_id: str | None) -> Row | None:
+    """The session's latest row: of the batches that are still to be merged, or else as it was merged."""
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("session_id", eq, session_id)]
-    rows = list(reader.rows(PROGRESS, *own, ("_batch", ge, batch))) or reader.rows(PROGRESS, *own)
-    return max(rows, key=lambda row: row["_batch"], default=None)
+    late = reader.rows(PROGRESS, *own, ("_batch", gt, last_merged(reader)))
+    latest = max(late, key=lambda row: row["_batch"], default=None)
+    return latest or next(reader.rows(SESSIONS, *own), None)
 
 
 def _judgement(
