@@ -152,9 +152,9 @@ def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: p
     opened: list[int] = []
     appended = folder_reader._appended
 
-    def counting(delta: Any, folder: Any, wanted: Any, columns: Any) -> Any:
-        opened.append(len(list(delta.to_pyarrow_dataset().get_fragments(wanted))))
-        return appended(delta, folder, wanted, columns)
+    def counting(delta: Any, folder: Any, conditions: Any, columns: Any) -> Any:
+        opened.append(len(list(delta.to_pyarrow_dataset().get_fragments(folder_reader._wanted(conditions)))))
+        return appended(delta, folder, conditions, columns)
 
     monkeypatch.setattr(folder_reader, "_appended", counting)
     advance(spark, lake)
