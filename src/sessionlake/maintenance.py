@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake.names import CHANGES, GOLD, MESSAGES, SILVER
+from sessionlake.lake.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
+from sessionlake.lake.positions import advance
 from sessionlake.lake.schemas import RETENTION, TABLES, interval
 from sessionlake.lake.storage import Compacted, Kept, Vacuumed
 from sessionlake.lake.tables import Lake
@@ -132,6 +133,8 @@ class Maintenance:
         if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
             return Maintained(table, waits="silver has not begun: it reads what is there in the order in which it came")
         compacted = self._compact(table)
+        if table == LEDGER:
+            advance(self._spark, self._lake)
         waits = self._unfit(table) or _in_the_way(reading)
         if waits:
             return Maintained(table, compacted, waits=waits)

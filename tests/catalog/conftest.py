@@ -22,6 +22,7 @@ SCHEMAS = ("bronze", "silver", "gold", "ops")
 LONG = {
     "test_silver_is_verified_rebuilt_and_goes_on",
     "test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag",
+    "test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same",
     "test_batches_that_die_between_any_two_commits_and_are_replayed_count_once",
     "test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides",
 }

@@ -21,11 +21,12 @@ from sessionlake.commands.maintain import COLUMNS, maintain_once
 from sessionlake.commands.show import OutputFormat
 from sessionlake.config import MaintainSettings, Settings
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.lake import catalog, tiers
+from sessionlake.lake import catalog, positions, tiers
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.folder_upkeep import live_files
-from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, QUARANTINE, ROWS, SESSIONS
+from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, POSITIONS, QUARANTINE, ROWS, SESSIONS
+from sessionlake.lake.positions import require_true
 from sessionlake.lake.storage import Kept
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -40,7 +41,9 @@ NOW = Kept(timedelta(0))
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few files are many."""
+    """A few files are many, and a few entries, of which the last alone is no part of the sums."""
+    monkeypatch.setattr(positions, "_WORTHWHILE", 1)
+    monkeypatch.setattr(positions, "_LAG", timedelta(0))
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
     monkeypatch.setattr(tiers, "_ENOUGH_CLOSED", 2)
     monkeypatch.setattr(catalog, "_MANY_FILES", 2)
@@ -87,7 +90,11 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     pipeline.stream()
     assert pipeline.merge() == 1
     assert len(list(Maintenance(spark, pipeline.settings).once())) == len(TABLES) + 3  # bronze, decisions, the ledger
-    pipeline.forget(pipeline.batches()[-1])
+    reader = pipeline.lake.reader(spark)
+    assert require_true(reader)
+    last = pipeline.batches()[-1]
+    assert max(row["batch_id"] for row in reader.rows(POSITIONS)) == last  # which is made once more all the same
+    pipeline.forget(last)
     pipeline.stream()
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 

@@ -31,6 +31,7 @@ from sessionlake.lake.progress import spans
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import as_frame
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from support.lakes import folder_of, write_bronze
@@ -225,6 +226,17 @@ def test_both_readers_read_a_table_with_deletion_vectors(traced):
         for reader in (traced.direct, traced.through_spark)
     ]
     assert told[0] == told[1] == [{"status": "open", "next_seq": 3, "ended_at": None}]
+
+
+@pytest.mark.parametrize("session", ["it's", "\\'", "ünï", "' OR true --"])
+def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark, settings, session):
+    lake = Lake(settings)
+    lake.ensure(spark, ["silver.sessions"])
+    rows = pa.table({"topic": ["a", "a", "b"], "session_id": [session, "other", session], "next_seq": [1, 2, 3]})
+    append(spark, lake, "silver.sessions", as_frame(spark, rows), Txn("fill", 0))
+    for reader in (lake.reader(), SparkReader(lake.storage, spark)):
+        wanted = ("topic", eq, "a"), ("session_id", eq, session)
+        assert [row["next_seq"] for row in reader.rows("silver.sessions", *wanted, columns=["next_seq"])] == [1]
 
 
 def test_rows_that_silver_should_have_and_has_not_are_told(traced, tmp_path):

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
-from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.types import Row
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.tables.as_of import AsOf
 from support.folding import Folder, plain, truth_rules
 from support.snapshots import Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
+from support.tables import Tables
 
 Lane = tuple[str, int]
 MOMENTS = 12
@@ -29,30 +27,12 @@ MOMENTS = 12
 _COLUMNS = ("topic", "partition", "offset", "timestamp")
 
 
-class Tables(TableReader):
-    """The lake's tables in memory."""
-
-    def __init__(self, tables: dict[str, pa.Table]) -> None:
-        self.tables = tables
-
-    def exists(self, table: str) -> bool:
-        return table in self.tables
-
-    def schema(self, table: str) -> pa.Schema:
-        return self.tables[table].schema
-
-    def batches(
-        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        found = self.tables[table]
-        for name, compare, value in conditions:
-            found = found.filter(compare(pc.field(name), value))
-        yield from (found if columns is None else found.select(list(columns))).to_batches()
-
-
 def ledger(ends: dict[Lane, int], merged: int) -> pa.Table:
     """Silver has taken in everything up to these ends; `merged` of its batches are in the tables."""
-    ranges = [{"topic": topic, "partition": part, "first": 0, "last": end} for (topic, part), end in ends.items()]
+    ranges = [
+        {"topic": topic, "partition": part, "first": 0, "last": end, "messages": end + 1}
+        for (topic, part), end in ends.items()
+    ]
     known = {"app_id": "silver", "batch_id": 0, "committed_at": datetime(2026, 1, 1, tzinfo=UTC)}
     rows = [
         known | {"layer": "silver", "source_to": None, "offsets": ranges},

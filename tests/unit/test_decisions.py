@@ -51,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:
-    span = {"topic": "t", "partition": 0, "first": 0, "last": last}
+    span = {"topic": "t", "partition": 0, "first": 0, "last": last, "messages": last + 1}
     taken = [{"topic": "t", "session_id": "s", "offset": offset, "decision": "isolate"} for offset in decided]
     return {
         "layer": layer,

@@ -18,9 +18,8 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from support.lakes import folder_of
 
-OFFSETS = pa.list_(
-    pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64())])
-)
+NUMBERS = [(name, pa.int64()) for name in ("first", "last", "messages")]
+OFFSETS = pa.list_(pa.struct([("topic", pa.string()), ("partition", pa.int32()), *NUMBERS]))
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
     [
@@ -36,7 +35,8 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def entry(layer: str, batch: int, *ranges: tuple[str, int, int, int], app: str = "query") -> dict[str, Any]:
-    offsets = [dict(zip(("topic", "partition", "first", "last"), span, strict=True)) for span in ranges]
+    names = ("topic", "partition", "first", "last", "messages")
+    offsets = [dict(zip(names, (*span, span[3] - span[2] + 1), strict=True)) for span in ranges]
     return {
         "layer": layer,
         "app_id": app,
@@ -63,28 +63,29 @@ def lake(settings: Settings) -> Lake:
 
 
 @pytest.mark.parametrize(
-    ("place", "batches"),
+    ("place", "batch"),
     [
-        (("a", 0, 4), []),
-        (("a", 0, 5), [0]),
-        (("a", 0, 9), [0]),
-        (("a", 0, 10), []),
-        (("a", 0, 12), [1]),
-        (("a", 1, 0), [1]),
-        (("b", 0, 4), [2]),
-        (("c", 0, 0), []),
+        (("a", 0, 4), None),
+        (("a", 0, 5), 0),
+        (("a", 0, 9), 0),
+        (("a", 0, 10), None),
+        (("a", 0, 12), 1),
+        (("a", 1, 0), 1),
+        (("b", 0, 4), 2),
+        (("c", 0, 0), None),
     ],
 )
-def test_a_batch_covers_its_ranges_first_and_last_offset_and_no_other(lake, place, batches):
-    assert [row["batch_id"] for row in covering(lake.reader(), "bronze", *place)] == batches
+def test_a_batch_covers_its_ranges_first_and_last_offset_and_no_other(lake, place, batch):
+    found = covering(lake.reader(), "bronze", *place)
+    assert (found and found["batch_id"]) == batch
 
 
 def test_a_span_reaches_over_all_batches_of_a_layer(lake):
     assert spans(lake.reader()) == [
-        Span("bronze", "a", 0, 5, 20),
-        Span("bronze", "a", 1, 0, 0),
-        Span("bronze", "b", 0, 0, 4),
-        Span("silver", "a", 0, 5, 9),
+        Span("bronze", "a", 0, 5, 20, 14),
+        Span("bronze", "a", 1, 0, 0, 1),
+        Span("bronze", "b", 0, 0, 4, 5),
+        Span("silver", "a", 0, 5, 9, 5),
     ]
 
 
@@ -92,9 +93,10 @@ def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     rows = [entry("silver", 1, ("a", 0, 5, 6), app="rebuild:1"), entry("silver", 2, ("a", 0, 7, 7))]
     write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
     reader = lake.reader()
-    assert [span for span in spans(reader) if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7)]
-    assert [row["batch_id"] for row in covering(reader, "silver", "a", 0, 5)] == [1]
-    assert covering(reader, "silver", "a", 0, 9) == []
+    assert [span for span in spans(reader) if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7, 3)]
+    for near in (None, NOON, NOON + timedelta(days=2)):
+        assert covering(reader, "silver", "a", 0, 5, near)["batch_id"] == 1
+    assert covering(reader, "silver", "a", 0, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_columns_are_those_asked_for_and_times_are_in_utc(lake):
 
 def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(settings):
     reader = Lake(settings).reader()
-    assert (list(reader.rows(LEDGER)), spans(reader), covering(reader, "bronze", "a", 0, 0)) == ([], [], [])
+    assert (list(reader.rows(LEDGER)), spans(reader), covering(reader, "bronze", "a", 0, 0)) == ([], [], None)
 
 
 def test_a_damaged_table_is_told_by_its_name(lake):

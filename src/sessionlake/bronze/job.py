@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from operator import eq
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.offsets import planned_ranges
@@ -19,6 +18,7 @@ from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, confi
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import within
+from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
@@ -187,9 +187,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     """
     if generation.app_id is None:
         return False
-    of_it = ("layer", eq, LAYER), ("app_id", eq, generation.app_id)
-    rows = lake.reader(spark).rows(LEDGER, *of_it, columns=["batch_id"])
-    recorded, batch = max((row["batch_id"] for row in rows), default=None), generation.newest
+    recorded, batch = last_batch(lake.reader(spark), LAYER, generation.app_id), generation.newest
     if recorded is not None and recorded >= generation.next_batch:
         raise LakeError(
             f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "

@@ -14,6 +14,7 @@ from sessionlake.bronze.topic_rules import READ, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
 from sessionlake.errors import TopicChangedError
 from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.names import BRONZE
 from sessionlake.lake.progress import spans
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
@@ -187,11 +188,10 @@ class TopicBook:
     def _take_in_ledger(self) -> None:
         """Brings `next_offset` to where the ledger is, also of topics that were read before this table was."""
         known, now = self.topics, datetime.now(UTC)
-        for span in spans(self._lake.reader(self._spark)):
-            if span.layer == "bronze":
-                row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
-                row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)
-                self._rows[row.topic, row.generation] = row
+        for span in spans(self._lake.reader(self._spark), BRONZE):
+            row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
+            row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)
+            self._rows[row.topic, row.generation] = row
 
 
 def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:

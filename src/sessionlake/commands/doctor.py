@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
-from sessionlake.lake.ledger import REBUILD, current
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.ledger import REBUILD
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, TOPICS
+from sessionlake.lake.positions import require_true
+from sessionlake.lake.progress import spans
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics
+from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics, topics_of
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import require_whole
 from sessionlake.streaming.losses import has_committed, refuse_lost_files, refuse_lost_ledger, refuse_lost_state
@@ -135,9 +139,10 @@ def _books(settings: Settings) -> list[Finding]:
     return [
         *there,
         _finding("ledger", lambda: _balanced(lake.reader(spark), settings)),
-        _finding("offsets", lambda: _contiguous(spark, lake, allow_gaps=settings.kafka.allow_offset_gaps)),
+        _finding("sums", lambda: _summed_up(lake.reader(spark))),
+        _finding("offsets", lambda: _contiguous(lake.reader(spark), allow_gaps=settings.kafka.allow_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
-        _finding("layers", lambda: _have_checkpoints(spark, settings)),
+        _finding("layers", lambda: _have_checkpoints(lake.reader(spark), settings)),
         _topics(spark, lake),
     ]
 
@@ -175,45 +180,35 @@ def _balanced(reader: TableReader, settings: Settings) -> str:
     return "messages in = applied + duplicates + quarantined + held, in every batch of every layer"
 
 
-def _contiguous(spark: SparkSession, lake: Lake, *, allow_gaps: bool) -> str:
-    from pyspark.sql import functions as F
+def _summed_up(reader: TableReader) -> str:
+    used = require_true(reader)
+    return f"{POSITIONS} holds those of the ledger" if used else "none are gone by: the ledger is read whole"
 
-    ranges = (
-        current(lake.read(spark, LEDGER))
-        .select("layer", F.explode("offsets").alias("o"))
-        .groupBy("layer", "o.topic", "o.partition")
-    )
-    spans = ranges.agg(
-        F.min("o.first").alias("first"), F.max("o.last").alias("last"), F.sum("o.messages").alias("messages")
-    )
-    found, over = spans.collect(), jumps(read_topics(spark, lake))
-    for row in found:
-        between = jumped(over, (row["topic"], row["partition"]), row["first"], row["last"] + 1)
-        missing = row["last"] - row["first"] + 1 - row["messages"] - between
+
+def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
+    found, over = spans(reader), jumps(topics_of(reader.rows(TOPICS)))
+    for span in found:
+        between = jumped(over, (span.topic, span.partition), span.first, span.last + 1)
+        missing = span.last - span.first + 1 - span.messages - between
         if missing < 0 or (missing and not allow_gaps):
             what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
             raise LakeError(
-                f"{row['layer']}: topic {row['topic']}, partition {row['partition']}, offsets {row['first']} to "
-                f"{row['last']}: {what}; restore its tables and its checkpoint from the "
-                f"same backup{_or_rebuild(row['layer'])}. {LAST_RESORT}"
+                f"{span.layer}: topic {span.topic}, partition {span.partition}, offsets {span.first} to "
+                f"{span.last}: {what}; restore its tables and its checkpoint from the "
+                f"same backup{_or_rebuild(span.layer)}. {LAST_RESORT}"
             )
-    return f"contiguous in {len({(row['topic'], row['partition']) for row in found})} topic-partitions"
+    return f"contiguous in {len({(span.topic, span.partition) for span in found})} topic-partitions"
 
 
 def _as_booked(spark: SparkSession, lake: Lake) -> str:
-    from pyspark.sql import functions as F
-
-    outputs = (
-        current(lake.read(spark, LEDGER))
-        .select(F.explode("outputs").alias("o"))
-        .groupBy("o.table")
-        .agg(F.sum("o.rows").alias("n"))
-    )
-    booked = {row["table"]: row["n"] for row in outputs.collect()}
+    booked: Counter[str] = Counter()
+    for row in rows_of(Books(lake.reader(spark), "outputs").current()):
+        for output in row["outputs"]:
+            booked[output["table"]] += output["rows"]
     for table in _GROWING:
         held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
-        if held < booked.get(table, 0):
+        if held < booked[table]:
             raise LakeError(
                 f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand; "
                 f"restore the table (Delta's time travel: RESTORE TABLE){_or_rebuild(table)}. {LAST_RESORT}"
@@ -227,11 +222,8 @@ def _or_rebuild(what: str) -> str:
     return ", or build silver once more from bronze (sessionlake rebuild silver)" if silver else ""
 
 
-def _have_checkpoints(spark: SparkSession, settings: Settings) -> str:
-    from pyspark.sql import functions as F
-
-    entries = current(Lake(settings).read(spark, LEDGER)).where(~F.col("app_id").startswith(REBUILD))
-    ran = {row["layer"] for row in entries.select("layer").distinct().collect()}
+def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
+    ran = {row["layer"] for row in rows_of(Books(reader).current()) if not row["app_id"].startswith(REBUILD)}
     lost = [
         layer
         for layer in _checkpointed(settings)

@@ -12,8 +12,8 @@ import pyarrow as pa
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.names import CHANGES, CUTS, LEDGER, MESSAGES, PROGRESS, SILVER_TABLES, SNAPSHOTS
-from sessionlake.lake.progress import spans
+from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOTS
+from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
@@ -160,9 +160,7 @@ class _Question:
 
     def _merged_cuts(self) -> pa.Table:
         """The session's cuts, less those whose tables are still to be merged."""
-        merges = self._reader.rows(LEDGER, ("layer", operator.eq, SILVER_TABLES), columns=["source_to"])
-        merged = max((row["source_to"] for row in merges), default=-1)
-        return self._reader.table(CUTS, *self._own, ("_batch", operator.le, merged))
+        return self._reader.table(CUTS, *self._own, ("_batch", operator.le, last_merged(self._reader)))
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(["topic", "session_id"]).sort_by("row_id")
@@ -202,8 +200,7 @@ class _Question:
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
-        lane = ("silver", session.topic, session.partition)
-        judged = next((span.last for span in spans(self._reader) if span[:3] == lane), -1)
+        judged = ends(self._reader, SILVER).get((session.topic, session.partition), -1)
         now = f"; `sessionlake session show {session.session_id}` has the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(

@@ -9,12 +9,13 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import (
     CHANGES,
@@ -29,8 +30,11 @@ from sessionlake.lake.names import (
     SILVER_TABLES,
     SNAPSHOTS,
 )
+from sessionlake.lake.progress import windows
+from sessionlake.lake.reading import Condition, TableReader, among
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, QUARANTINE, EVENTS)
 """What silver's stream and the merges beside it write."""
 _BATCH = "_batch"
+_LAYERS: Condition = ("layer", among, [SILVER, SILVER_TABLES])
+_NOTED = ("source_to", "outputs")
 
 
 @dataclass(frozen=True)
@@ -80,23 +86,63 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     Raises:
         LakeError: there is no such batch, or no merge ended at or before it.
     """
-    from pyspark.sql import functions as F
-
     lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
         raise LakeError(f"silver has committed no batch in {settings.home} yet: `sessionlake run all --once`")
-    ledger = lake.read(spark, LEDGER).where(F.col("layer").isin(SILVER, SILVER_TABLES))
-    ends = F.when(F.col("layer") == SILVER, F.col("batch_id")).otherwise(F.col("source_to"))
-    rows = ledger.select("layer", "app_id", ends.alias("end"), "outputs").orderBy("end", "layer").collect()
-    committed = max((row["end"] for row in rows if row["layer"] == SILVER), default=-1)
+    reader = lake.reader(spark)
+    rows = list(rows_of(Books(reader, *_NOTED, "batches").entries(_LAYERS)))
+    committed = max((row["batch_id"] for row in rows if row["layer"] == SILVER), default=-1)
     if not 0 <= batch <= committed:
         known = "none yet" if committed < 0 else f"0 to {committed}"
         raise LakeError(f"batch {batch}: silver has committed batches {known}; `sessionlake status` shows them")
-    merges = [row["end"] for row in rows if row["layer"] == SILVER_TABLES]
-    end = max((end for end in merges if end <= batch), default=None)
-    if end is None:
-        first = f"the first merge ended with batch {merges[0]}" if merges else "none has been merged yet"
-        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {first}")
-    versions = {out["table"]: out["version"] for row in rows if row["end"] <= end for out in row["outputs"]}
-    rebuilt = any(row["end"] > end and row["app_id"].startswith(REBUILD) for row in rows)
+    reached = _merged(rows, batch)
+    # Sums that reach beyond say nothing of what was before it.
+    hidden = any(row["batches"] > 1 and (reached is None or _end(row) > reached) for row in rows)
+    end, versions = _found(reader, rows, batch) if hidden else _as_of(rows, batch)
+    rebuilt = any(_end(row) > end and row["app_id"].startswith(REBUILD) for row in rows)
     return AsOfBatch(lake, batch, end, versions, rebuilt)
+
+
+def _end(row: Row) -> int:
+    """The last of silver's batches that a row of the ledger is about."""
+    return int(row["batch_id"] if row["layer"] == SILVER else row["source_to"])
+
+
+def _found(reader: TableReader, rows: Sequence[Row], batch: int) -> tuple[int, dict[str, int]]:
+    """As `_as_of`, by the ledger's own rows, from the latest back to where all is found.
+
+    Args:
+        rows: among them sums, which are of later batches, too.
+    """
+    written = {output["table"] for row in rows for output in row["outputs"]}
+    columns = ["layer", "batch_id", *_NOTED]
+    for window in windows(max(row["committed_at"] for row in rows)):
+        entries = list(reader.rows(LEDGER, _LAYERS, *window, columns=columns))
+        end = _merged(entries, batch)
+        if end is not None and _versions(entries, end).keys() == written:
+            break
+    return _as_of(entries, batch)
+
+
+def _as_of(rows: Sequence[Row], batch: int) -> tuple[int, dict[str, int]]:
+    """The last batch up to one that a merge ended with, and the tables' versions that belong to it.
+
+    Raises:
+        LakeError: no merge ended by then.
+    """
+    end = _merged(rows, batch)
+    if end is None:
+        first = min((_end(row) for row in rows if row["layer"] == SILVER_TABLES), default=None)
+        known = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
+        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {known}")
+    return end, _versions(rows, end)
+
+
+def _merged(rows: Iterable[Row], batch: int) -> int | None:
+    ends = (_end(row) for row in rows if row["layer"] == SILVER_TABLES)
+    return max((end for end in ends if end <= batch), default=None)
+
+
+def _versions(rows: Iterable[Row], end: int) -> dict[str, int]:
+    known = sorted((row for row in rows if _end(row) <= end), key=lambda row: (_end(row), row["layer"]))
+    return {output["table"]: output["version"] for row in known for output in row["outputs"]}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, ConfigError
-from sessionlake.lake.ledger import COUNTS, current_rows
+from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.lake.progress import Span, spans
 from sessionlake.lake.reading import TableReader
@@ -115,38 +115,44 @@ def _ends(spans: Iterable[Span], layer: str) -> KafkaEnds:
     return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
 
-class _Batch(NamedTuple):
-    """A ledger row, less its lists: `rows` written in all, and of those to `session_changes` and `integrity_events`."""
+_SUMMED = ("batches", "messages", "duplicates", "quarantined", "held", "unaccounted")
+
+
+class _Batches(NamedTuple):
+    """Batches of a layer, added up: `rows` written in all, and of those to `session_changes` and `integrity_events`."""
 
     layer: str
-    app_id: str
-    batch_id: int
-    source_to: int | None
+    last_batch: int
+    committed_at: datetime
+    batches: int
     messages: int
-    applied: int
     duplicates: int
     quarantined: int
     held: int
-    committed_at: datetime
+    unaccounted: int
     rows: int
     changes: int
     events: int
 
 
-def _batches(reader: TableReader) -> list[_Batch]:
-    """All of them, a narrow row each."""
-    columns = ["layer", "app_id", "batch_id", "source_to", *COUNTS, "committed_at", "outputs"]
-    return [_narrow(row) for row in current_rows(reader.rows(LEDGER, columns=columns))]
+def _batches(reader: TableReader) -> list[_Batches]:
+    """All of them, in narrow rows."""
+    return [_narrow(row) for row in rows_of(Books(reader, *_SUMMED, "outputs").current())]
 
 
-def _narrow(row: Row) -> _Batch:
-    outputs = row.pop("outputs")
-
+def _narrow(row: Row) -> _Batches:
     def written(*tables: str) -> int:
-        return sum(output["rows"] for output in outputs if not tables or output["table"] in tables)
+        return sum(output["rows"] for output in row["outputs"] if not tables or output["table"] in tables)
 
-    changes, events = written(CHANGES), written(EVENTS)
-    return _Batch(**row, rows=written(), changes=changes, events=events)
+    return _Batches(
+        layer=row["layer"],
+        last_batch=row["batch_id"],
+        committed_at=row["committed_at"],
+        rows=written(),
+        changes=written(CHANGES),
+        events=written(EVENTS),
+        **{name: row[name] for name in _SUMMED},
+    )
 
 
 def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
@@ -162,29 +168,25 @@ def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:
     return sum(max(0, end - reader.get(place, 0)) for place, end in source.items())
 
 
-def _after(batches: list[_Batch], layer: str, what: str) -> int:
-    """What silver's batches hold beyond the last one that the layer has taken in."""
-    done = max((b.source_to for b in batches if b.layer == layer and b.source_to is not None), default=-1)
-    return sum(getattr(b, what) for b in batches if b.layer == "silver" and b.batch_id > done)
+def _after(batches: list[_Batches], layer: str, what: str) -> int:
+    """How much more silver's batches hold than the layer has taken in."""
+    held = sum(getattr(b, what) for b in batches if b.layer == SILVER)
+    return max(0, held - sum(b.messages for b in batches if b.layer == layer))
 
 
-def _status(layer: str, batches: list[_Batch], behind: int | None, now: datetime) -> LayerStatus:
+def _status(layer: str, batches: list[_Batches], behind: int | None, now: datetime) -> LayerStatus:
     if not batches:
         return LayerStatus(layer, behind=behind)
     committed = max(b.committed_at for b in batches)
     committed = committed.replace(microsecond=committed.microsecond // 1000 * 1000)
-    summed = ("messages", "rows", "duplicates", "quarantined", "held", "events")
+    totals = {name: sum(getattr(b, name) for b in batches) for name in (*_SUMMED, "rows", "events")}
+    if layer == SILVER_TABLES:  # they take over what silver has accounted for
+        totals["unaccounted"] = 0
     return LayerStatus(
         layer,
-        batches=len(batches),
-        last_batch=max(b.batch_id for b in batches),
+        last_batch=max(b.last_batch for b in batches),
         behind=behind,
-        unaccounted=0 if layer == SILVER_TABLES else sum(_unaccounted(b) for b in batches),
         committed_at=committed,
         age_seconds=round((now - committed).total_seconds(), 1),
-        **{name: sum(getattr(b, name) for b in batches) for name in summed},
+        **totals,
     )
-
-
-def _unaccounted(batch: _Batch) -> int:
-    return abs(batch.messages - batch.applied - batch.duplicates - batch.quarantined - batch.held)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from operator import eq, ge, le
+from operator import eq, ge, gt, le
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +16,19 @@ from sessionlake.history.fate import Content, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER_TABLES
-from sessionlake.lake.progress import covering, spans
+from sessionlake.lake.names import (
+    BRONZE,
+    CHANGES,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    SESSIONS,
+    SILVER,
+    SILVER_TABLES,
+)
+from sessionlake.lake.progress import covering, last_merged, spans, windows
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
@@ -134,11 +145,11 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         LakeError: silver counts it, but its tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
-    bronze = _latest(covering(reader, "bronze", topic, partition, offset))
-    raw = next(reader.rows(MESSAGES, *place, columns=_READ), None) if bronze else None
+    raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
+    bronze = _took_in(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     if bronze is None or raw is None:
         raise NotThereError(why_unread(spans(reader), settings, topic, partition, offset))
-    silver = _latest(covering(reader, "silver", topic, partition, offset))
+    silver = _took_in(reader, SILVER, topic, partition, offset, bronze.committed_at)
     if silver is None:
         raise NotThereError(why_unjudged(spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset))
     content = decoded(raw, settings)
@@ -148,7 +159,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         quarantine=list(reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])),
         events=sorted(reader.rows(EVENTS, *place, columns=_EVENT), key=lambda row: row["_batch"]),
         changes=_changes(reader, silver.batch, place),
-        session=_session(reader, topic, content.session_id, silver.batch),
+        session=_session(reader, topic, content.session_id),
     )
     judgement = _judgement(reader, settings, topic, content, found, silver)
     return Trace(
@@ -191,9 +202,10 @@ def _message(raw: Row, content: Content) -> TracedMessage:
     )
 
 
-def _latest(rows: Iterable[Row]) -> BatchCommit | None:
-    """Of the batches that took the message in: one for each time that the layer was rebuilt."""
-    found = max(rows, key=lambda row: row["committed_at"], default=None)
+def _took_in(
+    reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
+) -> BatchCommit | None:
+    found = covering(reader, layer, topic, partition, offset, near)
     return None if found is None else BatchCommit(*_head(found))
 
 
@@ -213,13 +225,14 @@ def _shown(row: Row) -> Row:
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
-def _session(reader: TableReader, topic: str, session_id: str | None, batch: int) -> Row | None:
-    """The session's latest row; only a malformed message has none from its own batch on."""
+def _session(reader: TableReader, topic: str, session_id: str | None) -> Row | None:
+    """The session's latest row: of the batches that are still to be merged, or else as it was merged."""
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("session_id", eq, session_id)]
-    rows = list(reader.rows(PROGRESS, *own, ("_batch", ge, batch))) or reader.rows(PROGRESS, *own)
-    return max(rows, key=lambda row: row["_batch"], default=None)
+    late = reader.rows(PROGRESS, *own, ("_batch", gt, last_merged(reader)))
+    latest = max(late, key=lambda row: row["_batch"], default=None)
+    return latest or next(reader.rows(SESSIONS, *own), None)
 
 
 def _judgement(
@@ -248,9 +261,19 @@ def _judgement(
 def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
     if batch is None or batch == silver.batch:
         return silver.committed_at if batch is not None else None
-    own: list[Condition] = [("layer", eq, "silver"), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
+    own: list[Condition] = [("layer", eq, SILVER), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
     # A batch's tables are written before its ledger row: it may be under way.
-    return next((row["committed_at"] for row in reader.rows(LEDGER, *own, columns=["committed_at"])), None)
+    return next((row["committed_at"] for row in _near(reader, silver.committed_at, *own)), None)
+
+
+def _near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
+    """The ledger's rows that meet the conditions: those about a moment, or, if there are none, all."""
+    found: list[Row] = []
+    for window in windows(moment):
+        found = list(reader.rows(LEDGER, *conditions, *window))
+        if found:
+            break
+    return found
 
 
 def _broken_by(reader: TableReader, topic: str, content: Content, offset: int) -> Row | None:
@@ -263,6 +286,7 @@ def _merge(reader: TableReader, judgement: Judgement) -> Merge | None:
     if judgement.fate is not Fate.APPLIED or judgement.batch is None or judgement.committed_at is None:
         return None
     taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]
-    rows = reader.rows(LEDGER, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, judgement.committed_at))
+    since = judgement.committed_at
+    rows = _near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
     found = min(rows, key=lambda row: row["committed_at"], default=None)
     return None if found is None else Merge(*_head(found), found["source_from"], found["source_to"])

@@ -266,6 +266,14 @@ class SparkReader(TableReader):
             found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
         yield from found.to_batches()
 
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """See `TableReader`."""
+        same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
+        frame = self._where(table, conditions, same)
+        with interpreted(self._spark):
+            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+            return found, self._storage.read(self._spark, table, same).count()
+
     def any(self, table: str, *conditions: Condition) -> bool:
         """See `TableReader`."""
         if not self.exists(table):
@@ -273,10 +281,12 @@ class SparkReader(TableReader):
         with interpreted(self._spark):
             return not self._where(table, conditions).isEmpty()
 
-    def _where(self, table: str, conditions: Sequence[Condition]) -> DataFrame:
+    def _where(
+        self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
+    ) -> DataFrame:
         from pyspark.sql import functions as F
 
-        frame = self._storage.read(self._spark, table, {})
+        frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
             frame = frame.where(compare(F.col(name), value))
         return frame

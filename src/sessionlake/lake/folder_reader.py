@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,24 +47,44 @@ class FolderReader(TableReader):
         Raises:
             LakeError: delta-rs cannot read the table.
         """
+        if self.exists(table):
+            with self._opened(table) as delta:
+                yield from self._found(table, delta, conditions, columns)
+
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """See `TableReader`."""
+        with self._opened(table) as delta:
+            found = list(self._found(table, delta, conditions, columns))
+            schema = pa.schema(delta.schema().to_arrow())
+            wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+            return pa.Table.from_batches(found, wanted), delta.count()
+
+    @contextmanager
+    def _opened(self, table: str) -> Iterator[DeltaTable]:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
-        if not self.exists(table):
-            return
-        folder = self._path(table)
-        meets = [compare(pc.field(name), value) for name, compare, value in conditions]
-        wanted = reduce(operator.and_, meets) if meets else None
         try:
-            delta = DeltaTable(folder)
-            marked = "deletionVectors" in (delta.protocol().reader_features or ())
-            yield from (_merged if marked else _appended)(delta, folder, wanted, columns)
+            yield DeltaTable(self._path(table))
         except DeltaError as error:
             raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
 
+    def _found(
+        self, table: str, delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        if "deletionVectors" in (delta.protocol().reader_features or ()):
+            yield from _merged(delta, conditions, columns)
+        else:
+            yield from _appended(delta, self._path(table), conditions, columns)
+
+
+def _wanted(conditions: Sequence[Condition]) -> pc.Expression | None:
+    meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+    return reduce(operator.and_, meets) if meets else None
+
 
 def _appended(
-    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+    delta: DeltaTable, folder: Path, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """From the files whose statistics leave it open."""
     from pyarrow.dataset import ParquetReadOptions
@@ -74,16 +95,34 @@ def _appended(
     # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
     options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
     dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
-    yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=wanted)
+    yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=_wanted(conditions))
 
 
 def _merged(
-    delta: DeltaTable, folder: Path, wanted: pc.Expression | None, columns: Sequence[str] | None
+    delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """From a table with deletion vectors, which only delta-rs' own engine reads: all of it."""
-    del folder
-    schema = pa.schema(delta.schema().to_arrow())
-    for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=schema.names)):
-        rows = pa.Table.from_batches([batch]).cast(schema)
+    """From a table with deletion vectors, which only delta-rs' own engine reads; it leaves out files, too."""
+    schema, wanted = pa.schema(delta.schema().to_arrow()), _wanted(conditions)
+    named = {*(columns or schema.names), *(name for name, _, _ in conditions)}
+    read = pa.schema([field for field in schema if field.name in named])
+    for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=read.names, predicate=_predicate(conditions))):
+        rows = pa.Table.from_batches([batch]).cast(read)
         kept = rows if wanted is None else rows.filter(wanted)
         yield from (kept if columns is None else kept.select(list(columns))).to_batches()
+
+
+_SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}
+
+
+def _predicate(conditions: Sequence[Condition]) -> str | None:
+    """As SQL, those conditions that compare texts or numbers: by them files are left out."""
+    told = [
+        f'"{name}" {_SQL[compare]} {_literal(value)}'
+        for name, compare, value in conditions
+        if compare in _SQL and isinstance(value, str | int)
+    ]
+    return " AND ".join(told) or None
+
+
+def _literal(value: str | int) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

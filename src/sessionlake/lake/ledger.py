@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sessionlake import __version__
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append
-from sessionlake.lake.names import LEDGER, SILVER, SILVER_TABLES
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 """Columns that balance in every entry of silver: the first is the sum of the others."""
@@ -105,42 +105,6 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
         "decisions": list(entry.decisions),
     }
     append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), entry.txn)
-
-
-def rebuilt(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Any]]:
-    """Since when each layer is as it is: layers that were rebuilt, with a column and the least value that counts.
-
-    Args:
-        entries: the rebuilds', or more, with `layer`, `app_id`, `batch_id` and `committed_at`.
-    """
-    found: dict[str, tuple[str, Any]] = {}
-    for entry in entries:
-        if entry["app_id"].startswith(REBUILD):
-            layer, by = entry["layer"], _RISING.get(entry["layer"], "committed_at")
-            found[layer] = by, max(entry[by], found.get(layer, (by, entry[by]))[1])
-    return found
-
-
-def current(ledger: DataFrame) -> DataFrame:
-    """The entries that tell of what the tables hold now: each layer's since it was rebuilt."""
-    from pyspark.sql import functions as F
-
-    rebuilds = ledger.where(F.col("app_id").startswith(REBUILD)).select(*ENTRY).collect()
-    for layer, (by, least) in rebuilt(row.asDict() for row in rebuilds).items():
-        ledger = ledger.where((F.col("layer") != layer) | (F.col(by) >= least))
-    return ledger
-
-
-ENTRY = ("layer", "app_id", "batch_id", "committed_at")
-# Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
-_RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
-
-
-def current_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As `current`, of ledger rows that are at hand, which have the columns `ENTRY`."""
-    known = list(rows)
-    since = rebuilt(known)
-    return [row for row in known if row["layer"] not in since or row[since[row["layer"]][0]] >= since[row["layer"]][1]]
 
 
 @lru_cache(maxsize=1)

@@ -46,6 +46,13 @@ class TableReader(ABC):
         """The rows that meet all conditions, batch by batch; times are in UTC."""
 
     @abstractmethod
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """The rows that meet all conditions, and how many the table has in all, by its log: both of one version.
+
+        The table must be there.
+        """
+
+    @abstractmethod
     def exists(self, table: str) -> bool:
         """Whether the table has been created."""
 

@@ -16,6 +16,7 @@ from sessionlake.lake.names import (
     LEDGER,
     MESSAGES,
     MINUTES,
+    POSITIONS,
     PROCESSOR_ERRORS,
     PROGRESS,
     QUARANTINE,
@@ -131,6 +132,10 @@ _SESSION = (
     ("ended_at", "timestamp"),
     ("last_kafka_timestamp", "timestamp"),
 )
+_OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"
+_OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
+_TAKEN = "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"
+_COUNTS = tuple((name, "bigint") for name in ("messages", "applied", "duplicates", "quarantined", "held"))
 _POINT = (
     ("topic", "string"),
     ("session_id", "string"),
@@ -353,21 +358,36 @@ TABLES: dict[str, TableSchema] = {
             ("source", "string"),
             ("source_from", "bigint"),
             ("source_to", "bigint"),
-            ("offsets", "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"),
-            ("outputs", "array<struct<table:string,version:bigint,rows:bigint>>"),
-            ("messages", "bigint"),
-            ("applied", "bigint"),
-            ("duplicates", "bigint"),
-            ("quarantined", "bigint"),
-            ("held", "bigint"),
+            ("offsets", _OFFSETS),
+            ("outputs", _OUTPUTS),
+            *_COUNTS,
             ("started_at", "timestamp"),
             ("committed_at", "timestamp"),
             ("code_version", "string"),
             ("config_hash", "string"),
-            ("decisions", "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"),
+            ("decisions", _TAKEN),
         ),
         "What each micro-batch of each layer took in and gave out",
         skipping=("layer", "batch_id", "committed_at"),
         writes=Writes.APPEND,
+    ),
+    POSITIONS: TableSchema(
+        (
+            ("layer", "string"),
+            ("app_id", "string"),
+            ("batch_id", "bigint"),
+            ("batches", "bigint"),
+            ("source_to", "bigint"),
+            ("offsets", _OFFSETS),
+            ("outputs", _OUTPUTS),
+            *_COUNTS,
+            ("unaccounted", "bigint"),
+            ("committed_at", "timestamp"),
+            ("decisions", _TAKEN),
+            ("until", "timestamp"),
+            ("format", "int"),
+        ),
+        "The ledger in short: what each layer had taken in and given out until a moment; a copy, made anew if lost",
+        writes=Writes.REPLACE,
     ),
 }

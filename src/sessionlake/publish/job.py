@@ -13,6 +13,7 @@ from sessionlake.errors import BrokerError, LakeError, MachineError, UsageError
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import LedgerEntry, config_hash, write
 from sessionlake.lake.names import LEDGER, ROWS
+from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, VERSION, Messages
@@ -204,6 +205,4 @@ def _refuse_speculation(spark: SparkSession) -> None:
 
 
 def _has_sent(spark: SparkSession, lake: Lake, layer: str) -> bool:
-    from pyspark.sql import functions as F
-
-    return lake.read(spark, LEDGER).where(F.col("layer") == layer).limit(1).count() > 0
+    return last_batch(lake.reader(spark), layer) is not None

@@ -21,9 +21,10 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
+from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import append
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
-from sessionlake.lake.progress import covering
+from sessionlake.lake.names import DECISIONS, MESSAGES, SILVER
+from sessionlake.lake.progress import has_taken_in
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -114,7 +115,7 @@ def decide(
         )
     # Where silver stopped, a processor that is past the place has judged it by other rules: it would not stop there.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
-    passed = [layer for layer in layers if covering(reader, layer, topic, partition, offset)]
+    passed = [layer for layer in layers if has_taken_in(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_whole(begun(settings, layer), layer, topic, partition, offset)
@@ -167,7 +168,7 @@ def withdraw(
 
 def _followed(reader: TableReader) -> set[DecisionKey]:
     """The places whose decisions a batch of silver has taken."""
-    rows = reader.rows(LEDGER, ("layer", operator.eq, SILVER), columns=["decisions"])
+    rows = rows_of(Books(reader, "decisions").entries(("layer", operator.eq, SILVER)))
     told = (item for row in rows for item in row["decisions"] or ())
     return {(item["topic"], item["session_id"], item["offset"]) for item in told}
 
@@ -183,7 +184,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
                 "--once` first"
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
-        if not waits and covering(reader, layer, topic, partition, offset):
+        if not waits and has_taken_in(reader, layer, topic, partition, offset):
             raise UsageError(
                 f"session {session!r}, topic {topic}, offset {offset}: {layer} has passed it: "
                 "the decision cannot be withdrawn"

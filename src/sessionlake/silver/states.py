@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import current
-from sessionlake.lake.names import LEDGER, SILVER
+from sessionlake.lake.names import SILVER
+from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed
@@ -56,14 +56,11 @@ def last_batches(spark: SparkSession, settings: Settings) -> tuple[int, int]:
 
     They differ where the stream died between a batch's last commit and its checkpoint: it ends that batch as it starts.
     """
-    from pyspark.sql import functions as F
-
     begin = handover.in_force(settings)
     committed = last_committed(settings.checkpoint(SILVER))
     of_states = (0 if begin is None else begin.first_batch) + (-1 if committed is None else committed)
-    ledger = current(Lake(settings).read(spark, LEDGER)).where(F.col("layer") == SILVER)
-    last = ledger.agg(F.max("batch_id")).first()
-    return of_states, -1 if last is None or last[0] is None else int(last[0])
+    last = last_batch(Lake(settings).reader(spark), SILVER)
+    return of_states, -1 if last is None else last
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:

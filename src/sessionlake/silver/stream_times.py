@@ -137,6 +137,8 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
     wanted = spark.createDataFrame(
         [(*name, end) for name, end in ends.items()], "topic string, partition int, end long"
     )
-    messages = lake.read(spark, MESSAGES).join(F.broadcast(wanted), ["topic", "partition"])
+    topics = sorted({topic for topic, _ in ends})
+    in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # files without any are not read
+    messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
     highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.unix_millis(F.max("timestamp")))
     return dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}

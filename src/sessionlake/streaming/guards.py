@@ -12,8 +12,8 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import ENTRY, REBUILD, OffsetRange, current_rows
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.ledger import REBUILD, OffsetRange
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import way_on, write_whole
 
@@ -30,7 +30,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     checkpoint = settings.checkpoint(layer)
     if (Path(checkpoint) / "metadata").exists():
         return
-    entries = current_rows(lake.reader(spark).rows(LEDGER, ("layer", eq, layer), columns=ENTRY))
+    entries = rows_of(Books(lake.reader(spark)).current(("layer", eq, layer)))
     if not all(entry["app_id"].startswith(REBUILD) for entry in entries):
         raise LakeError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "

@@ -21,6 +21,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, ROWS, SESSIONS, SILVER, SILVER_TABLES, SNAPSHOTS
+from sessionlake.lake.progress import batches_after, last_merged
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -200,11 +201,7 @@ class TableMerger:
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""
         reader = self._lake.reader(self._spark)
-        ends = reader.rows(LEDGER, ("layer", operator.eq, SILVER_TABLES), columns=["source_to"])
-        merged = max((row["source_to"] for row in ends), default=-1)
-        later = ("layer", operator.eq, SILVER), ("batch_id", operator.gt, merged)
-        rows = reader.rows(LEDGER, *later, columns=["app_id", "batch_id", "messages", "outputs"])
-        return sorted(map(_waiting, rows), key=lambda item: item.batch)
+        return [*map(_waiting, batches_after(reader, SILVER, last_merged(reader), "messages", "outputs"))]
 
     def _merge_sessions(self, merged: MergeSources, txn: Txn) -> TableOutput:
         same = merged.bounds.with_keys("t.topic = s.topic AND t.session_id = s.session_id")

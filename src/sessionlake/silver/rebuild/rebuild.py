@@ -26,7 +26,6 @@ from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutp
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
-    LEDGER,
     MESSAGES,
     MINUTES,
     PROGRESS,
@@ -34,6 +33,7 @@ from sessionlake.lake.names import (
     SILVER_TABLES,
 )
 from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
@@ -217,14 +217,11 @@ def _states(
 
 
 def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, started: datetime) -> _Plan:
-    from pyspark.sql import functions as F
-
-    batches = lake.read(spark, LEDGER).where(F.col("layer") == LAYER).agg(F.max("batch_id")).first()
-    last = -1 if batches is None or batches[0] is None else batches[0]
+    last = last_batch(lake.reader(spark), LAYER)
     return _Plan(
         rebuild=uuid.uuid4().hex[:12],
         version=replayed.version,
-        batch=last + 1,
+        batch=0 if last is None else last + 1,
         started_at=started,
         changed=sorted(found.tables),
         ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],

@@ -1,0 +1,163 @@
+"""A ledger of ten thousand entries: who starts, or asks, reads those of late, in a few files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.history import status
+from sessionlake.history.batch_as_of import as_of_batch
+from sessionlake.history.status import layer_statuses
+from sessionlake.lake import folder_reader
+from sessionlake.lake.books import Books
+from sessionlake.lake.catalog import SparkReader
+from sessionlake.lake.folder_reader import FolderReader
+from sessionlake.lake.ledger import LedgerEntry, write
+from sessionlake.lake.names import LEDGER, POSITIONS
+from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.positions import advance, require_true
+from sessionlake.lake.progress import batches_after, covering, has_taken_in, last_batch, last_merged
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.maintenance import Maintenance
+from sessionlake.silver.decisions import _followed
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from support.ledgers import LAYERS, NOON, SPACING, entries
+
+ENTRIES, COMMITS = 10_000, 20
+LAST = ENTRIES // len(LAYERS) - 1
+LATE = timedelta(minutes=5) // SPACING
+"""Entries that are no part of the sums."""
+
+
+@pytest.fixture
+def lake(spark: Any, settings: Settings) -> Lake:
+    found = Lake(settings)
+    found.ensure(spark, [LEDGER])
+    each = ENTRIES // COMMITS
+    for n in range(COMMITS):
+        found.storage.append(spark, LEDGER, entries(n * each, (n + 1) * each), Txn("fill", n))
+    return found
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many rows of the ledger each look into it gave."""
+    rows: list[int] = []
+
+    def batches(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
+        before = kind.batches
+
+        def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> Iterator[pa.RecordBatch]:
+            for batch in before(reader, table, *conditions, **how):
+                rows.append(batch.num_rows if table == LEDGER else 0)
+                yield batch
+
+        return counting
+
+    def counted(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
+        before = kind.counted
+
+        def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> tuple[pa.Table, int]:
+            found, known = before(reader, table, *conditions, **how)
+            rows.append(found.num_rows)
+            return found, known
+
+        return counting
+
+    for kind in (FolderReader, SparkReader):
+        monkeypatch.setattr(kind, "batches", batches(kind))
+        monkeypatch.setattr(kind, "counted", counted(kind))
+    return rows
+
+
+def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
+    """What is asked of the ledger by a start, by `status` and by an as-of; and of the place of one message."""
+    reader, settings = lake.reader(spark), lake.settings
+    again = Txn(f"6f1d1f5e-0000-4000-8000-{1:012}", LAST)
+    return {
+        "offsets": lambda: dict(OffsetLog.load(spark, lake, "silver").ends),
+        "offsets before a batch that is repeated": lambda: dict(OffsetLog.load(spark, lake, "silver", again).ends),
+        "a fresh checkpoint": lambda: refused(spark, lake),
+        "the last batch": lambda: last_batch(reader, "bronze"),
+        "what is merged": lambda: last_merged(reader),
+        "what is to be merged": lambda: [row["batch_id"] for row in batches_after(reader, "silver", LAST - 3)],
+        "decisions followed": lambda: _followed(reader),
+        "status": lambda: [(layer.messages, layer.behind, layer.rows) for layer in layer_statuses(reader, settings)],
+        "as of a late batch": lambda: as_of_batch(spark, settings, LAST - 1).versions,
+        "whether a message was taken in": lambda: has_taken_in(reader, "silver", "capture.a", 0, 17),
+        "who took in a late message": lambda: covering(reader, "silver", "capture.a", 0, LAST * 10, latest()),
+    }
+
+
+def latest() -> Any:
+    return NOON + ENTRIES * SPACING
+
+
+def refused(spark: Any, lake: Lake) -> bool:
+    with pytest.raises(LakeError, match="the silver tables already hold data"):
+        refuse_fresh_checkpoint(spark, lake, lake.settings, "silver")
+    return True
+
+
+def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
+    spark: Any, lake: Lake, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "kafka_ends", lambda _: None)
+    monkeypatch.setattr("sessionlake.lake.progress._REACHES", (timedelta(minutes=5), timedelta(minutes=20)))
+    whole = {name: answer() for name, answer in asked(spark, lake).items()}
+    assert whole["offsets"]["capture.a", 3] == LAST * 10 + 9
+    (done,) = Maintenance(spark, lake.settings).once(LEDGER)
+    assert done.waits == ""
+    for name, answer in asked(spark, lake).items():
+        read.clear()
+        assert answer() == whole[name], name
+        assert 0 < max(read) <= LATE + 1, name  # of ten thousand
+        assert sum(read) <= 3 * (LATE + 1), name
+    assert require_true(lake.reader(spark))
+
+
+def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert advance(spark, lake)
+    assert not advance(spark, lake)  # nothing to speak of has come
+    for n in range(3):
+        lake.storage.append(spark, LEDGER, entries(ENTRIES + n * 300, ENTRIES + (n + 1) * 300), Txn("more", n))
+    assert advance(spark, lake)
+    reader = lake.reader(spark)
+    assert sum(row["batches"] for row in reader.rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
+    assert require_true(reader)
+    late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
+    monkeypatch.setattr("sessionlake.lake.ledger.datetime", Clock)
+    write(spark, lake, late)
+    assert not Books(reader).in_short
+    assert last_batch(reader, "gold", "by a clock set back") == 0
+    assert advance(spark, lake)  # of all, once more
+    assert Books(reader).in_short
+    assert require_true(reader)
+
+
+class Clock:
+    @staticmethod
+    def now(_: Any) -> Any:
+        return NOON
+
+
+def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    appended = folder_reader._appended
+
+    def counting(delta: Any, folder: Any, conditions: Any, columns: Any) -> Any:
+        opened.append(len(list(delta.to_pyarrow_dataset().get_fragments(folder_reader._wanted(conditions)))))
+        return appended(delta, folder, conditions, columns)
+
+    monkeypatch.setattr(folder_reader, "_appended", counting)
+    advance(spark, lake)
+    opened.clear()
+    assert last_batch(lake.reader(spark), "bronze") == LAST
+    assert opened == [LATE * COMMITS // ENTRIES + 1]  # of twenty

@@ -1,0 +1,36 @@
+"""Tables in memory, for what only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.lake.reading import Condition, TableReader
+
+
+class Tables(TableReader):
+    """The lake's tables in memory."""
+
+    def __init__(self, tables: dict[str, pa.Table]) -> None:
+        self.tables = tables
+
+    def exists(self, table: str) -> bool:
+        return table in self.tables
+
+    def schema(self, table: str) -> pa.Schema:
+        return self.tables[table].schema
+
+    def batches(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        if table not in self.tables:
+            return
+        found = self.tables[table]
+        for name, compare, value in conditions:
+            found = found.filter(compare(pc.field(name), value))
+        yield from (found if columns is None else found.select(list(columns))).to_batches()
+
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        return self.table(table, *conditions, columns=columns), self.tables[table].num_rows
