@@ -90,11 +90,14 @@ def _expected(truth: Tables) -> dict[str, list[Row]]:
             for (topic, session), table in truth.session_rows.items()
             for row_id, row in table.items()
         ],
-        "silver.session_cuts": [cut_of(row) for row in truth.session_snapshots],
+        "silver.session_cuts": [cut_of(row) for row in truth.session_cuts],
         "silver.session_snapshots": [
             {**cut_of(found), "row_id": row_id, **row}
             for found in truth.session_snapshots
             for row_id, row in found["rows"].items()
+        ],
+        "silver.session_snapshot_index": [
+            {**cut_of(found), "rows": len(found["rows"])} for found in truth.session_snapshots
         ],
         "silver.sessions": [closed(row) for row in truth.sessions.values()],
         "silver.quarantine": [{**row, "kafka_timestamp": row["timestamp"]} for row in truth.quarantine],

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
-from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.types import Row
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.tables.as_of import AsOf
 from support.folding import Folder, plain, truth_rules
-from support.snapshots import Cutter
+from support.snapshots import Cutter, Tables
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
 
 Lane = tuple[str, int]
 MOMENTS = 12
 """Stream times that are asked for, of a topic-partition."""
 _COLUMNS = ("topic", "partition", "offset", "timestamp")
-
-
-class Tables(TableReader):
-    """The lake's tables in memory."""
-
-    def __init__(self, tables: dict[str, pa.Table]) -> None:
-        self.tables = tables
-
-    def exists(self, table: str) -> bool:
-        return table in self.tables
-
-    def schema(self, table: str) -> pa.Schema:
-        return self.tables[table].schema
-
-    def batches(
-        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        found = self.tables[table]
-        for name, compare, value in conditions:
-            found = found.filter(compare(pc.field(name), value))
-        yield from (found if columns is None else found.select(list(columns))).to_batches()
 
 
 def ledger(ends: dict[Lane, int], merged: int) -> pa.Table:
@@ -67,8 +43,8 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
     batches = list(cut(rnd, messages, 6))
     for batch in batches:
         folder.batch(batch)
-    cutter = Cutter(folder, capture)
     merged = rnd.randint(1, len(batches))
+    cutter = Cutter(folder, capture, uncounted=rnd.choice([0, merged // 2, merged]))
     bounds = sorted({0, *rnd.sample(range(merged), rnd.randint(0, min(2, merged))), merged})
     for start, end in pairwise(bounds):
         cutter.make(start, end)
@@ -79,9 +55,10 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
         {
             "bronze.messages": raw,
             "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
-            "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
+            "silver.session_cuts": cutter.cuts,
             "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
+            "silver.session_snapshot_index": cutter.index,
             "ops.ledger": ledger({(m.topic, m.partition): m.offset for m in messages}, merged),
         },
     )

@@ -27,6 +27,7 @@ from sessionlake.lake.names import (
     SESSIONS,
     SILVER,
     SILVER_TABLES,
+    SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
 from sessionlake.lake.schemas import TABLES
@@ -35,7 +36,7 @@ from sessionlake.lake.tables import Lake
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, QUARANTINE, EVENTS)
+SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, QUARANTINE, EVENTS)
 """What silver's stream and the merges beside it write."""
 _BATCH = "_batch"
 

@@ -21,6 +21,7 @@ from sessionlake.lake.names import (
     QUARANTINE,
     ROWS,
     SESSIONS,
+    SNAPSHOT_INDEX,
     SNAPSHOTS,
     TOPICS,
 )
@@ -122,6 +123,19 @@ _SESSION = (
     ("ended_at", "timestamp"),
     ("last_kafka_timestamp", "timestamp"),
 )
+_CUT = (
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("partition", "int"),
+    ("snapshot_at", "timestamp"),
+    ("reason", "string"),
+    ("changed_at", "timestamp"),
+    ("position", "bigint"),
+    ("life", "bigint"),
+    ("next_seq", "bigint"),
+    ("offset", "bigint"),
+    ("changes", "bigint"),
+)
 _POINT = (
     ("topic", "string"),
     ("session_id", "string"),
@@ -174,19 +188,7 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
     CUTS: TableSchema(
-        (
-            ("topic", "string"),
-            ("session_id", "string"),
-            ("partition", "int"),
-            ("snapshot_at", "timestamp"),
-            ("reason", "string"),
-            ("changed_at", "timestamp"),
-            ("position", "bigint"),
-            ("life", "bigint"),
-            ("next_seq", "bigint"),
-            ("offset", "bigint"),
-            ("_batch", "bigint"),
-        ),
+        (*_CUT, ("_batch", "bigint")),
         "Where whole tables are cut: each holds every change with a _position up to its own",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
@@ -201,9 +203,16 @@ TABLES: dict[str, TableSchema] = {
             ("position", "bigint"),
             *_ROW[2:],
         ),
-        "The whole table of a session at its end, at its expiry, and every snapshot_interval",
+        "The whole table of a session at its end, at its expiry, and where the changes since the last outweigh that",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "snapshot_at", "position"),
+        writes=Writes.APPEND,
+    ),
+    SNAPSHOT_INDEX: TableSchema(
+        (*_CUT, ("rows", "bigint"), ("_batch", "bigint")),
+        "The cuts whose whole tables are in session_snapshots, empty ones too, and how many rows each has",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
         writes=Writes.APPEND,
     ),
     ROWS: TableSchema(
