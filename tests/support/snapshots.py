@@ -55,15 +55,17 @@ class Cutter:
     """Makes the snapshots of stretches of batches, each from the last kept tables before and what was applied since.
 
     Args:
-        uncounted: how many batches were made by a version that counted no changes, and kept every table.
+        uncounted: how many batches were judged by a version that counted no changes, which all have their tables kept.
+        unlisted: how many of these were merged by it, too: their tables are not in the index.
 
     Attributes:
         found: rows of `session_snapshots`.
         index: rows of `session_snapshot_index`.
     """
 
-    def __init__(self, folder: Folder, capture: CaptureSettings, uncounted: int = 0) -> None:
-        self._columns, self._folder, self._uncounted = capture.declared, folder, uncounted
+    def __init__(self, folder: Folder, capture: CaptureSettings, uncounted: int = 0, unlisted: int = 0) -> None:
+        self._columns, self._folder = capture.declared, folder
+        self._uncounted, self._unlisted = uncounted, unlisted
         self.found = snapshots_schema(self._columns).empty_table()
         self.index = INDEX_SCHEMA.empty_table()
 
@@ -89,7 +91,7 @@ class Cutter:
         whole = pa.concat_tables([self.found.slice(0, 0), *made])
         self.found = pa.concat_tables([self.found, whole.filter(pc.is_valid(whole["row_id"]))])
         index = due.join(sizes(whole), list(CUT_COLUMNS), join_type="inner")
-        index = index.filter(pc.field("_batch") >= self._uncounted)
+        index = index.filter(pc.field("_batch") >= self._unlisted)
         self.index = pa.concat_tables([self.index, index.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)])
 
     @property

@@ -48,7 +48,8 @@ def lake(
     for batch in batches:
         folder.batch(batch)
     merged = rnd.randint(1, len(batches)) if lags else len(batches)
-    cutter = Cutter(folder, capture, uncounted=rnd.choice([0, merged // 2, merged]))
+    uncounted = rnd.choice([0, merged // 2, merged])
+    cutter = Cutter(folder, capture, uncounted, unlisted=rnd.choice([uncounted // 2, uncounted]))
     bounds = sorted({0, *rnd.sample(range(merged), rnd.randint(0, min(2, merged))), merged})
     for start, end in pairwise(bounds):
         cutter.make(start, end)

@@ -54,12 +54,12 @@ class ClusterSnapshots:
 
         due, last = self._weighed(batches)
         anew = self._anew(due, last, batches.last)
-        told = {"changes": "_changes", "rows": "_rows", "since": "_since"}
+        own = {"changes": "_changes", "rows": "_rows", "since": "_since"}  # columns may be declared by these names
         weights = last.select(*SESSION, "rows", "since")
         heads = (
             due.select(*CUT_COLUMNS, "changes").join(weights, list(SESSION), "left").join(anew, list(SESSION), "left")
         )
-        heads = heads.withColumn("_anew", F.coalesce("_anew", F.lit(col=False))).withColumnsRenamed(told)
+        heads = heads.withColumn("_anew", F.coalesce("_anew", F.lit(col=False))).withColumnsRenamed(own)
         held = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
         whole = self._changes(due, last, anew, batches.last).withColumn("_kind", F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):

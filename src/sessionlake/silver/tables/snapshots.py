@@ -91,10 +91,10 @@ def snapshots(
     is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
     begun = rows.filter(are_of(rows, anew))
-    weights, following = Weights(names, kept), starts.copy()
+    weights, weighed, following = Weights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         here = np.flatnonzero(rank == number)
-        here = here[weights.outweigh(cuts.take(pa.array(here)), session[here])]
+        here = here[weights.outweigh(weighed.take(pa.array(here)), session[here])]
         if not len(here):
             continue
         mine = session[here]
@@ -111,15 +111,15 @@ def snapshots(
         mine_rows = pc.is_in(session_keys(rows), value_set=present)
         made = advanced(rows.filter(mine_rows), pa.concat_tables(nets), columns)
         heads = cuts.select(CUT_COLUMNS).take(pa.array(here))
-        yield _told(heads, made, columns)
-        weights.keep(mine, _sizes(made, present))
+        yield _snapshot_rows(heads, made, columns)
+        weights.keep(mine, _rows_of_each(made, present))
         following[mine] = np.where(is_anew[mine], following[mine], here + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
         rows = pa.concat_tables([rows.filter(pc.invert(mine_rows)), made])
         rows = rows.filter(pc.is_in(session_keys(rows), value_set=unfinished))
 
 
-def _told(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Rows behind the cuts of their sessions, which are one a session; of an empty table, the cut alone."""
     schema = snapshots_schema(columns)
     head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
@@ -135,8 +135,8 @@ def sizes(made: pa.Table) -> pa.Table:
     return counted.rename_columns({"row_id_count": "rows"})
 
 
-def _sizes(rows: pa.Table, sessions: pa.Array) -> Int64s:
-    """How many rows each session has."""
+def _rows_of_each(rows: pa.Table, sessions: pa.Array) -> Int64s:
+    """How many rows each session has, in the order of their keys."""
     place = pc.index_in(session_keys(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
@@ -193,8 +193,8 @@ class SnapshotTables:
         whole = pa.Table.from_batches(taken)
         kind = {name: whole.filter(pc.equal(whole["_kind"], name)) for name in ("cut", "row", "change")}
         cuts = kind["cut"]
-        told = {"_changes": "changes", "_rows": "rows", "_since": "since"}
-        weighed = cuts.select([*CUT_COLUMNS, *told]).rename_columns([*CUT_COLUMNS, *told.values()])
+        weights = {"_changes": "changes", "_rows": "rows", "_since": "since"}
+        weighed = cuts.select([*CUT_COLUMNS, *weights]).rename_columns([*CUT_COLUMNS, *weights.values()])
         anew = cuts.filter(cuts["_anew"])
         for table in snapshots(weighed, weighed, kind["row"], kind["change"], anew, self.columns):
             yield from table.to_batches()

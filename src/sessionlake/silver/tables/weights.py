@@ -34,7 +34,7 @@ class Weights:
         self.rows, self.since = (_numbers(kept[name].take(place)) for name in ("rows", "since"))
 
     def outweigh(self, cuts: pa.Table, session: Int64s) -> Bools:
-        """Goes on to the next cuts, at most one a session; says whose tables are to be kept."""
+        """Goes on to the next cuts (`reason, changes`), at most one a session; says whose tables are to be kept."""
         self.since[session] += _numbers(cuts["changes"])
         return _always(cuts) | (self.since[session] > self.rows[session])
 
