@@ -16,8 +16,9 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.positions import advance
-from sessionlake.lake.schemas import RETENTION, TABLES, interval
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import Compacted, Kept, Vacuumed
+from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.tables import Lake
 from sessionlake.publish.job import KEYS
 from sessionlake.silver import handover

@@ -20,6 +20,7 @@ DEATHS = [
     Death(SILVER_TABLES, "after:silver.session_rows"),
     Death(SILVER_TABLES, "after:silver.sessions"),
     Death(SILVER_TABLES, "after:silver.session_snapshots"),
+    Death(SILVER_TABLES, "after:silver.session_snapshot_index"),
     Death(SILVER_TABLES, "after:ops.ledger"),
 ]
 

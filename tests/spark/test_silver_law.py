@@ -28,7 +28,7 @@ from support.lakes import assert_silver_is_the_truth, comparable, in_order, limi
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
-TABLES = (*APPENDED, "sessions", "session_rows", "session_snapshots")
+TABLES = (*APPENDED, "sessions", "session_rows", "session_snapshots", "session_snapshot_index")
 SEEDS = 3
 CASES = [(integrity, policy) for integrity in Integrity for policy in (OnViolation.ISOLATE, OnViolation.RECORD)]
 

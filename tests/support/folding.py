@@ -325,7 +325,7 @@ def of_truth(tables: Tables) -> Holdings:
         _lines(tables.session_changes),
         _row_lines(tables.session_rows),
         _lines(closed(row) for row in tables.sessions.values()),
-        _lines(cut_of(row) for row in tables.session_snapshots),
+        _lines(cut_of(row) for row in tables.session_cuts),
         _lines(quarantine),
         _lines({**row, "expected_seq": capped(row["expected_seq"])} for row in tables.integrity_events),
         _lines({"place": place, **counts} for place, counts in tables.counts.items()),
@@ -341,7 +341,7 @@ def closed(row: Row) -> Row:
 
 
 def cut_of(snapshot: Row) -> Row:
-    """The truth's row of a cut, without the table."""
+    """The truth's row of a cut, or of a snapshot without its table."""
     return {**{k: v for k, v in snapshot.items() if k != "rows"}, "next_seq": capped(snapshot["next_seq"])}
 
 

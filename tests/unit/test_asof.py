@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -13,8 +14,9 @@ from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.lab.truth import KafkaMessage, Truth
+from sessionlake.lake.reading import Condition
 from sessionlake.protocol.types import Row
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.tables.as_of import AsOf
 from support.folding import Folder, plain, truth_rules
 from support.snapshots import Cutter
@@ -41,14 +43,17 @@ def ledger(ends: dict[Lane, int], merged: int) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSettings, interval: int) -> Tables:
-    """Silver after some batches, the last of which may not be merged yet."""
+def lake(
+    rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSettings, interval: int, *, lags: bool = True
+) -> Tables:
+    """Silver after some batches, made by this version or the one before; the last may not be merged yet, if it lags."""
     folder = Folder(capture, 2, rnd, interval=interval)
     batches = list(cut(rnd, messages, 6))
     for batch in batches:
         folder.batch(batch)
-    cutter = Cutter(folder, capture)
-    merged = rnd.randint(1, len(batches))
+    merged = rnd.randint(1, len(batches)) if lags else len(batches)
+    uncounted = rnd.choice([0, merged // 2, merged])
+    cutter = Cutter(folder, capture, uncounted, unlisted=rnd.choice([uncounted // 2, uncounted]))
     bounds = sorted({0, *rnd.sample(range(merged), rnd.randint(0, min(2, merged))), merged})
     for start, end in pairwise(bounds):
         cutter.make(start, end)
@@ -59,9 +64,10 @@ def lake(rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSetti
         {
             "bronze.messages": raw,
             "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
-            "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
+            "silver.session_cuts": cutter.cuts,
             "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
             "silver.session_snapshots": cutter.found,
+            "silver.session_snapshot_index": cutter.index,
             "ops.ledger": ledger({(m.topic, m.partition): m.offset for m in messages}, merged),
         },
     )
@@ -158,6 +164,36 @@ def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int
                 inside = [row for row in own if row["_position"] <= last]
                 expected = folded(sorted(inside, key=lambda r: (r["_position"], r["ordinal"])))
             assert_equal(at(tables, settings, topic, name, AsOf(seq=seq)), expected, (topic, name, seq))
+
+
+@pytest.mark.parametrize("integrity", [Integrity.NONE, Integrity.ORDER, Integrity.STRICT])
+@pytest.mark.parametrize("seed", range(300, 306))
+def test_as_of_reads_one_table_no_more_changes_than_that_has_rows_and_one_interval_s(
+    seed: int, integrity: Integrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rnd = random.Random(seed)
+    capture = CaptureSettings(columns=COLUMNS, integrity=integrity, on_violation=OnViolation.RECORD)
+    messages, interval = StreamMaker(rnd, rnd.choice([LIGHT, WILD])).make(120), rnd.choice([3_000, 20_000])
+    tables = lake(rnd, messages, capture, interval, lags=False)
+    read: dict[str, list[Row]] = {}
+    batches = tables.batches
+
+    def noted(table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        for batch in batches(table, *conditions, columns=columns):
+            read.setdefault(table, []).extend(plain(pa.Table.from_batches([batch])))
+            yield batch
+
+    monkeypatch.setattr(tables, "batches", noted)
+    for topic, name in {(row["topic"], row["session_id"]) for row in plain(tables.tables["silver.session_changes"])}:
+        own = [m for m in messages if (m.topic, m.key) == (topic, name.encode())]
+        for ts in {message.timestamp for message in rnd.sample(own, min(len(own), MOMENTS))}:
+            read.clear()
+            if at(tables, Settings(capture=capture), topic, name, AsOf(ts=ts)) is None:
+                continue
+            earlier = [
+                row for row in read.get("silver.session_changes", []) if row["_applied_at"] < ts // interval * interval
+            ]
+            assert len(earlier) <= len(read.get("silver.session_snapshots", []))
 
 
 def folded(changes: list[Row]) -> dict[str, Row]:

@@ -16,7 +16,8 @@ import yaml
 
 from sessionlake import cli
 from sessionlake.config import ENV_PREFIX, Settings, load_settings
-from sessionlake.lake.schemas import DECLARED, TABLES
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.table_schema import DECLARED
 from sessionlake.processors.testing import Sent, run
 from support.docs import PAGES, PROGRAM, README, ROOT, Block, Command, blocks, commands
 

@@ -67,6 +67,7 @@ def headers(timeline: str) -> list[MessageHeader | int]:
             lane=0,
             now=stream_time,
             size=10,
+            changes=1,
             index=offset,
         )
         found.append(header)
@@ -353,7 +354,7 @@ def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> Non
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
     stored = ShardState().encode(COLUMNS).replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
-    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/3.*sessionlake rebuild silver"):
+    with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/4.*sessionlake rebuild silver"):
         ShardState.decode(stored, COLUMNS)
 
 
@@ -378,6 +379,16 @@ def test_state_stored_without_the_seq_of_the_end_is_read_on() -> None:
     stored["cursors"] = write_ipc(read_ipc(stored["cursors"]).drop_columns(["end_seq"]))
     again = ShardState.decode(msgspec.msgpack.encode(stored), COLUMNS)
     assert again.cursors.tolist() == before.cursors.tolist()
+
+
+@pytest.mark.parametrize(("timeline", "changes"), [("s0 u1 u2", 1), ("s0 u1 e2", 0)])
+def test_state_stored_without_the_number_of_changes_is_read_on_as_if_there_were_one(
+    timeline: str, changes: int
+) -> None:
+    stored = msgspec.msgpack.decode(state(timeline, rules("strict", "fail")).encode(COLUMNS))
+    stored["cursors"] = write_ipc(read_ipc(stored["cursors"]).drop_columns(["changes"]))
+    again = ShardState.decode(msgspec.msgpack.encode(stored | {"format": "sessionlake.silver/3"}), COLUMNS)
+    assert again.cursors["changes"].tolist() == [changes]
 
 
 def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
+from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.streams import CALM, COLUMNS, HASTY, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
@@ -124,6 +126,27 @@ def test_states_that_kept_every_topic_partition_are_gone_on_from_and_drop_those_
         assert sorted(set(state.cursors["lane"].tolist())) == list(range(len(state.clock.lanes)))
 
 
+@pytest.mark.parametrize("seed", range(7_000, 7_000 + STREAMS // 4))
+def test_states_that_counted_no_changes_are_gone_on_from_and_count_from_the_next_cut_on(seed: int) -> None:
+    rnd, messages = stream(seed)
+    rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
+    found = Folder(rules, 2, rnd, interval=every)
+    before, after = messages[: len(messages) // 2], messages[len(messages) // 2 :]
+    found.batch(before)
+    for shard, stored in found.stored.items():  # as the version before stored them
+        content = msgspec.msgpack.decode(stored)
+        cursors = write_ipc(read_ipc(content["cursors"]).drop_columns(["changes"]))
+        found.stored[shard] = msgspec.msgpack.encode(content | {"format": "sessionlake.silver/3", "cursors": cursors})
+    found.batch(after)
+    truth = truth_of(messages, rules, every)
+    names = ("topic", "session_id", "position", "snapshot_at", "reason", "changes")
+    counted, expected = ({tuple(row[n] for n in names) for row in r} for r in (found.silver.cuts, truth.session_cuts))
+    assert max(Counter(row[:2] for row in counted - expected).values(), default=0) <= 1
+    for row in [*found.silver.cuts, *truth.session_cuts]:
+        del row["changes"]
+    assert_same(of_silver(found.silver), of_truth(truth))
+
+
 def test_a_batch_that_concerns_no_session_of_a_shard_leaves_its_state_as_it_is() -> None:
     rules = capture("strict", "isolate", 0)
     text = b'{"type":"snapshot","seq":0,"ts":0,"rows":[]}'
@@ -178,7 +201,7 @@ def test_these_streams_have_all_that_can_come_below_an_end() -> None:
         truth = truth_of(messages, capture(integrity, policy, seed), interval(seed))
         values = {(message.topic, message.partition, message.offset): message.value for message in messages}
         ends: dict[tuple[str, str, int], int] = {}
-        for row in truth.session_snapshots:
+        for row in truth.session_cuts:
             life = row["topic"], row["session_id"], row["life"]
             if row["reason"] == "end":
                 ends[life] = row["position"]

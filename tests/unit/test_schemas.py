@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sessionlake.config import CaptureSettings, Settings
-from sessionlake.lake.schemas import DECLARED, TABLES
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.table_schema import DECLARED
 from sessionlake.protocol.columns import RESERVED
 
 WITH_DECLARED = {

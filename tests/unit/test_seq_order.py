@@ -10,14 +10,13 @@ import pyarrow.compute as pc
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.lake.reading import among
 from sessionlake.protocol.arrow import are_of
-from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import refolded
 from sessionlake.silver.tables.snapshots import change_columns
 from support.folding import Folder
-from support.snapshots import SESSION, Cutter
+from support.snapshots import SESSION, Cutter, Tables
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 told_from: list[str] = []
@@ -41,9 +40,9 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
         cutter.make(number, number + 1)
     found = {
         "silver.session_changes": folder.table(SilverOutput.CHANGES, changes_schema(capture.declared)),
-        "silver.session_cuts": folder.table(SilverOutput.CUTS, CUTS_SCHEMA),
         "silver.session_progress": folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA),
         "silver.session_snapshots": cutter.found,
+        "silver.session_snapshot_index": cutter.index,
     }
     return found, capture, len(batches)
 
@@ -53,24 +52,13 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
     found, capture, batches = tables(seed)
     columns, progress = capture.declared, found["silver.session_progress"]
 
-    def read(table: str, *conditions: Any, columns: list[str] | None = None) -> pa.Table:
-        rows = found[table]
-        for name, compare, value in conditions:
-            is_in = compare is among
-            rows = rows.filter(
-                pc.is_in(rows[name], value_set=pa.array(value, rows[name].type))
-                if is_in
-                else compare(pc.field(name), value)
-            )
-        return rows if columns is None else rows.select(columns)
-
     for batch in range(batches):
         mine = progress.filter((pc.field("_batch") == batch) & pc.field("beneath"))
         sessions = mine.group_by(SESSION).aggregate([])
         if not sessions.num_rows:
             continue
-        cuts = found["silver.session_cuts"].filter(pc.field("_batch") < batch)
-        rows, changes = history_of(read, sessions, cuts, batch, columns)
+        cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
+        rows, changes = history_of(Tables(found).table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
         whole = whole.filter(are_of(whole, sessions)).select(change_columns(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")

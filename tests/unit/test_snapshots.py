@@ -9,10 +9,11 @@ import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.silver.fold.schemas import changes_schema
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots, snapshots_schema
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots
+from sessionlake.silver.tables.weights import since_kept
 from support.folding import Folder, Row, plain, truth_of
-from support.snapshots import SESSION, Cutter
+from support.snapshots import INDEX_SCHEMA, SESSION, Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
 
 INTERVALS = [1, 3_000, 20_000, 600_000]
@@ -55,6 +56,7 @@ def test_snapshots_of_any_stretches_are_the_truth_s(seed: int, integrity: Integr
 
 def test_nothing_to_cut_gives_nothing() -> None:
     columns = CaptureSettings(columns=COLUMNS).declared
-    cuts, changes = snapshots_schema(columns).empty_table().select(CUT_COLUMNS), changes_schema(columns).empty_table()
+    cuts, changes = CUTS_SCHEMA.empty_table(), changes_schema(columns).empty_table()
     none = changes.select(SESSION)
-    assert list(snapshots(cuts, rows_schema(columns).empty_table(), changes, none, columns)) == []
+    weights = since_kept(INDEX_SCHEMA.empty_table(), cuts)
+    assert list(snapshots(cuts, weights, rows_schema(columns).empty_table(), changes, none, columns)) == []

@@ -12,11 +12,12 @@ import pyarrow as pa
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOTS
+from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
+from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
 from sessionlake.silver.tables.snapshots import change_columns, rows_schema
 
@@ -159,8 +160,11 @@ class _Question:
         return self._sorted(table_after(nothing, seen, self._columns, self._history))
 
     def _merged_cuts(self) -> pa.Table:
-        """The session's cuts, less those whose tables are still to be merged."""
-        return self._reader.table(CUTS, *self._own, ("_batch", operator.le, last_merged(self._reader)))
+        """The session's cuts of which the tables are kept, less those that are still to be merged."""
+        conditions = *self._own, ("_batch", operator.le, last_merged(self._reader))
+        if not self._reader.exists(SNAPSHOT_INDEX):  # a home of before there was one: all tables were kept
+            return self._reader.table(CUTS, *conditions)
+        return kept_cuts(self._reader.table, *conditions)
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(["topic", "session_id"]).sort_by("row_id")

@@ -28,6 +28,7 @@ from sessionlake.lake.names import (
     SESSIONS,
     SILVER,
     SILVER_TABLES,
+    SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
 from sessionlake.lake.progress import windows
@@ -39,7 +40,7 @@ from sessionlake.protocol.types import Row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, QUARANTINE, EVENTS)
+SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, QUARANTINE, EVENTS)
 """What silver's stream and the merges beside it write."""
 _BATCH = "_batch"
 _LAYERS: Condition = ("layer", among, [SILVER, SILVER_TABLES])

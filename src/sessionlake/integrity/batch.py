@@ -23,7 +23,15 @@ from sessionlake.integrity.cursor import (
     decode_memory,
     encode_memory,
 )
-from sessionlake.integrity.cuts import Applied, Arrived, CutReason, changes_table, cut_after, cuts_by_the_way
+from sessionlake.integrity.cuts import (
+    Applied,
+    Arrived,
+    CutReason,
+    SinceCut,
+    changes_table,
+    cut_after,
+    cuts_by_the_way,
+)
 from sessionlake.integrity.judge import TAKING, Judge, ViolationError
 from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Rules
@@ -121,8 +129,9 @@ def _advance(batch: ShardBatch, fine: Bools, out: Outcome) -> None:
     apply_runs(moved, run)
     moved["epoch"] = epochs[stream.ends[fine] - 1]
     _take(batch, fine, run, moved)
-    moved["changed_at"] = _cuts(batch, fine, inside, out)
+    since = _cuts(batch, fine, inside, out)
     cursors[fine] = moved
+    since.note(cursors, fine)
 
 
 def _arrive(batch: ShardBatch, fine: Bools, moved: Cursors) -> None:
@@ -154,17 +163,18 @@ def _take(batch: ShardBatch, fine: Bools, run: Run, moved: Cursors) -> None:
     moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
 
 
-def _cuts(batch: ShardBatch, fine: Bools, inside: Int64s, out: Outcome) -> Int64s:
-    """Cuts the tables of the fine sessions where that is due on the way; returns their new `changed_at`."""
+def _cuts(batch: ShardBatch, fine: Bools, inside: Int64s, out: Outcome) -> SinceCut:
+    """Cuts the tables of the fine sessions where that is due on the way; returns what has happened to them since."""
     stream = batch.stream
     owner = np.repeat(np.arange(int(fine.sum())), (stream.ends - stream.starts)[fine])
     now, offset = stream.now[inside], stream.offset[inside]
-    applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset)
+    changes = stream.changes[inside]
+    applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset, changes)
     before = batch.cursors[: len(fine)][fine]
-    cuts, changed_at = cuts_by_the_way(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
+    cuts, since = cuts_by_the_way(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(fine)[cuts["session"]]
     out.cut(cuts)
-    return changed_at
+    return since
 
 
 def _epochs(stream: Stream, before: Int64s) -> Int64s:
@@ -247,6 +257,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
         cursor.take(int(part.seq[0]), int(part.seq[-1]), judge.rules.max_gaps)
     if cursor.changed_at == NEVER:
         cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
+    cursor.changes += int(part.changes.sum())
     if cursor.status == Status.ENDED:
         judge.cut(CutReason.END, int(part.now[-1]))
 

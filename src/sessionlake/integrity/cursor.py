@@ -55,6 +55,7 @@ CURSOR = np.dtype(
         ("changed_at", np.int64),  # stream time of the first change of the table since its last cut
         ("cut_position", np.int64),  # last order of application that a cut at expiry holds
         ("end_seq", np.int64),  # of the end, if it bears one
+        ("changes", np.int64),  # applied since the last cut
     ]
 )
 FIELDS = CURSOR.names or ()
@@ -159,6 +160,7 @@ class Cursor:
     changed_at: int = NEVER
     cut_position: int = NO_POSITION
     end_seq: int = NO_SEQ
+    changes: int = 0
     taken: SeqSet = field(default_factory=SeqSet)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)

@@ -44,6 +44,7 @@ CUT_DTYPE = np.dtype(
         ("last_seq", np.int64),  # highest applied in this life
         ("changed_at", np.int64),  # stream time of the first change since the cut before; `NEVER`: there is none
         ("offset", np.int64),  # of the session's last message then; `NO_OFFSET`: time led to it
+        ("changes", np.int64),  # applied since the cut before
     ]
 )
 
@@ -99,16 +100,28 @@ class Applied(NamedTuple):
     at: Int64s
     by: Int64s
     position: Int64s
+    changes: Int64s
 
 
-def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interval: int) -> tuple[Cuts, Int64s]:
+class SinceCut(NamedTuple):
+    """What has happened to tables since their last cuts, session by session: see the fields of `CURSOR`."""
+
+    changed_at: Int64s
+    changes: Int64s
+
+    def note(self, cursors: Cursors, which: Bools) -> None:
+        """Puts it into the cursors of these sessions."""
+        cursors["changed_at"][which], cursors["changes"][which] = self
+
+
+def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interval: int) -> tuple[Cuts, SinceCut]:
     """The cuts of sessions none of whose messages comes after an expiry.
 
     Args:
         before: the cursors before the batch.
 
     Returns:
-        The cuts (`session` is the place in `before`), and each session's new `changed_at`.
+        The cuts (`session` is the place in `before`), and what has happened since to each session's table.
     """
     clock = _LastOffsets(arrived, before)
     starts = np.flatnonzero(_changes(applied.session) | _changes(applied.at // interval))
@@ -124,6 +137,8 @@ def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interva
     goes_on &= waits != NEVER
     still = is_first & goes_on[session]
     changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
+    changes = np.add.reduceat(applied.changes, starts) if len(at) else at
+    changes += np.where(still, before["changes"][session], 0)
     due, ended = cuts_due(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
     here = ended | (due <= clock.now[session])
     cuts = no_cuts(int(here.sum()))
@@ -131,6 +146,7 @@ def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interva
     cuts["at"] = np.where(ended, applied.at[last], due)[here]
     cuts["reason"] = np.where(ended, CutReason.END, CutReason.INTERVAL)[here]
     cuts["position"], cuts["changed_at"] = applied.position[last][here], changed_at[here]
+    cuts["changes"] = changes[here]
     highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
     cuts["last_seq"] = np.maximum(running_maximum(highest, np.cumsum(is_first)), before["last_seq"][session])[here]
     cuts["offset"] = np.where(ended, applied.by[last], clock.before(session, due))[here]
@@ -139,7 +155,9 @@ def cuts_by_the_way(arrived: Arrived, applied: Applied, before: Cursors, interva
     waiting["offset"] = clock.before(earlier, waiting["at"])
     after = np.where(waits > clock.now, before["changed_at"], NEVER)
     after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
-    return np.concatenate([waiting, cuts]), after
+    count = before["changes"].copy()
+    count[session[is_last]] = changes[is_last]
+    return np.concatenate([waiting, cuts]), SinceCut(after, np.where(after == NEVER, 0, count))
 
 
 def _changes(values: Int64s) -> Bools:
@@ -187,12 +205,12 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
     over = seen & (expiry < times)
     at_interval = cuts_due(cursors["changed_at"], interval) <= np.where(over, expiry, times)
     cuts = _waiting(cursors, np.flatnonzero(at_interval), interval)
-    cursors["changed_at"][at_interval] = NEVER
+    cursors["changed_at"][at_interval], cursors["changes"][at_interval] = NEVER, 0
     at_expiry = over & (cursors["position"] > cursors["cut_position"])
     at_expiry &= (cursors["status"] != Status.ENDED) | (cursors["changed_at"] != NEVER)
     expired = _waiting(cursors, np.flatnonzero(at_expiry), interval)
     expired["at"], expired["reason"], expired["offset"] = expiry[at_expiry], CutReason.EXPIRY, NO_OFFSET
-    cursors["changed_at"][at_expiry] = NEVER
+    cursors["changed_at"][at_expiry], cursors["changes"][at_expiry] = NEVER, 0
     cursors["cut_position"][at_expiry] = cursors["position"][at_expiry]
     return np.concatenate([cuts, expired])
 
@@ -201,7 +219,7 @@ def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
     """The cuts at an interval that wait in these cursors."""
     cuts, found = no_cuts(len(places)), cursors[places]
     cuts["session"], cuts["at"] = places, cuts_due(found["changed_at"], interval)
-    for name in ("position", "last_seq", "changed_at"):
+    for name in ("position", "last_seq", "changed_at", "changes"):
         cuts[name] = found[name]
     cuts["life"], cuts["offset"] = found["first_offset"], found["last_offset"]
     return cuts

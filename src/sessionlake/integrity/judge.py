@@ -117,9 +117,9 @@ class Judge:
             cursor.cut_position = cursor.position
         if reason is CutReason.EXPIRY or (reason is CutReason.END and self._by == NO_OFFSET):
             offset = NO_OFFSET
-        values = (cursor.position, cursor.first_offset, cursor.last_seq, cursor.changed_at, offset)
+        values = (cursor.position, cursor.first_offset, cursor.last_seq, cursor.changed_at, offset, cursor.changes)
         self.outcome.cut(np.array([(self.outcome.session, at, reason, *values)], CUT_DTYPE))
-        cursor.changed_at = NEVER
+        cursor.changed_at, cursor.changes = NEVER, 0
 
     @property
     def _expiry(self) -> int:
@@ -280,6 +280,7 @@ class Judge:
         apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:
             cursor.take(message.seq, message.seq, self.rules.max_gaps)
+        cursor.changes += message.changes
         if ends:
             self.cut(CutReason.END, self._at)
         elif message.type in CHANGING and cursor.changed_at == NEVER:

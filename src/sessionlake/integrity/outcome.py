@@ -54,6 +54,7 @@ class MessageHeader:
     Attributes:
         seq: `NO_SEQ` where class `none` lets it be absent.
         now: stream time of the message's topic-partition when it came.
+        changes: how many changes it makes.
         index: its place among the messages of the batch and those held back before.
     """
 
@@ -66,6 +67,7 @@ class MessageHeader:
     lane: int
     now: int
     size: int
+    changes: int
     index: int
 
 

@@ -24,6 +24,7 @@ class Stream:
         lane: place of the topic-partition in the shard's clock.
         now: stream time of the topic-partition when the message came.
         size: bytes of the value.
+        changes: how many each makes.
     """
 
     starts: Int64s
@@ -36,6 +37,7 @@ class Stream:
     lane: Int32s
     now: Int64s
     size: Int32s
+    changes: Int64s
 
     @property
     def ends(self) -> Int64s:
@@ -48,7 +50,7 @@ class Stream:
         return MessageHeader(*(*columns, base + index))
 
 
-STREAM_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size")
+STREAM_COLUMNS = ("type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size", "changes")
 
 
 @dataclass

@@ -12,16 +12,18 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, Cursors, Status, new_cursors
+from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, session_keys
 from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-FORMAT = "sessionlake.silver/3"
+FORMAT = "sessionlake.silver/4"
+_UNCOUNTED = "sessionlake.silver/3"
+"""As `FORMAT`, without the number of changes since the last cut."""
 _ALL_LANES = "sessionlake.silver/2"
-"""As `FORMAT`, with the topic-partitions of all sessions of all shards: those of no session here are dropped."""
+"""As that, with the topic-partitions of all sessions of all shards: those of no session here are dropped."""
 # More cursors than this are compressed: to a fifth, for half a microsecond each.
 _FEW = 1_000
 _FIRST_FORMAT = b"sessionlake.cursors/1"
@@ -168,6 +170,8 @@ class ShardState:
             cursors[name] = table[name].to_numpy()
         if "end_seq" not in table.column_names:
             _end_where_they_stand(cursors)
+        if "changes" not in table.column_names:
+            cursors["changes"] = cursors["changed_at"] != NEVER  # one at least, which is enough for a first table
         held = None if found.held is None else conform(read_ipc(found.held), found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
         return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
@@ -182,7 +186,7 @@ def _read(stored: bytes) -> _Stored:
         found = _decoder.decode(stored)
     except msgspec.MsgspecError as error:
         raise LakeError(f"the silver state cannot be read ({error}): {_REMEDY}") from None
-    if found.format not in {FORMAT, _ALL_LANES}:
+    if found.format not in {FORMAT, _UNCOUNTED, _ALL_LANES}:
         raise LakeError(f"the silver state is of format {found.format!r}, this version reads {FORMAT!r}: {_REMEDY}")
     return found
 

@@ -141,6 +141,7 @@ class _Releases:
 
         self.ts, self.seq, self.type = joined("ts"), joined("seq"), joined("type")
         self.offset, self.kafka_ts, self.partition = joined("offset"), joined("kafka_ts"), joined("partition")
+        self.changes = joined("changes")
         last = np.zeros(self._sessions, np.int64)
         last[arrivals.owner] = arrivals.highest  # the last one of each session stays
         lateness = _of_rules(batch, "lateness")[self.owner]
@@ -150,7 +151,7 @@ class _Releases:
         self.releasing, self.at = stream.offset[let_go_by], stream.now[let_go_by]
 
     def _select(self, kept: Int64s | Bools) -> None:
-        for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition"):
+        for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition", "changes"):
             setattr(self, name, getattr(self, name)[kept])
 
     def _let_go_by(self, arrivals: _Arrivals) -> Int64s:
@@ -215,12 +216,12 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
     number = np.cumsum(wanted) - 1
     place = arrivals.place[mine]
     arrived = Arrived(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
-    position = out.position[releases.index]
-    applied = Applied(number[releases.owner], releases.type, releases.seq, releases.at, releases.releasing, position)
-    cuts, changed_at = cuts_by_the_way(arrived, applied, before, batch.rules[0].snapshot_interval)
+    times = releases.at, releases.releasing, out.position[releases.index]
+    applied = Applied(number[releases.owner], releases.type, releases.seq, *times, releases.changes)
+    cuts, since = cuts_by_the_way(arrived, applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(wanted)[cuts["session"]]
     out.cut(cuts)
-    cursors["changed_at"][wanted] = changed_at
+    since.note(cursors, wanted)
 
 
 @dataclass(frozen=True)

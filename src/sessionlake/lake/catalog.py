@@ -14,7 +14,6 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.schemas import TableSchema
 from sessionlake.lake.storage import (
     NO_COMMIT,
     Commit,
@@ -27,6 +26,7 @@ from sessionlake.lake.storage import (
     appending,
     quote,
 )
+from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import conf, interpreted

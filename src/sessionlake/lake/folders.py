@@ -21,7 +21,6 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns, written_by_arrow, written_by_spark
-from sessionlake.lake.schemas import Columns, TableSchema, Writes
 from sessionlake.lake.storage import (
     NO_COMMIT,
     Commit,
@@ -34,6 +33,7 @@ from sessionlake.lake.storage import (
     appending,
     quote,
 )
+from sessionlake.lake.table_schema import Columns, TableSchema, Writes
 from sessionlake.lake.txn import Txn
 from sessionlake.laptop.home import claim, require_home, turn
 from sessionlake.runtime.frames import Mapped, Rows

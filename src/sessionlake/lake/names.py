@@ -15,6 +15,7 @@ EVENTS = "silver.integrity_events"
 ROWS = "silver.session_rows"
 SESSIONS = "silver.sessions"
 SNAPSHOTS = "silver.session_snapshots"
+SNAPSHOT_INDEX = "silver.session_snapshot_index"
 PROCESSOR_ERRORS = "silver.processor_errors"
 
 AVERAGES = "gold.rolling_average"

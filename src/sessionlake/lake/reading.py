@@ -32,6 +32,11 @@ def begins_with(column: Any, text: str) -> Any:
     return pc.starts_with(column, text) if isinstance(column, pc.Expression) else column.startswith(text)
 
 
+def is_null(column: Any, _: None) -> Any:
+    """A comparison: the column has no value."""
+    return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
+
+
 class TooLargeError(LakeError):
     """More was found than whoever asked can hold in memory."""
 

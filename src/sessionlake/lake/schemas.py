@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import timedelta
-from enum import StrEnum
-
-from sessionlake.config import Settings
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -22,86 +17,11 @@ from sessionlake.lake.names import (
     QUARANTINE,
     ROWS,
     SESSIONS,
+    SNAPSHOT_INDEX,
     SNAPSHOTS,
     TOPICS,
 )
-
-Columns = tuple[tuple[str, str], ...]
-"""Names and Spark SQL types, in order."""
-DECLARED = "<declared>"
-_LOG = {"delta.checkpointInterval": "50"}
-RETENTION = "delta.deletedFileRetentionDuration"
-"""How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
-_APPEND_ONLY = {"delta.appendOnly": "true"}
-_MERGED = {"delta.enableDeletionVectors": "true"}
-
-
-def interval(span: timedelta) -> str:
-    """A duration as Delta's properties have it."""
-    return f"interval {int(span.total_seconds())} seconds"
-
-
-class Writes(StrEnum):
-    """How rows come into a table."""
-
-    APPEND = "append"
-    MERGE = "merge"
-    BOTH = "both"
-    REPLACE = "replace"
-    """All at once: the table is small."""
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """Definition of one Delta table.
-
-    Attributes:
-        columns: `(name, Spark SQL type)` in order; `DECLARED` stands for the declared capture columns.
-        cluster_by: liquid clustering keys, where the storage has it.
-        writes: how rows come in; what MERGE replaces is marked in deletion vectors.
-        skipping: columns that files keep minimum and maximum of.
-        feed: whether Delta's change data feed is on.
-    """
-
-    columns: Columns
-    comment: str
-    cluster_by: tuple[str, ...] = ()
-    skipping: tuple[str, ...] = ()
-    feed: bool = False
-    writes: Writes = Writes.MERGE
-
-    def resolved(self, settings: Settings) -> Columns:
-        """The columns, with the declared ones in place."""
-        declared = tuple((column.name, column.sql) for column in settings.capture.declared)
-        whole: list[tuple[str, str]] = []
-        for column in self.columns:
-            whole.extend(declared if column[0] == DECLARED else (column,))
-        return tuple(whole)
-
-    @property
-    def append_only(self) -> bool:
-        """Whether rows never change."""
-        return self.writes is Writes.APPEND
-
-    @property
-    def merged(self) -> bool:
-        """Whether MERGE changes rows."""
-        return self.writes in (Writes.MERGE, Writes.BOTH)
-
-    def properties(self, keep: timedelta) -> dict[str, str]:
-        """Delta table properties.
-
-        Args:
-            keep: how far back the table's history is to reach.
-        """
-        found = _LOG | {RETENTION: interval(keep)}
-        found |= _APPEND_ONLY if self.append_only else _MERGED if self.merged else {}
-        if self.skipping:
-            found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
-        if self.feed:
-            found["delta.enableChangeDataFeed"] = "true"
-        return found
-
+from sessionlake.lake.table_schema import DECLARED, TableSchema, Writes
 
 _ROW = (
     ("topic", "string"),
@@ -136,6 +56,19 @@ _OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,mes
 _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
 _TAKEN = "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"
 _COUNTS = tuple((name, "bigint") for name in ("messages", "applied", "duplicates", "quarantined", "held"))
+_CUT = (
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("partition", "int"),
+    ("snapshot_at", "timestamp"),
+    ("reason", "string"),
+    ("changed_at", "timestamp"),
+    ("position", "bigint"),
+    ("life", "bigint"),
+    ("next_seq", "bigint"),
+    ("offset", "bigint"),
+    ("changes", "bigint"),
+)
 _POINT = (
     ("topic", "string"),
     ("session_id", "string"),
@@ -188,19 +121,7 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
     CUTS: TableSchema(
-        (
-            ("topic", "string"),
-            ("session_id", "string"),
-            ("partition", "int"),
-            ("snapshot_at", "timestamp"),
-            ("reason", "string"),
-            ("changed_at", "timestamp"),
-            ("position", "bigint"),
-            ("life", "bigint"),
-            ("next_seq", "bigint"),
-            ("offset", "bigint"),
-            ("_batch", "bigint"),
-        ),
+        (*_CUT, ("_batch", "bigint")),
         "Where whole tables are cut: each holds every change with a _position up to its own",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
@@ -215,9 +136,16 @@ TABLES: dict[str, TableSchema] = {
             ("position", "bigint"),
             *_ROW[2:],
         ),
-        "The whole table of a session at its end, at its expiry, and every snapshot_interval",
+        "The whole table of a session at its end, at its expiry, and where the changes since the last outweigh that",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "snapshot_at", "position"),
+        writes=Writes.APPEND,
+    ),
+    SNAPSHOT_INDEX: TableSchema(
+        (*_CUT, ("rows", "bigint"), ("_batch", "bigint")),
+        "The cuts whose whole tables are in session_snapshots, empty ones too, and how many rows each has",
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "snapshot_at", "position", "_batch"),
         writes=Writes.APPEND,
     ),
     ROWS: TableSchema(

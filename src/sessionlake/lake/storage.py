@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.schemas import TableSchema
+from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows
 

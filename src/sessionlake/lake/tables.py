@@ -10,8 +10,9 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.schemas import RETENTION, TABLES, TableSchema, interval
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import Commit, Limits, Storage, quote
+from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

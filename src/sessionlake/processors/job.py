@@ -17,8 +17,9 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.schemas import TABLES, TableSchema, Writes
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
+from sessionlake.lake.table_schema import TableSchema, Writes
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.processors.load import ProcessorRef

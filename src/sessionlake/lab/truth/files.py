@@ -13,7 +13,7 @@ from typing import Any
 from sessionlake.errors import LakeError
 from sessionlake.lab.truth.model import Row, SessionKey, Tables
 
-_FORMAT = 2
+_FORMAT = 3
 _BYTES = ("key", "value")
 
 
@@ -38,6 +38,7 @@ def write(tables: Tables, folder: Path) -> None:
     _write(folder / "sessions.jsonl.gz", list(tables.sessions.values()))
     _write(folder / "counts.jsonl.gz", [[*where, counts] for where, counts in tables.counts.items()])
     _write(folder / "session_changes.jsonl.gz", tables.session_changes)
+    _write(folder / "session_cuts.jsonl.gz", tables.session_cuts)
     _write(folder / "session_snapshots.jsonl.gz", tables.session_snapshots)
     _write(folder / "integrity_events.jsonl.gz", tables.integrity_events)
     _write(folder / "quarantine.jsonl.gz", [_as_text(message) for message in tables.quarantine])
@@ -57,6 +58,7 @@ def read(folder: Path) -> Tables:
         sessions={(row["topic"], row["session_id"]): row for row in _read(folder / "sessions.jsonl.gz")},
         counts={(topic, partition): counts for topic, partition, counts in _read(folder / "counts.jsonl.gz")},
         session_changes=_read(folder / "session_changes.jsonl.gz"),
+        session_cuts=_read(folder / "session_cuts.jsonl.gz"),
         session_snapshots=_read(folder / "session_snapshots.jsonl.gz"),
         integrity_events=_read(folder / "integrity_events.jsonl.gz"),
         quarantine=[_as_bytes(message) for message in _read(folder / "quarantine.jsonl.gz")],

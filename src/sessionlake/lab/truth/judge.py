@@ -28,7 +28,7 @@ class Truth:
 
     Args:
         rules: how to judge.
-        keep_changes: False leaves `session_changes` and `session_snapshots` empty, which saves about 1 KB a change.
+        keep_changes: False leaves `session_changes`, `session_cuts` and `session_snapshots` empty: about 1 KB a change.
     """
 
     def __init__(self, rules: Rules, *, keep_changes: bool = True) -> None:

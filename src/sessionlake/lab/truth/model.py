@@ -84,8 +84,10 @@ class Tables:
     session_rows: dict[SessionKey, dict[str, Row]] = field(default_factory=dict)
     """Session to row id to declared columns, `_rescued`, `_epoch`, `_seq`, `_ts`, `_offset`."""
     session_changes: list[Row] = field(default_factory=list)
+    session_cuts: list[Row] = field(default_factory=list)
+    """Where and why tables were cut, and how many changes were applied since the cut before."""
     session_snapshots: list[Row] = field(default_factory=list)
-    """One a cut: where and why it was, and `rows`, row id to columns as in `session_rows`; an empty table has none."""
+    """Those of the cuts whose tables were kept, with `rows`: row id to columns as in `session_rows`."""
     sessions: dict[SessionKey, Row] = field(default_factory=dict)
     quarantine: list[Row] = field(default_factory=list)
     integrity_events: list[Row] = field(default_factory=list)

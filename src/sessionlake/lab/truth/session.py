@@ -83,6 +83,12 @@ class Session:
     """The last `_position` given out."""
     changed_at: int | None = None
     """Stream time of the first change of its table since its last cut."""
+    fresh: int = 0
+    """Changes applied since its table was cut last."""
+    unkept: int = 0
+    """Changes applied since its table was kept last."""
+    kept: int = 0
+    """How many rows its table had when it was kept last."""
     expired_at: int = -1
     """Position up to which a cut at expiry has seen it; at the beginning of a life, where that begins."""
     wake: int | None = None

@@ -1,5 +1,8 @@
 """Whole tables, cut at a session's end, at its expiry, and at multiples of the snapshot interval, in stream time.
 
+Not every table that is cut is kept. One cut at an interval is if, since a table of its session was kept last, more
+changes were applied than that one had rows; at an end and at expiry it always is.
+
 Where the protocol leaves a choice, these hold:
 
 - A table that changed is cut at the next multiple of the interval, with all that was applied before. A table that has
@@ -76,25 +79,28 @@ class Snapshots:
             session.expired_at = session.position
 
     def cut(self, terms: TopicRules, session: Session, reason: str, at: int, offset: int | None) -> None:
-        """Writes the session's table as it is."""
-        changed_at, session.changed_at = session.changed_at, None
+        """Notes that the session's table is cut, and writes it down as it is, if it is worth it."""
+        found = {
+            "topic": session.topic,
+            "session_id": session.session_id,
+            "partition": session.partition,
+            "snapshot_at": at,
+            "reason": reason,
+            "changed_at": session.changed_at,
+            "position": session.position,
+            "life": session.life.first_offset,
+            "next_seq": session.life.next_seq,
+            "offset": offset,
+            "changes": session.fresh,
+        }
+        session.changed_at, session.fresh = None, 0
         if not self._keep:
             return
-        self._tables.session_snapshots.append(
-            {
-                "topic": session.topic,
-                "session_id": session.session_id,
-                "partition": session.partition,
-                "snapshot_at": at,
-                "reason": reason,
-                "changed_at": changed_at,
-                "position": session.position,
-                "life": session.life.first_offset,
-                "next_seq": session.life.next_seq,
-                "offset": offset,
-                "rows": table_of(session, terms),
-            }
-        )
+        self._tables.session_cuts.append(found)
+        if reason != "interval" or session.unkept > session.kept:
+            rows = table_of(session, terms)
+            self._tables.session_snapshots.append(found | {"rows": rows})
+            session.unkept, session.kept = 0, len(rows)
 
 
 def table_of(session: Session, terms: TopicRules) -> dict[str, Row]:

@@ -138,6 +138,9 @@ class MessageJudge:
         life.first_ts = said.ts if life.first_ts is None else min(life.first_ts, said.ts)
         life.last_ts = said.ts if life.last_ts is None else max(life.last_ts, said.ts)
         self.outcomes.count(said.kafka, "applied")
+        made = len(said.rows) + len(said.deleted) + (said.kind == "snapshot")
+        session.fresh += made
+        session.unkept += made
         if self._keep_changes:
             self.outcomes.tables.session_changes += changes(said, epoch, session.position, cause, terms.all_null)
         if terms.rules.integrity == "once" and seq is not None:

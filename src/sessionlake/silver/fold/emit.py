@@ -136,6 +136,7 @@ def _cuts(judged: Judged) -> pa.Table:
         pa.array(field("life")),
         _following(field("last_seq")),
         pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
+        pa.array(field("changes")),
     ]
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 

@@ -82,7 +82,7 @@ CUTS_SCHEMA = pa.schema(
         ("snapshot_at", TIMESTAMP),
         ("reason", pa.string()),
         ("changed_at", TIMESTAMP),
-        *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset")),
+        *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset", "changes")),
     ]
 )
 QUARANTINE_SCHEMA = pa.schema(

@@ -328,4 +328,5 @@ def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind) -> 
         lane=lane.astype(np.int32),
         now=now,
         size=numbers("size"),
+        changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
     )

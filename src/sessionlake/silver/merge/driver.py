@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, CUTS, PROGRESS
+from sessionlake.lake.names import CHANGES, PROGRESS
 from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of
 from sessionlake.runtime.frames import as_frame
-from sessionlake.silver.merge.seq_history import ReadTable, history_of
+from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
+from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import net_changes, refolded
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
@@ -85,7 +86,7 @@ class DriverSource(Source):
         """
         ids = sessions["session_id"].to_pylist()
         named: list[Condition] = [("session_id", among, ids)] if len(ids) <= NAMED_SESSIONS else []
-        cuts = self._table(CUTS, *named, ("_batch", operator.lt, self._batches.first))
+        cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first))
         rows, changes = history_of(self._table, sessions, cuts, self._batches.last, self._columns, named)
         return refolded(changes, self._columns, rows)
 

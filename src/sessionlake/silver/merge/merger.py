@@ -10,17 +10,28 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
-from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, ROWS, SESSIONS, SILVER, SILVER_TABLES, SNAPSHOTS
+from sessionlake.lake.names import (
+    CHANGES,
+    CUTS,
+    LEDGER,
+    PROGRESS,
+    ROWS,
+    SESSIONS,
+    SILVER,
+    SILVER_TABLES,
+    SNAPSHOT_INDEX,
+    SNAPSHOTS,
+)
 from sessionlake.lake.progress import batches_after, last_merged
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -31,15 +42,15 @@ from sessionlake.protocol.types import Row
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.snapshot_source import SnapshotSource, oldest_of, same_row
+from sessionlake.silver.merge.snapshot_source import SnapshotSource, least_of, same_row
 from sessionlake.silver.merge.sources import MergeSources, sources
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.net_changes import MARKS
-from sessionlake.silver.tables.snapshots import ROW_KEY
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, ROW_KEY
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000
@@ -86,7 +97,7 @@ class TableMerger:
         self._spark = spark.newSession()  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
         self._settings = settings
-        self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, LEDGER])
+        self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
         if self._lake.storage.keeps_functions:
             create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
         for key, value in self._lake.storage.merge_conf.items():
@@ -215,21 +226,34 @@ class TableMerger:
         return TableOutput(ROWS, commit.version, commit.rows)
 
     def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
-        """Whole tables at the cuts of the batches; where there are none, no job runs."""
+        """Whole tables at the cuts of the batches, where they are kept; where there are no cuts, no job runs."""
         if not cuts:
             return ()
-        made = SnapshotSource(self._spark, self._lake, self._settings).of(batches, cuts)
-        oldest = oldest_of(made)
-        if oldest is None:
-            return ()
-        later = ("snapshot_at", operator.ge, oldest)
-        if not self._lake.reader(self._spark).any(SNAPSHOTS, later):
-            append(self._spark, self._lake, SNAPSHOTS, made, txn)  # none of them can be there: a MERGE would append
-            commit = self._lake.last_commit(self._spark, SNAPSHOTS)
+        made, outputs = SnapshotSource(self._spark, self._lake, self._settings).of(batches, cuts), []
+        added = ((SNAPSHOTS, made.rows, "snapshot_at", "row_id"), (SNAPSHOT_INDEX, made.index, "_batch"))
+        for table, rows, ascending, *keys in added:
+            least = least_of(rows, ascending)
+            if least is not None:
+                outputs.append(self._add(table, rows, (ascending, least), (*CUT_COLUMNS, *keys), txn))
+        return tuple(outputs)
+
+    def _add(
+        self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: Sequence[str], txn: Txn
+    ) -> TableOutput:
+        """Adds rows that may be there already, if a merge of them has died.
+
+        Args:
+            least: a column, and its least value among these rows: of the table's, lower ones are not looked at.
+            keys: what tells rows apart.
+        """
+        column, value = least
+        if not self._lake.reader(self._spark).any(table, (column, operator.ge, value)):
+            append(self._spark, self._lake, table, rows, txn)  # none of them can be there: a MERGE would append
+            commit = self._lake.last_commit(self._spark, table)
         else:
-            frame, same = as_frame(self._spark, made), same_row(oldest)
-            commit = merge(self._lake, SNAPSHOTS, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
-        return (TableOutput(SNAPSHOTS, commit.version, commit.rows),)
+            frame, same = as_frame(self._spark, rows), same_row(column, value, keys)
+            commit = merge(self._lake, table, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
+        return TableOutput(table, commit.version, commit.rows)
 
 
 def _newest(builder: DeltaMergeBuilder) -> DeltaMergeBuilder:

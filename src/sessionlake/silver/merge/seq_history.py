@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,11 +12,10 @@ from sessionlake.lake.names import CHANGES, SNAPSHOTS
 from sessionlake.lake.reading import Condition, among
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.protocol.columns import Column
+from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import latest_cuts, usable
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, change_columns, last_cuts, rows_schema
 
-ReadTable = Callable[..., pa.Table]
-"""Reads a table: its name, conditions, and `columns=`."""
 # The last cuts of a session that are tried.
 _TRIED = 4
 
@@ -33,7 +32,7 @@ def history_of(
 
     Args:
         sessions: `topic, session_id`.
-        cuts: rows of `session_cuts` whose snapshots are there, of any sessions.
+        cuts: those whose tables are kept (see `kept_cuts`), of any sessions.
         named: what else is known of the sessions' rows.
 
     Returns:

@@ -1,6 +1,6 @@
-"""The source of the MERGE into `session_snapshots`: whole tables at the cuts of a range of batches.
+"""What is added to `session_snapshots` and its index: whole tables at the cuts of a range of batches.
 
-Each from the session's last snapshot before the range and the changes since, both of which are there for good: so a
+Each from the session's last table kept before the range and the changes since, both of which are there for good: so a
 range that is merged again, with more behind it, gives the same rows. On a laptop they are made in the driver, if they
 fit into it, else on the cluster.
 """
@@ -20,19 +20,21 @@ import pyarrow.compute as pc
 from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.reading import Condition, TooLargeError, among
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
+from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots, KeptTables
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
-    SnapshotTables,
     change_columns,
     last_cuts,
+    sizes,
     snapshots,
     snapshots_schema,
 )
+from sessionlake.silver.tables.weights import of_kept, since_kept
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 _EPOCH = datetime.fromtimestamp(0, UTC)
 # Sessions up to this number are named to the files.
 _NAMED_SESSIONS = 500
-# A task of the cluster takes about so many cuts.
-_CUTS_A_TASK = 2_000
 
 
 class SnapshotSource:
@@ -50,10 +50,11 @@ class SnapshotSource:
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
         self._spark = spark
         self._lake = lake
+        self._settings = settings
         self._columns = settings.capture.declared
 
-    def of(self, batches: BatchRange, cuts: int) -> DataFrame | pa.Table:
-        """Rows of `session_snapshots`, at hand if the driver has made them.
+    def of(self, batches: BatchRange, cuts: int) -> KeptTables:
+        """What is to be added to the two tables.
 
         Args:
             cuts: how many the batches have.
@@ -61,12 +62,10 @@ class SnapshotSource:
         if cuts <= self._lake.limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
                 return self._in_driver(batches)
-        return self.on_cluster(batches, cuts)
+        return ClusterSnapshots(self._spark, self._lake, self._settings).of(batches, cuts)
 
-    # -- in the driver, without Spark
-
-    def _in_driver(self, batches: BatchRange) -> pa.Table:
-        """The rows.
+    def _in_driver(self, batches: BatchRange) -> KeptTables:
+        """See `of`.
 
         Raises:
             TooLargeError: what they are made of does not fit into memory.
@@ -75,30 +74,49 @@ class SnapshotSource:
         due = batches.at_hand(CUTS)
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))
-        ids = pc.unique(due["session_id"]).to_pylist()
-        named: list[Condition] = [("session_id", among, ids)] if len(ids) <= _NAMED_SESSIONS else []
-        earlier = read(CUTS, *named, ("_batch", operator.lt, batches.first))
-        last = last_cuts(earlier.filter(are_of(earlier, due)))
-        until = *named, ("_batch", operator.le, batches.last)
+        before = ("_batch", operator.lt, batches.first)
+        kept = kept_cuts(read, *_named(due), before)
+        last = last_cuts(kept.filter(are_of(kept, due)))
+        weights = since_kept(last, _passed(read, last, *_named(due), before))
+        due = due.filter(of_kept(due, weights))
+        made = [snapshots_schema(self._columns).empty_table()]
+        if due.num_rows:
+            rows, changes, anew = self._history(read, due, last.filter(are_of(last, due)), kept, batches.last)
+            weighed = due.select([*CUT_COLUMNS, "changes"])
+            made += snapshots(weighed, weights, rows, changes, anew, self._columns)
+        whole = pa.concat_tables(made)
+        counted = due.schema.field("changes").with_name("rows")
+        keys = pa.schema([*(due.schema.field(name) for name in CUT_COLUMNS), counted])
+        index = due.join(sizes(whole).select(keys.names).cast(keys), list(CUT_COLUMNS), join_type="inner")
+        return KeptTables(whole.filter(pc.is_valid(whole["row_id"])), index)
+
+    def _history(
+        self, read: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
+    ) -> tuple[pa.Table, pa.Table, pa.Table]:
+        """What the tables at cuts are told from: tables kept before, the changes since, and who is folded anew.
+
+        Args:
+            last: of the same sessions, the last cuts before of which the tables are kept.
+            kept: all such cuts.
+        """
+        until = *_named(due), ("_batch", operator.le, last_batch)
         columns = [*change_columns(self._columns), "_batch"]
-        changes = read(CHANGES, _since(pc.min(due["changed_at"]).as_py()), *until, columns=columns)
+        changes = read(CHANGES, _since(due, last), *until, columns=columns)
         changes = changes.filter(are_of(changes, due))
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         anew = self._anew(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
-        held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(last["snapshot_at"]).to_pylist()), *named)
+        times = pc.unique(last["snapshot_at"]).to_pylist()
+        held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due))
         rows = held.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         if anew.num_rows:
-            begun, history = history_of(read, anew, earlier, batches.last, self._columns, named)
+            begun, history = history_of(read, anew, kept, last_batch, self._columns, _named(due))
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
             changes = pa.concat_tables([changes.filter(pc.invert(are_of(changes, anew))), history])
-        made = snapshots(due.select(CUT_COLUMNS), rows, changes, anew, self._columns)
-        return pa.concat_tables([snapshots_schema(self._columns).empty_table(), *made])
+        return rows, changes, anew
 
-    def _anew(
-        self, read: Callable[..., pa.Table], changes: pa.Table, last: pa.Table, until: Sequence[Condition]
-    ) -> pa.Table:
-        """The sessions that had a late fill since their last cuts.
+    def _anew(self, read: ReadTable, changes: pa.Table, last: pa.Table, until: Sequence[Condition]) -> pa.Table:
+        """The sessions that had a late fill since their last tables were kept.
 
         Args:
             changes: what was applied since then.
@@ -112,66 +130,28 @@ class SnapshotSource:
         found = found.filter(_since_last(found, "_batch", pc.greater_equal, last, "_batch"))
         return found.group_by(list(SESSION)).aggregate([])
 
-    # -- on the cluster
 
-    def on_cluster(self, batches: BatchRange, cuts: int, tasks: int = 1) -> DataFrame:
-        """The snapshots of a range of batches, made by Spark, whatever their size.
-
-        Args:
-            tasks: among how many, at least, to share the work.
-        """
-        from pyspark.sql import functions as F
-
-        due = self._read(CUTS).where(F.col("_batch").between(batches.first, batches.last))
-        sessions = due.select(*SESSION).distinct()
-        earlier = self._read(CUTS).where(F.col("_batch") < batches.first).join(sessions, list(SESSION), "left_semi")
-        newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch")).alias("last")
-        last = earlier.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
-        filled_late = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= batches.last))
-        anew = (
-            filled_late.join(sessions, list(SESSION), "left_semi")
-            .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
-            .where(F.col("_last").isNull() | (F.col("_batch") >= F.col("_last")))
-            .select(*SESSION)
-            .distinct()
-            .withColumn("_anew", F.lit(1).cast("bigint"))
-            .localCheckpoint()
-        )
-        since = due.agg(F.min("changed_at")).first()
-        history = self._read(CHANGES).where(F.col("_batch") <= batches.last)
-        if since and since[0] is not None and anew.isEmpty():
-            history = history.where(F.col("_applied_at") >= F.lit(since[0]))
-        changes = (
-            history.select(*map(quote, change_columns(self._columns)))
-            .join(sessions, list(SESSION), "left_semi")
-            .join(last.select(*SESSION, F.col("position").alias("_last")), list(SESSION), "left")
-            .join(anew, list(SESSION), "left")
-            .where(F.col("_anew").isNotNull() | F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
-            .drop("_anew", "_last")
-        )
-        rows = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-        heads = due.select(*CUT_COLUMNS).join(anew, list(SESSION), "left")
-        parts = [
-            heads.withColumnsRenamed({"position": "_position", "_anew": "_life"}).withColumn("_kind", F.lit("cut")),
-            rows.drop("snapshot_at", "reason", "position").withColumn("_kind", F.lit("row")),
-            changes.withColumn("_kind", F.lit("change")),
-        ]
-        whole = parts[2]
-        for part in parts[:2]:
-            whole = whole.unionByName(part, allowMissingColumns=True)
-        tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
-        made = whole.repartition(tasks, *SESSION).mapInArrow(
-            SnapshotTables(self._columns), self._read(SNAPSHOTS).schema
-        )
-        return made.localCheckpoint()
-
-    def _read(self, table: str) -> DataFrame:
-        return self._lake.read(self._spark, table)
+def _named(due: pa.Table) -> tuple[Condition, ...]:
+    """The sessions by name, if they are few."""
+    ids = pc.unique(due["session_id"]).to_pylist()
+    return (("session_id", among, ids),) if len(ids) <= _NAMED_SESSIONS else ()
 
 
-def _since(moment: Any) -> Condition:
-    """Every change since a session's last cut is as late as the first of them; without a change there is none."""
-    return ("_batch", operator.lt, 0) if moment is None else ("_applied_at", operator.ge, moment)
+def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
+    """The cuts since those that had a table kept last."""
+    oldest = pc.min(last["_batch"]).as_py()
+    since: Condition = ("_batch", operator.lt, 0) if oldest is None else ("_batch", operator.ge, oldest)
+    return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"])
+
+
+def _since(due: pa.Table, last: pa.Table) -> Condition:
+    """When the changes since the sessions' last kept tables begin.
+
+    Every change since a cut is as late as that; without a table before, as late as the first of them.
+    """
+    first = due.filter(pc.invert(are_of(due, last)))["changed_at"]
+    times = [time for time in (pc.min(first).as_py(), pc.min(last["snapshot_at"]).as_py()) if time is not None]
+    return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 
 
 def _since_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, name: str) -> pa.Array:
@@ -180,25 +160,28 @@ def _since_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: 
     return pc.fill_null(compare(rows[column], value), pa.scalar(value=True))
 
 
-def oldest_of(made: DataFrame | pa.Table) -> datetime | None:
-    """The time of the oldest of some snapshots; None if there are none."""
+def least_of(made: DataFrame | pa.Table, column: str) -> Any:
+    """The least value of a column, a time or a number; None without rows."""
     from pyspark.sql import functions as F
 
     if isinstance(made, pa.Table):
-        return pc.min(made["snapshot_at"]).as_py()
-    row = made.agg(F.unix_micros(F.min("snapshot_at"))).first()  # a collected timestamp has lost its zone
-    return None if row is None or row[0] is None else _EPOCH + timedelta(microseconds=row[0])
+        return pc.min(made[column]).as_py()
+    if dict(made.dtypes)[column] != "timestamp":
+        return made.agg(F.min(column)).collect()[0][0]
+    micros = made.agg(F.unix_micros(F.min(column))).collect()[0][0]  # a collected timestamp has lost its zone
+    return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 
-def same_row(oldest: datetime) -> Column:
-    """The condition under which a row of `session_snapshots` (alias `t`) is one of the source's (alias `s`).
+def same_row(column: str, least: Any, keys: Sequence[str]) -> Column:
+    """The condition under which a row of the table (alias `t`) is one of the source's (alias `s`).
 
     Args:
-        oldest: of the source's; older ones are not looked at.
+        column: of which rows with lower values than `least` are not looked at.
+        keys: what tells rows apart.
     """
     from pyspark.sql import functions as F
 
-    same = F.col("t.snapshot_at") >= F.lit(oldest)
-    for name in (*CUT_COLUMNS, "row_id"):
+    same = F.col(f"t.{column}") >= F.lit(least)
+    for name in keys:
         same &= F.col(f"t.{name}") == F.col(f"s.{name}")
     return same

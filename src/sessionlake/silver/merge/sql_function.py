@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import LEDGER, ROWS
+from sessionlake.lake.names import CUTS, LEDGER, ROWS, SNAPSHOT_INDEX
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -26,7 +26,7 @@ WITH disordered AS (
   SELECT DISTINCT topic FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
 ), base AS (
   SELECT topic, max(struct(position, snapshot_at, reason)) AS _cut
-  FROM {cuts} LEFT ANTI JOIN disordered USING (topic)
+  FROM {kept} LEFT ANTI JOIN disordered USING (topic)
   WHERE session_id = session_as_of.of_session AND snapshot_at < session_as_of.as_of
     AND _batch <= (SELECT max(source_to) FROM {ledger} WHERE layer = 'silver_tables')
   GROUP BY topic
@@ -55,6 +55,11 @@ WITH disordered AS (
 SELECT topic, session_as_of.of_session AS session_id, row_id, {last_values}, {last_marks}
 FROM present GROUP BY topic, row_id
 """
+_KEPT = """(
+    SELECT topic, session_id, position, snapshot_at, reason, _batch FROM {index}
+    UNION ALL
+    SELECT topic, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
+  )"""
 _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
 
@@ -71,20 +76,27 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
     lake = Lake(settings)
     kind, name = lake.storage.function("silver", SESSION_AS_OF)
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(settings))
-    parameters = "of_session STRING, as_of TIMESTAMP"
+    parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake))
     try:
-        spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {_body(lake)}")
+        spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {body}")
     except PySparkException as error:
         reason = (str(error).splitlines() or [""])[0]
         raise LakeError(f"function {name} cannot be created ({reason}): grant CREATE FUNCTION on its schema") from error
     return name
 
 
-def _body(lake: Lake) -> str:
+def _kept(spark: SparkSession, lake: Lake) -> str:
+    """The cuts whose tables are kept: see `kept_cuts`; all cuts, in a home of before there was an index."""
+    index, cuts = lake.identifier(SNAPSHOT_INDEX), lake.identifier(CUTS)
+    return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
+
+
+def _body(lake: Lake, kept: str) -> str:
     declared = [column.name for column in lake.settings.capture.declared]
-    silver = {name: lake.identifier(f"silver.session_{name}") for name in ("progress", "cuts", "snapshots", "changes")}
+    silver = {name: lake.identifier(f"silver.session_{name}") for name in ("progress", "snapshots", "changes")}
     return _BODY.format(
         **silver,
+        kept=kept,
         ledger=lake.identifier(LEDGER),
         columns=", ".join(map(quote, declared)),
         names=", ".join(map(_text, declared)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
+from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
@@ -23,6 +23,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     QUARANTINE: ("partition", "offset"),
     CUTS: ("position", "snapshot_at", "reason"),
     SNAPSHOTS: ("position", "snapshot_at", "reason", "row_id"),
+    SNAPSHOT_INDEX: ("position", "snapshot_at", "reason"),
     EVENTS: ("partition", "offset", "event", "action"),
 }
 _BOOKKEEPING = "_batch"

@@ -28,6 +28,7 @@ from sessionlake.lake.names import (
     QUARANTINE,
     ROWS,
     SESSIONS,
+    SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
 from sessionlake.lake.offset_log import OffsetLog
@@ -51,7 +52,7 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
-from sessionlake.silver.merge.snapshot_source import SnapshotSource
+from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots
 from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded, collect
@@ -61,7 +62,7 @@ from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_slice
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS)
+REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX)
 SLICE_MESSAGES = 1_000_000
 SLICE_BYTES = 1 << 30
 # What one Python worker reduces at a time.
@@ -307,5 +308,6 @@ def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     cuts, changes = (beside.read(spark, table).count() for table in (CUTS, CHANGES))
     if cuts:
         whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        made = SnapshotSource(spark, beside, settings).on_cluster(whole, cuts, tasks)
-        append(spark, beside, SNAPSHOTS, made, Txn("rebuild", 0))
+        made = ClusterSnapshots(spark, beside, settings).of(whole, cuts, tasks)
+        append(spark, beside, SNAPSHOTS, made.rows, Txn("rebuild", 0))
+        append(spark, beside, SNAPSHOT_INDEX, made.index, Txn("rebuild", 0))

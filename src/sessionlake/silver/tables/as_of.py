@@ -13,6 +13,7 @@ A moment is given in one of three ways:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -69,7 +70,9 @@ class AsOf:
             # Expiry is cut at its time, but stream time must be past that for it to be.
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
         elif self.offset is not None:
-            fits = _known(cuts["offset"]) & (_numbers(cuts["offset"]) <= self.offset)
+            by_message = _known(cuts["offset"])
+            fits = by_message & (_numbers(cuts["offset"]) <= self.offset)
+            fits |= ~by_message & (at < _end_of_reached(at[~by_message], history))
         else:
             following = _numbers(cuts["next_seq"])
             fits = _known(cuts["next_seq"]) & (following - 1 <= self._seq) & history.has_seqs
@@ -93,6 +96,13 @@ class AsOf:
         if history.in_seq_order:
             return changes.filter(pa.array(before))
         return changes.filter(pa.array(position <= position[before].max(initial=-1)))
+
+
+def _end_of_reached(times: Int64s, history: SessionHistory) -> int:
+    """The first of the times that stream time had not passed; one behind all of them if it had."""
+    ordered = np.unique(times).tolist()
+    passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))  # noqa: FBT003 - a value
+    return ordered[passed] if passed < len(ordered) else INT64_MAX
 
 
 def milliseconds(times: pa.ChunkedArray) -> Int64s:

@@ -17,6 +17,7 @@ from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
+from sessionlake.silver.tables.weights import Weights
 
 ROW_KEY = ("topic", "session_id", "row_id")
 CUT_COLUMNS = ("topic", "session_id", "snapshot_at", "reason", "position")
@@ -69,13 +70,14 @@ def _row_keys(rows: pa.Table) -> pa.Array:
 
 
 def snapshots(
-    cuts: pa.Table, rows: pa.Table, changes: pa.Table, anew: pa.Table, columns: tuple[Column, ...]
+    cuts: pa.Table, kept: pa.Table, rows: pa.Table, changes: pa.Table, anew: pa.Table, columns: tuple[Column, ...]
 ) -> Iterator[pa.Table]:
-    """The tables at cuts, as rows of `session_snapshots`; a cut of an empty table has none.
+    """The tables that are kept at cuts, as rows of `session_snapshots`; an empty one as one row without a `row_id`.
 
     Args:
-        cuts: columns `CUT_COLUMNS`, each once; any number a session.
-        rows: the sessions' tables at their last cuts before.
+        cuts: `CUT_COLUMNS` and `changes`, each once; any number a session.
+        kept: what is known of the sessions' last kept tables: see `Weights`.
+        rows: these tables.
         changes: what was applied since, with `change_columns`.
         anew: topic and id of the sessions (class `once`) with a late fill since:
             their tables and changes are what `seq_history.history_of` gives, or all their changes from the beginning.
@@ -83,28 +85,60 @@ def snapshots(
     cuts = cuts.sort_by([(name, "ascending") for name in ("topic", "session_id", "position", "snapshot_at")])
     session, names = codes(session_keys(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
-    rank = np.arange(len(session)) - np.repeat(starts, np.diff(np.append(starts, len(session))))
+    counts = np.diff(np.append(starts, len(session)))
+    rank = np.arange(len(session)) - np.repeat(starts, counts)
     first_in = _Shares(_first_cuts(cuts, session, names, changes), len(session))
-    is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)[session]
+    is_anew = pc.is_in(names, value_set=session_keys(anew)).to_numpy(zero_copy_only=False)
     rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
     begun = rows.filter(are_of(rows, anew))
-    for number in range(int(rank.max(initial=-1)) + 1):
+    weights, weighed, following = Weights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
+    for number in range(int(counts.max(initial=0))):
         here = np.flatnonzero(rank == number)
-        usual, fresh = here[~is_anew[here]], here[is_anew[here]]
-        # A session's cuts stand one behind the other: those up to this one have the changes that it holds.
-        until = (fresh[:, None] - np.arange(number + 1)).reshape(-1)
+        here = here[weights.outweigh(weighed.take(pa.array(here)), session[here])]
+        if not len(here):
+            continue
+        mine = session[here]
+        # A session's cuts stand one behind the other: those since its last kept table have the changes since that.
+        since = ranges(following[mine], here + 1 - following[mine])
+        fresh = is_anew[session[since]]
+        present = names.take(pa.array(mine))
         nets = [
-            net_changes(changes.take(first_in.of(usual)), columns),
+            net_changes(changes.take(first_in.of(since[~fresh])), columns),
             refolded(
-                changes.take(first_in.of(until)), columns, begun.filter(are_of(begun, cuts.take(pa.array(fresh))))
+                changes.take(first_in.of(since[fresh])), columns, begun.filter(pc.is_in(session_keys(begun), present))
             ),
         ]
-        present = names.take(pa.array(session[here]))
-        rows = advanced(rows.filter(pc.is_in(session_keys(rows), value_set=present)), pa.concat_tables(nets), columns)
-        heads = cuts.select(CUT_COLUMNS).take(pa.array(here)).take(pc.index_in(session_keys(rows), value_set=present))
-        body = rows.select(rows.column_names[2:])
-        whole = pa.table([*heads.columns, *body.columns], names=[*heads.column_names, *body.column_names])
-        yield whole.cast(snapshots_schema(columns))
+        mine_rows = pc.is_in(session_keys(rows), value_set=present)
+        made = advanced(rows.filter(mine_rows), pa.concat_tables(nets), columns)
+        heads = cuts.select(CUT_COLUMNS).take(pa.array(here))
+        yield _snapshot_rows(heads, made, columns)
+        weights.keep(mine, _rows_of_each(made, present))
+        following[mine] = np.where(is_anew[mine], following[mine], here + 1)
+        unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
+        rows = pa.concat_tables([rows.filter(pc.invert(mine_rows)), made])
+        rows = rows.filter(pc.is_in(session_keys(rows), value_set=unfinished))
+
+
+def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """Rows behind the cuts of their sessions, which are one a session; of an empty table, the cut alone."""
+    schema = snapshots_schema(columns)
+    head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
+    body = rows.select(rows.column_names[2:])
+    whole = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
+    empty = heads.filter(pc.invert(are_of(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    return pa.concat_tables([whole, empty], promote_options="default")
+
+
+def sizes(made: pa.Table) -> pa.Table:
+    """`CUT_COLUMNS` and `rows` of the tables that `snapshots` gives."""
+    counted = made.group_by(list(CUT_COLUMNS)).aggregate([("row_id", "count")])
+    return counted.rename_columns({"row_id_count": "rows"})
+
+
+def _rows_of_each(rows: pa.Table, sessions: pa.Array) -> Int64s:
+    """How many rows each session has, in the order of their keys."""
+    place = pc.index_in(session_keys(rows), value_set=sessions).to_numpy()
+    return np.bincount(place, minlength=len(sessions))
 
 
 def last_cuts(cuts: pa.Table) -> pa.Table:
@@ -146,7 +180,7 @@ def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Ta
 class SnapshotTables:
     """A `mapInArrow` function over cuts, rows and changes, told apart by `_kind`; all of a session in one partition.
 
-    A cut of a session that is folded anew has `_life`.
+    A cut has `_changes`, and of its session `_rows` and `_since` (see `Weights`) and whether it is folded `_anew`.
     """
 
     columns: tuple[Column, ...]
@@ -158,7 +192,9 @@ class SnapshotTables:
             return
         whole = pa.Table.from_batches(taken)
         kind = {name: whole.filter(pc.equal(whole["_kind"], name)) for name in ("cut", "row", "change")}
-        cuts = kind["cut"].append_column("position", kind["cut"]["_position"])
-        anew = cuts.filter(pc.is_valid(cuts["_life"]))
-        for table in snapshots(cuts, kind["row"], kind["change"], anew, self.columns):
+        cuts = kind["cut"]
+        weights = {"_changes": "changes", "_rows": "rows", "_since": "since"}
+        weighed = cuts.select([*CUT_COLUMNS, *weights]).rename_columns([*CUT_COLUMNS, *weights.values()])
+        anew = cuts.filter(cuts["_anew"])
+        for table in snapshots(weighed, weighed, kind["row"], kind["change"], anew, self.columns):
             yield from table.to_batches()

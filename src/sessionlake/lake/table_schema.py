@@ -1,0 +1,85 @@
+"""How one table is defined: its columns, how rows come into it, and the Delta properties that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from sessionlake.config import Settings
+
+Columns = tuple[tuple[str, str], ...]
+"""Names and Spark SQL types, in order."""
+DECLARED = "<declared>"
+_LOG = {"delta.checkpointInterval": "50"}
+RETENTION = "delta.deletedFileRetentionDuration"
+"""How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
+_APPEND_ONLY = {"delta.appendOnly": "true"}
+_MERGED = {"delta.enableDeletionVectors": "true"}
+
+
+def interval(span: timedelta) -> str:
+    """A duration as Delta's properties have it."""
+    return f"interval {int(span.total_seconds())} seconds"
+
+
+class Writes(StrEnum):
+    """How rows come into a table."""
+
+    APPEND = "append"
+    MERGE = "merge"
+    BOTH = "both"
+    REPLACE = "replace"
+    """All at once: the table is small."""
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Definition of one Delta table.
+
+    Attributes:
+        columns: `(name, Spark SQL type)` in order; `DECLARED` stands for the declared capture columns.
+        cluster_by: liquid clustering keys, where the storage has it.
+        writes: how rows come in; what MERGE replaces is marked in deletion vectors.
+        skipping: columns that files keep minimum and maximum of.
+        feed: whether Delta's change data feed is on.
+    """
+
+    columns: Columns
+    comment: str
+    cluster_by: tuple[str, ...] = ()
+    skipping: tuple[str, ...] = ()
+    feed: bool = False
+    writes: Writes = Writes.MERGE
+
+    def resolved(self, settings: Settings) -> Columns:
+        """The columns, with the declared ones in place."""
+        declared = tuple((column.name, column.sql) for column in settings.capture.declared)
+        whole: list[tuple[str, str]] = []
+        for column in self.columns:
+            whole.extend(declared if column[0] == DECLARED else (column,))
+        return tuple(whole)
+
+    @property
+    def append_only(self) -> bool:
+        """Whether rows never change."""
+        return self.writes is Writes.APPEND
+
+    @property
+    def merged(self) -> bool:
+        """Whether MERGE changes rows."""
+        return self.writes in (Writes.MERGE, Writes.BOTH)
+
+    def properties(self, keep: timedelta) -> dict[str, str]:
+        """Delta table properties.
+
+        Args:
+            keep: how far back the table's history is to reach.
+        """
+        found = _LOG | {RETENTION: interval(keep)}
+        found |= _APPEND_ONLY if self.append_only else _MERGED if self.merged else {}
+        if self.skipping:
+            found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
+        if self.feed:
+            found["delta.enableChangeDataFeed"] = "true"
+        return found

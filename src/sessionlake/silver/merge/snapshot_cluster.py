@@ -1,0 +1,132 @@
+"""Whole tables at the cuts of a range of batches, made by Spark: for any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
+from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.silver.merge.kept_cuts import kept_frame
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, SnapshotTables, change_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# A task takes about so many cuts.
+_CUTS_A_TASK = 2_000
+
+
+@dataclass(frozen=True)
+class KeptTables:
+    """The whole tables of a range of batches that are kept; at hand if the driver has made them.
+
+    Attributes:
+        rows: of `session_snapshots`.
+        index: of `session_snapshot_index`: one a table, of an empty one, too.
+    """
+
+    rows: DataFrame | pa.Table
+    index: DataFrame | pa.Table
+
+
+class ClusterSnapshots:
+    """Makes the snapshots of a range of batches."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._columns = settings.capture.declared
+
+    def of(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
+        """What is to be added to the two tables.
+
+        Args:
+            cuts: how many the batches have.
+            tasks: among how many, at least, to share the work.
+        """
+        from pyspark.sql import functions as F
+
+        due, last = self._weighed(batches)
+        anew = self._anew(due, last, batches.last)
+        own = {"changes": "_changes", "rows": "_rows", "since": "_since"}  # columns may be declared by these names
+        weights = last.select(*SESSION, "rows", "since")
+        heads = (
+            due.select(*CUT_COLUMNS, "changes").join(weights, list(SESSION), "left").join(anew, list(SESSION), "left")
+        )
+        heads = heads.withColumn("_anew", F.coalesce("_anew", F.lit(col=False))).withColumnsRenamed(own)
+        held = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
+        whole = self._changes(due, last, anew, batches.last).withColumn("_kind", F.lit("change"))
+        for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
+            whole = whole.unionByName(part.withColumn("_kind", F.lit(kind)), allowMissingColumns=True)
+        tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
+        function, schema = SnapshotTables(self._columns), self._read(SNAPSHOTS).schema
+        made = whole.repartition(tasks, *SESSION).mapInArrow(function, schema).localCheckpoint()
+        counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
+        return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
+
+    def _weighed(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
+        """The cuts of sessions that have a table kept at one of them, and the last cuts before of all that are due.
+
+        These have `rows`, and `since`: see `silver.tables.weights`.
+        """
+        from pyspark.sql import functions as F
+
+        due = self._read(CUTS).where(F.col("_batch").between(batches.first, batches.last))
+        before = F.col("_batch") < batches.first
+        kept = kept_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
+        newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
+        last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*")
+        passed = self._read(CUTS).where(before).select(*SESSION, F.col("position").alias("_at"), "changes")
+        since = passed.join(last.select(*SESSION, "position"), list(SESSION)).where(F.col("_at") > F.col("position"))
+        since = since.groupBy(*SESSION).agg(F.sum("changes").alias("since"))
+        last = last.join(since, list(SESSION), "left").localCheckpoint()
+        always = (F.col("reason") != "interval") | F.col("changes").isNull()
+        whole = due.groupBy(*SESSION).agg(F.sum("changes").alias("changes"), F.max(always).alias("always"))
+        weighed = whole.join(last.select(*SESSION, "rows", "since"), list(SESSION), "left").na.fill(0)
+        outweighed = F.col("changes") + F.col("since") > F.col("rows")
+        kept_now = weighed.where(F.col("always") | outweighed).select(*SESSION).localCheckpoint()
+        return due.join(kept_now, list(SESSION), "left_semi"), last.join(kept_now, list(SESSION), "left_semi")
+
+    def _anew(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
+        """The sessions that had a late fill since their last tables were kept, marked as `_anew`."""
+        from pyspark.sql import functions as F
+
+        filled_late = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= last_batch))
+        return (
+            filled_late.join(due, list(SESSION), "left_semi")
+            .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
+            .where(F.col("_last").isNull() | (F.col("_batch") >= F.col("_last")))
+            .select(*SESSION)
+            .distinct()
+            .withColumn("_anew", F.lit(col=True))
+            .localCheckpoint()
+        )
+
+    def _changes(self, due: DataFrame, last: DataFrame, anew: DataFrame, last_batch: int) -> DataFrame:
+        """What was applied since the sessions' last kept tables; all that ever was, of those that are folded anew."""
+        from pyspark.sql import functions as F
+
+        begun = last.select(*SESSION, F.col("position").alias("_last"), F.col("snapshot_at").alias("_last_at"))
+        # Every change since a cut is as late as that; without a table before, as late as the first of them.
+        oldest = F.min(F.coalesce("_last_at", "changed_at"))
+        since = due.join(begun, list(SESSION), "left").agg(oldest).first()
+        history = self._read(CHANGES).where(F.col("_batch") <= last_batch)
+        if since and since[0] is not None and anew.isEmpty():
+            history = history.where(F.col("_applied_at") >= F.lit(since[0]))
+        return (
+            history.select(*map(quote, change_columns(self._columns)))
+            .join(due, list(SESSION), "left_semi")
+            .join(begun.drop("_last_at"), list(SESSION), "left")
+            .join(anew, list(SESSION), "left")
+            .where(F.col("_anew").isNotNull() | F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
+            .drop("_anew", "_last")
+        )
+
+    def _read(self, table: str) -> DataFrame:
+        return self._lake.read(self._spark, table)

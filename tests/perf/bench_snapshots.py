@@ -1,0 +1,86 @@
+"""How many rows whole tables take beside the changes: kept at every cut, and kept where the changes outweigh the last.
+
+    python tests/perf/bench_snapshots.py
+
+Sessions update rows that stay; W1 and W2 are a tenth of `bench.py`'s sessions, at their own pace. Without Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from sessionlake.config import CaptureSettings
+from sessionlake.integrity.rules import decode_rules
+from sessionlake.lab.simulate import Scenario, generate
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.tables.snapshots import snapshots, snapshots_schema
+from sessionlake.silver.tables.weights import since_kept
+
+CAPTURE = CaptureSettings()
+COLUMNS = CAPTURE.declared
+# Sessions, rows of each, messages of all, messages a second of all.
+SHAPES = {
+    "W1": (50, 200, 100_000, 100.0),
+    "W2": (5_000, 10, 100_000, 100.0),
+    "24 h, 1 change a second, 300 rows": (1, 300, 86_400, 1.0),
+    "24 h, 1 change a second, 3,000 rows": (1, 3_000, 86_400, 1.0),
+    "24 h, 1 change a second, 30,000 rows": (1, 30_000, 86_400, 1.0),
+    "24 h, 1 change a minute, 300 rows": (1, 300, 1_440, 1 / 60),
+}
+
+
+def main() -> None:
+    table = Table(title="rows", title_justify="left")
+    for heading in ("shape", "changes", "kept at every cut", "kept by weight"):
+        table.add_column(heading, justify="left" if heading == "shape" else "right")
+    for name, (sessions, rows, count, rate) in SHAPES.items():
+        found = folded(Scenario.bench(sessions=sessions, rows=rows, messages=count, rate=rate))
+        cuts, changes = found[SilverOutput.CUTS], found[SilverOutput.CHANGES]
+        place = cuts.column_names.index("changes")
+        uncounted = cuts.set_column(place, "changes", pa.nulls(cuts.num_rows, pa.int64()))
+        table.add_row(name, f"{changes.num_rows:,}", *(f"{kept(each, changes):,}" for each in (uncounted, cuts)))
+    Console(width=100).print(table)
+
+
+def folded(scenario: Scenario) -> dict[str, pa.Table]:
+    """Changes and cuts of a scenario."""
+    raw = messages(scenario)
+    chunks = [row["chunk"] for row in Packer(decode_rules(CAPTURE), 1).pack(raw).to_pylist()]
+    _, payloads = SilverFold(COLUMNS, CAPTURE)(0, None, chunks)
+    rows = {kind: pa.ipc.open_stream(payload).read_all() for kind, payload in payloads if kind != SilverOutput.REPORT}
+    empty = {SilverOutput.CUTS: CUTS_SCHEMA.empty_table(), SilverOutput.CHANGES: changes_schema(COLUMNS).empty_table()}
+    return {**empty, **rows}
+
+
+def messages(scenario: Scenario) -> pa.Table:
+    made = list(generate(scenario, COLUMNS))
+    return pa.table(
+        {
+            "shard": pa.array(np.zeros(len(made), np.int32)),
+            "topic": pa.array([m.topic for m in made], pa.string()),
+            "partition": pa.array(np.zeros(len(made), np.int32)),
+            "offset": pa.array(np.arange(len(made))),
+            "timestamp": pa.array([m.timestamp * 1000 for m in made], pa.timestamp("us", tz="UTC")),
+            "key": pa.array([m.key for m in made], pa.binary()),
+            "value": pa.array([m.value for m in made], pa.binary()),
+        }
+    )
+
+
+def kept(cuts: pa.Table, changes: pa.Table) -> int:
+    """How many rows the tables have that are kept at some cuts."""
+    nothing = snapshots_schema(COLUMNS).empty_table()
+    weights = since_kept(nothing.append_column("rows", pa.nulls(0, pa.int64())), cuts)
+    made: Iterator[pa.Table] = snapshots(cuts, weights, nothing, changes, nothing, COLUMNS)
+    return sum(part.num_rows - part["row_id"].null_count for part in made)
+
+
+if __name__ == "__main__":
+    main()

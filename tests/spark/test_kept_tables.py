@@ -1,0 +1,132 @@
+"""A home of a version that kept the table at every cut: it is read on, and what is appended goes on by weight."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.commands.query import fetch
+from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.errors import LakeError
+from sessionlake.history.asof import session_as_of
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import CUTS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.tables import Lake
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.rebuild.rebuild import rebuild
+from support.folding import plain, truth_of
+from support.lakes import assert_silver_is_the_truth, limit, write_bronze
+from support.streams import COLUMNS, LIGHT, StreamMaker, cut
+
+CLASSES = (Integrity.STRICT, Integrity.ONCE, Integrity.WINDOW)
+RULES = tuple(TopicRule(pattern=rf"capture\.{name}", integrity=name, lateness="2 s") for name in CLASSES)
+KEY = ["topic", "session_id", "snapshot_at", "reason", "position"]
+
+
+class Home:
+    """A home that batches of messages come into, and what should be in it."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        capture = CaptureSettings(columns=COLUMNS, on_violation=OnViolation.RECORD, gap_timeout="5 s", by_topic=RULES)
+        silver = SilverSettings(shards=2, snapshot_interval="5 s")
+        self.spark, self.settings = spark, Settings(home=folder, capture=capture, silver=silver)
+        self.lake, self.come, rnd = Lake(self.settings), list[KafkaMessage](), random.Random(4)
+        self.lake.ensure(spark, ["bronze.messages"])
+        makers = [StreamMaker(rnd, LIGHT, [f"capture.{name}"]) for name in CLASSES]
+        parts = zip(*(cut(rnd, maker.make(120), 3) for maker in makers), strict=True)
+        self.batches = [[message for part in batch for message in part] for batch in parts]
+
+    def take_in(self, number: int) -> None:
+        """One more batch, judged and not merged."""
+        write_bronze(self.spark, self.lake, self.batches[number])
+        self.come += self.batches[number]
+        job.start(self.spark, self.settings, once=True).wait()
+
+    def merge(self) -> None:
+        TableMerger(self.spark, self.settings).catch_up()
+
+    def forget_counts(self) -> None:
+        """Makes of `session_cuts` what it was without the number of changes."""
+        found = self.lake.read(self.spark, CUTS).drop("changes")
+        rows = self.spark.createDataFrame(found.collect(), found.schema)
+        columns = tuple(column for column in TABLES[CUTS].columns if column[0] != "changes")
+        self.lake.drop(self.spark, CUTS)
+        self.lake.storage.create(self.spark, CUTS, replace(TABLES[CUTS], columns=columns))
+        self.lake.storage.save(rows.write.format("delta").mode("append"), CUTS)
+
+    def sizes(self) -> dict[tuple[Any, ...], int]:
+        """How many rows each kept table has, by its cut."""
+        counted = self.lake.read(self.spark, SNAPSHOTS).groupBy(*KEY).count().collect()
+        return {tuple(row[name] for name in KEY): row["count"] for row in counted}
+
+    def rows(self, table: str, *names: str) -> set[tuple[Any, ...]]:
+        return set(map(tuple, self.lake.read(self.spark, table).select(*KEY, *names).collect()))
+
+    def assert_as_of_is_the_truth(self, moments: int) -> None:
+        """At some offsets of every session; and in SQL as in Python, at the last moment of one of each topic."""
+        sessions = sorted(truth_of(self.come, self.settings.capture).session_rows)
+        for number, (topic, session) in enumerate(sessions):
+            place = next(m.partition for m in self.come if (m.topic, m.key) == (topic, session.encode()))
+            lane = [m for m in self.come if (m.topic, m.partition) == (topic, place)]
+            for count in [
+                *random.Random(len(lane)).sample(range(1, len(lane)), min(moments, len(lane) - 1)),
+                len(lane),
+            ]:
+                expected = truth_of(lane[:count], self.settings.capture).session_rows.get((topic, session), {})
+                try:
+                    found = session_as_of(self.settings, session, topic, offset=lane[count - 1].offset)
+                except LakeError:  # it has not begun
+                    assert expected == {}
+                    continue
+                assert repr(by_id(plain(found))) == repr(sorted(expected.items()))
+            if number == 0 or sessions[number - 1][0] != topic:
+                self._assert_sql_tells_the_same(topic, session, max(message.timestamp for message in lane))
+
+    def _assert_sql_tells_the_same(self, topic: str, session: str, ts: int) -> None:
+        sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}'"
+        names, rows = fetch(self.spark, self.settings, sql.format(session, ts, topic))
+        told = plain(session_as_of(self.settings, session, topic, ts=ts))
+        assert repr(by_id([dict(zip(names, row, strict=True)) for row in rows])) == repr(by_id(told))
+
+
+def by_id(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    keys = {"row_id", "topic", "session_id"}
+    return sorted((row["row_id"], {k: v for k, v in row.items() if k not in keys}) for row in rows)
+
+
+def test_what_was_kept_before_is_read_on_and_tables_are_kept_by_weight_from_then_on(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(spark, tmp_path / "home")
+    home.take_in(0)
+    home.forget_counts()
+    home.merge()  # cuts without a number of changes are kept, every one
+    home.forget_counts()
+    home.lake.drop(spark, SNAPSHOT_INDEX)
+    before, kept = home.rows(CUTS), home.sizes()
+    assert set(kept) <= before
+    assert {reason for _, _, _, reason, _ in kept} >= {"interval"}
+    home.assert_as_of_is_the_truth(1)
+
+    home.take_in(1)
+    with monkeypatch.context() as patch:  # on the cluster
+        limit(patch, driver_cuts=0)
+        home.merge()
+    home.take_in(2)
+    home.merge()
+    index, sizes = home.rows(SNAPSHOT_INDEX, "rows"), home.sizes()
+    assert {key: count for key, count in sizes.items() if key in before} == kept
+    assert {(*key, count) for key, count in sizes.items() if key not in before} == {row for row in index if row[-1]}
+    since = {row for row in home.rows(CUTS) - before if row[3] == "interval"}
+    assert 0 < len(since & {row[:-1] for row in index}) < len(since)
+    home.assert_as_of_is_the_truth(2)
+
+    assert rebuild(spark, home.settings).verified.tables == {CUTS, SNAPSHOTS, SNAPSHOT_INDEX}
+    assert_silver_is_the_truth(spark, home.settings, home.come, ledger=False)
+    home.assert_as_of_is_the_truth(0)
