@@ -78,6 +78,7 @@ def running(book: Book, starts: list[Any], tmp_path: Path) -> BronzeQuery:
         book,  # type: ignore[arg-type]  # a fake
         source=lambda _: (None, Batches()),  # type: ignore[arg-type, return-value]  # a fake
         settle=lambda _: False,
+        give_up=lambda _: None,
         trigger=timedelta(seconds=1),
         once=False,
     ).begin()

@@ -13,6 +13,9 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.lease_table import SparkLeases
+from sessionlake.lake.leases import holding, require_held, token_of
+from sessionlake.lake.names import LEASES
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.schemas import TableSchema
 from sessionlake.lake.storage import (
@@ -73,10 +76,18 @@ class Catalog(Storage):
     def require_writable(self) -> None:
         """See `Storage`: the catalog's grants are its own matter."""
 
-    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
-        """See `Storage`: the platform runs one run of a job at a time."""
-        del name, doing
-        return nullcontext()
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+        """See `Storage`: by a lease."""
+        leases = SparkLeases(_required(spark, self._settings), self)
+        return holding(self._settings, leases, name, doing)
+
+    def require_claims(self) -> None:
+        """See `Storage`."""
+        require_held(self.identifier(LEASES))
+
+    def token(self, name: str) -> int:
+        """See `Storage`."""
+        return token_of(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
         """See `Storage`: schemas beside the lake's."""
@@ -166,10 +177,11 @@ class Catalog(Storage):
         """See `Storage`; the platform's writer takes the rows as they come."""
         _StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
 
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
         frame = as_frame(_required(spark, self._settings), rows)
-        self.save(frame.write.format("delta").mode("overwrite"), table)
+        writer = frame.write.format("delta") if txn is None else appending(frame, table, txn)
+        self.save(writer.mode("overwrite"), table)
 
     def before_merge(self, spark: SparkSession, table: str) -> None:
         """See `Storage`: the platform decides for itself how it merges."""

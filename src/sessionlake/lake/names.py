@@ -23,6 +23,7 @@ MINUTES = "gold.metrics_1m"
 DECISIONS = "ops.decisions"
 TOPICS = "ops.topics"
 LEDGER = "ops.ledger"
+LEASES = "ops.leases"
 
 BRONZE = "bronze"
 SILVER = "silver"

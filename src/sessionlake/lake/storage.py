@@ -148,15 +148,30 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
-        """Keeps others from doing the same.
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+        """Keeps others from claiming the same until the block is left.
 
         Args:
             name: of what is claimed.
-            doing: what the other one does, as in "runs silver".
+            doing: what this process does, as in "runs silver": what others are told that want it.
 
         Raises:
-            MachineError: somebody does already.
+            ClaimedError: another process has claimed it already, or has taken it over meanwhile.
+        """
+
+    @abstractmethod
+    def require_claims(self) -> None:
+        """Returns if what this process has claimed here is its own still: to be asked before each commit.
+
+        Raises:
+            ClaimedError: another process has taken it over.
+        """
+
+    @abstractmethod
+    def token(self, name: str) -> int:
+        """Of what this process has claimed: greater than that of every holder before.
+
+        0 where nothing can be taken over from a process that goes on later.
         """
 
     @abstractmethod
@@ -231,8 +246,8 @@ class Storage(ABC):
             staged.commit(txn)
 
     @abstractmethod
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
-        """Replaces all rows of a small table, in one commit."""
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
+        """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
 
     @abstractmethod
     def before_merge(self, spark: SparkSession, table: str) -> None:

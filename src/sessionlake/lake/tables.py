@@ -135,6 +135,7 @@ class Lake:
             metadata: kept with the commit: its `userMetadata` in the table's history.
             changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
         """
+        self.storage.require_claims()
         append_only = self._schemas[table].append_only
         if append_only:
             self.set_property(spark, table, "delta.appendOnly", "false")
