@@ -1,6 +1,6 @@
-"""A process that runs silver until it is told to stop, over a catalog whose tables another process has made.
+"""A process that runs silver, or only claims it, until it is stopped, over a catalog whose tables another has made.
 
-Usage: python lease_worker.py CONFIG TABLES SECONDS
+Usage: python lease_worker.py CONFIG TABLES SECONDS [hold]
 
 Its catalog is Spark's, in memory: it is told where the tables are.
 """
@@ -13,9 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.config import load_settings
+from sessionlake.config import Settings, load_settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.lake import leases
+from sessionlake.lake.names import SILVER
+from sessionlake.lake.tables import storage_of
 from sessionlake.pipeline import Layer, run_live
 from sessionlake.runtime.signals import StopFlag
 from sessionlake.runtime.spark import spark_session
@@ -37,8 +39,16 @@ def register(spark: SparkSession, tables: dict[str, str]) -> None:
         spark.sql(f"CREATE TABLE {name} USING delta LOCATION '{place}'")
 
 
-def main(config: str, tables: str, seconds: str) -> int:
-    """Runs silver; returns the exit code.
+def hold(spark: SparkSession, settings: Settings, stop: StopFlag) -> None:
+    """Claims silver, and does nothing."""
+    storage = storage_of(settings)
+    with storage.claim(spark, SILVER, "runs silver"):
+        while not stop.wait(0.1):
+            storage.require_claims()
+
+
+def main(config: str, tables: str, seconds: str, *words: str) -> int:
+    """Runs silver, or claims it; returns the exit code.
 
     Args:
         tables: a JSON file that names the tables' places.
@@ -51,7 +61,10 @@ def main(config: str, tables: str, seconds: str) -> int:
         stop.take()
         register(spark, json.loads(Path(tables).read_text(encoding="utf-8")))
         try:
-            run_live(spark, settings, Layer.SILVER, stop)
+            if words == ("hold",):
+                hold(spark, settings, stop)
+            else:
+                run_live(spark, settings, Layer.SILVER, stop)
         except SessionlakeError as error:
             sys.stderr.write(f"error: {error}\n")
             return error.exit_code

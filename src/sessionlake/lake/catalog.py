@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,9 @@ _MANY_FILES = 50
 _WASTE = 2
 _FULL_BYTES = 128 << 20
 _VACUUM_EVERY = timedelta(days=1)
+# Of two processes that create a table at once, one fails, perhaps before the other's is there.
+_ATTEMPTS = 4
+_PAUSE_SECONDS = 0.5
 
 
 class Catalog(Storage):
@@ -111,7 +115,17 @@ class Catalog(Storage):
         return {} if detail is None else dict(detail["properties"])
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """See `Storage`."""
+        """See `Storage`; where another process creates it at the same time, it is that one's."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                self._create(spark, table, schema)
+            except Exception:  # noqa: BLE001 - each catalog has its own way to say that another was faster
+                time.sleep(_PAUSE_SECONDS)
+            if self.exists(spark, table):
+                return
+        self._create(spark, table, schema)
+
+    def _create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         within = self._schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")

@@ -49,7 +49,7 @@ class SparkLeases:
         self._storage = storage
         self.identifier = storage.identifier(LEASES)
         if not storage.exists(self._spark, LEASES):
-            self._create()
+            storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:
         """See `LeaseTable`."""
@@ -63,12 +63,3 @@ class SparkLeases:
             row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], _SCHEMA)).alias("s")
             merged = self._storage.delta(spark, LEASES).alias("t").merge(row, "t.name = s.name")
             merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
-
-    def _create(self) -> None:
-        from pyspark.errors import PySparkException
-
-        try:
-            self._storage.create(self._spark, LEASES, TABLES[LEASES])
-        except PySparkException:
-            if not self._storage.exists(self._spark, LEASES):  # else another process has been faster
-                raise
