@@ -28,9 +28,11 @@ from sessionlake.config import Settings, load_settings
 from sessionlake.errors import ClaimedError
 from sessionlake.integrity.rules import Decision
 from sessionlake.lake import leases
+from sessionlake.lake.commit import append, merge, retire
 from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, claimed, run_once
 from sessionlake.silver.rebuild.rebuild import EVERYTHING
 from sessionlake.silver.rebuild.replay import REPLAYED
@@ -201,6 +203,30 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
     assert other.returncode == 1
     assert "error: silver: this process did not renew its lease before" in said
     assert f"another process rebuilds silver now ({of_process(os.getpid())}" in said
+
+
+def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    of_stream, of_merges = "stream", "merges"
+
+    def write(number: int, txn: Txn) -> None:
+        row = spark.sql(f"SELECT 'a' topic, 's' session_id, {number}L messages").coalesce(1)
+        if txn.app_id == of_stream:
+            append(spark, lake, SESSIONS, row, txn)
+        else:
+            merge(lake, SESSIONS, row, "false", lambda m: m.whenNotMatchedInsert(values=values), txn)
+
+    values = {name: f"s.{name}" for name in ("topic", "session_id", "messages")}
+    write(1, Txn(of_stream, 1))
+    retire(spark, lake, [SESSIONS], Txn(of_stream, 5))
+    for number in (4, 5, 6):
+        write(number, Txn(of_stream, number))
+    write(7, Txn(of_merges, 7).under(2))
+    retire(spark, lake, [SESSIONS], Txn.before(of_merges, 3))
+    write(8, Txn(of_merges, 8).under(2))
+    write(9, Txn(of_merges, 0).under(3))
+    assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]
 
 
 @pytest.mark.soak

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
@@ -263,7 +263,8 @@ class _StagedFrame:
         self._rows = rows
 
     def commit(self, txn: Txn) -> None:
-        self._catalog.save(appending(self._rows, self._table, txn), self._table)
+        # Two that commit the same transaction at once conflict: repeated, the later one is passed over.
+        repeated(lambda: self._catalog.save(appending(self._rows, self._table, txn), self._table))
 
 
 class SparkReader(TableReader):

@@ -8,12 +8,12 @@ never collides with an old one, and a batch that died half-way repeats only what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
@@ -24,8 +24,6 @@ from sessionlake.runtime.interpreted import conf
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
     from pyspark.sql import Column, DataFrame, SparkSession
-
-_ATTEMPTS = 5
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
@@ -105,7 +103,7 @@ def merge(
             return lake.last_commit(spark, table)
 
     with conf(spark, txn.conf(table)):
-        commit = _repeated(execute)
+        commit = repeated(execute)
     fault_point(f"after:{table}")
     return commit
 
@@ -114,11 +112,3 @@ def _make_sure(lake: Lake, table: str) -> None:
     """Returns if this process is the one that may write, as far as can be told before Delta is asked."""
     lake.storage.require_claims()
     fault_point(f"sure:{table}")
-
-
-def _repeated(write: Callable[[], Commit]) -> Commit:
-    """Does an idempotent write until no other commit is in its way."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(*conflicts()):
-            return write()
-    return write()

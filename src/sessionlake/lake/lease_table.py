@@ -48,7 +48,9 @@ class SparkLeases:
         self._spark = spark.newSession()  # a MERGE sets its transaction in the session: nobody else may use it
         self._storage = storage
         self.identifier = storage.identifier(LEASES)
-        if not storage.exists(self._spark, LEASES):
+        if storage.exists(self._spark, LEASES):
+            storage.retain(self._spark, LEASES)
+        else:
             storage.create(self._spark, LEASES, TABLES[LEASES])
 
     def read(self, name: str) -> Lease | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.schemas import TableSchema
+from sessionlake.lake.schemas import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows
 
@@ -215,6 +215,17 @@ class Storage(ABC):
     @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """The table's latest commit."""
+
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """Sets a Delta property, in a commit of its own."""
+        with self.exclusive(table):
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+
+    def retain(self, spark: SparkSession, table: str) -> None:
+        """Sets how far back the table's history reaches, if that has changed."""
+        kept = interval(self._settings.maintain.keep)
+        if self.properties(spark, table).get(RETENTION) != kept:
+            self.set_property(spark, table, RETENTION, kept)
 
     # -- reading
 

@@ -10,7 +10,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.schemas import RETENTION, TABLES, TableSchema, interval
+from sessionlake.lake.schemas import TABLES, TableSchema
 from sessionlake.lake.storage import Commit, Limits, Storage, quote
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Lake:
         for table in tables:
             if self.exists(spark, table):
                 self._evolve(spark, table)
-                self._retain(spark, table)
+                self.storage.retain(spark, table)
             else:
                 self.storage.create(spark, table, self._schemas[table])
 
@@ -147,8 +147,7 @@ class Lake:
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
-        with self.storage.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+        self.storage.set_property(spark, table, key, value)
 
     def add_version(self, spark: SparkSession, table: str, after: int) -> None:
         """Makes sure that there is a version behind `after`: a stream cannot be told to begin at one yet to come."""
@@ -164,11 +163,6 @@ class Lake:
         found = [table for table in tables or TABLES if self.exists(spark, table)]
         self.storage.register(spark, found)
         return found
-
-    def _retain(self, spark: SparkSession, table: str) -> None:
-        kept = interval(self.settings.maintain.keep)
-        if self.storage.properties(spark, table).get(RETENTION) != kept:
-            self.set_property(spark, table, RETENTION, kept)
 
     def _evolve(self, spark: SparkSession, table: str) -> None:
         wanted = dict(self._schemas[table].resolved(self.settings))
