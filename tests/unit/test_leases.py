@@ -86,6 +86,18 @@ def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of
     assert caplog.text == ""
 
 
+def test_what_is_given_back_while_another_row_is_changed_is_given_back(place):
+    holder = place.claim()
+
+    def meet() -> None:
+        row = place.table.rows["silver"]
+        place.table.rows["silver"] = replace(row, number=row.number + 1)  # so that the change is passed over
+
+    place.table.before_write = meet
+    holder.release()
+    place.claim()
+
+
 def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_whom(place, caplog):
     place.claim("runs silver")
     place.clock.go_on(LENGTH - SECOND)

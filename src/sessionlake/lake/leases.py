@@ -168,8 +168,10 @@ class Claim:
     def release(self) -> None:
         """Gives the lease back, unless it is lost."""
         with self._lock:
-            if self._lost is None:
-                self._write(self._lease, holder=None, expires_at=self._clock().wall)
+            for _ in range(_ATTEMPTS):
+                if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
+                    return
+                self._lease = self._write(self._lease, holder=None, expires_at=self._clock().wall) or self._lease
 
     def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
