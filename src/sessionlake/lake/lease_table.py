@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,21 +21,6 @@ from sessionlake.runtime.interpreted import conf, interpreted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_TIME = pa.timestamp("us", tz="UTC")
-_SCHEMA = pa.schema(
-    [
-        ("name", pa.string()),
-        ("number", pa.int64()),
-        ("token", pa.int64()),
-        ("claim", pa.string()),
-        ("holder", pa.string()),
-        ("doing", pa.string()),
-        ("acquired_at", _TIME),
-        ("renewed_at", _TIME),
-        ("expires_at", _TIME),
-    ]
-)
 
 
 class SparkLeases:
@@ -62,6 +48,14 @@ class SparkLeases:
         """See `LeaseTable`; passed over, too, if a change of another row was in its way."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         with interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
-            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], _SCHEMA)).alias("s")
+            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], _arrow_schema())).alias("s")
             merged = self._storage.delta(spark, LEASES).alias("t").merge(row, "t.name = s.name")
             merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+
+@lru_cache(maxsize=1)
+def _arrow_schema() -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[LEASES].columns)))
