@@ -39,6 +39,10 @@ class MachineError(SessionlakeError):
     """This machine lacks something (Java, jars, a writable home): install or correct what is named."""
 
 
+class ClaimedError(SessionlakeError):
+    """Another process does what this one was to do: the text says who; wait for it, or stop it. Nothing was harmed."""
+
+
 class BrokerError(SessionlakeError):
     """Kafka cannot be reached or started, or lost a topic: check the broker named in the text."""
 

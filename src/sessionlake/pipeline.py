@@ -88,7 +88,7 @@ def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: thread
             raised after the others have come to their end.
     """
     failed: list[SessionlakeError] = []
-    with claimed(settings, layer):
+    with claimed(spark, settings, layer):
         for part in parts_of(settings, layer):
             try:
                 if not _to_the_end(spark, settings, part, stop):
@@ -118,7 +118,7 @@ def run_live(
         SessionlakeError: the first error of any of them; the others have been stopped. What stopped a processor among
             `all` is raised at the end.
     """
-    with claimed(settings, layer), Pipeline(spark, settings, layer, on_failure=on_failure) as pipeline:
+    with claimed(spark, settings, layer), Pipeline(spark, settings, layer, on_failure=on_failure) as pipeline:
         pipeline.watch(stop)
         failed = list(pipeline.failed.values())
     if failed:
@@ -184,7 +184,12 @@ class Pipeline:
             self.check()
 
     def check(self) -> None:
-        """Raises the error of a layer that has stopped; that of a processor among all, or of maintenance, is noted."""
+        """Raises the error of a layer that has stopped; that of a processor among all, or of maintenance, is noted.
+
+        Raises:
+            ClaimedError: another process has taken over what this one had claimed.
+        """
+        storage_of(self._settings).require_claims()
         if self._merger is not None and self._merger.error is not None:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
@@ -265,23 +270,29 @@ def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: thread
         **{own.layer: partial(processors.start, name=own.name) for own in settings.processors},
     }
     query = start[part](spark, settings, once=True)
-    while not query.wait(_LOOK_SECONDS):
-        if stop.is_set():
-            query.stop()
-            return False
+    try:
+        while not query.wait(_LOOK_SECONDS):
+            storage_of(settings).require_claims()
+            if stop.is_set():
+                return False
+    finally:
+        query.stop()
     if part == Layer.SILVER:
         TableMerger(spark, settings).catch_up()
     return True
 
 
 @contextmanager
-def claimed(settings: Settings, layer: Layer) -> Iterator[None]:
-    """Keeps a second process of this machine from running the same layers over the same home.
+def claimed(spark: SparkSession, settings: Settings, layer: Layer, doing: str | None = None) -> Iterator[None]:
+    """Keeps other processes from running the same layers over the same tables.
+
+    Args:
+        doing: what is done with them, as in "rebuilds silver"; by default they run.
 
     Raises:
-        MachineError: one does already.
+        ClaimedError: another process has one of them already, or has taken it over meanwhile.
     """
     with ExitStack() as held:
         for part in parts_of(settings, layer):
-            held.enter_context(storage_of(settings).claim(part, f"runs {part}"))
+            held.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
         yield

@@ -17,7 +17,7 @@ from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.broker import BrokerStatus
-from sessionlake.pipeline import Layer, Pipeline, run_once
+from sessionlake.pipeline import Layer, Pipeline, claimed, run_once
 from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.verify import verify as verify_silver
 
@@ -83,7 +83,8 @@ def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> N
     for layer in (Layer.BRONZE, Layer.SILVER):
         assert run_once(spark, mine, layer, threading.Event())
     assert verify_silver(spark, mine).exact
-    assert rebuild(spark, mine).messages == count(spark, mine, "bronze.messages")
+    with claimed(spark, mine, Layer.ALL, "rebuilds silver"):
+        assert rebuild(spark, mine).messages == count(spark, mine, "bronze.messages")
     simulated(mine, messages=500, seed=1)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
     assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}

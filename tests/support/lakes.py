@@ -72,8 +72,8 @@ def assert_silver_is_the_truth(
             [{name: row[name] for name in found.column_names} for row in rows], found.schema
         )
         if table == ROWS:  # once as Spark reads it, too
-            whole = lake.read(spark, table).select(*found.column_names)
-            assert_df_equality(whole, spark.createDataFrame(expected), ignore_row_order=True, ignore_nullable=True)
+            by_spark = lake.read(spark, table).select(*found.column_names)
+            assert_df_equality(by_spark, spark.createDataFrame(expected), ignore_row_order=True, ignore_nullable=True)
         assert in_order(found) == in_order(expected), table
     if ledger:
         assert_ledger_accounts_for(spark, lake, truth)

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.bronze import query
 from sessionlake.bronze.query import BronzeQuery
 from sessionlake.errors import BrokerError, SessionlakeError, TopicChangedError
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.query import LayerQuery
 
 FOREVER = 10**6
@@ -78,6 +78,7 @@ def running(book: Book, starts: list[Any], tmp_path: Path) -> BronzeQuery:
         book,  # type: ignore[arg-type]  # a fake
         source=lambda _: (None, Batches()),  # type: ignore[arg-type, return-value]  # a fake
         settle=lambda _: False,
+        give_up=lambda _: None,
         trigger=timedelta(seconds=1),
         once=False,
     ).begin()
@@ -96,6 +97,41 @@ def test_a_kafka_that_never_answers_is_told_after_five_questions(running, book, 
     with pytest.raises(BrokerError, match="does not answer"):
         running.check()
     assert (len(starts), book.asked) == (1, 5)
+
+
+def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts_if_it_came_before_that(
+    book, starts, tmp_path, monkeypatch
+):
+    class Elsewhere:
+        """A query that is to go on elsewhere, unless its generation has not begun."""
+
+        def __init__(self, folder: Path) -> None:
+            self.begun = folder.name == "bronze"
+
+        def goes_on_at(self, *_: Any, **__: Any) -> bool:
+            return False
+
+    monkeypatch.setattr(query, "QueryOffsets", Elsewhere)
+    (tmp_path / "bronze").mkdir()
+    (tmp_path / "bronze" / "metadata").write_text('{"id": "q"}')
+    came, seen = False, []
+
+    def settle(generation: Generation) -> bool:
+        seen.append(("settle", generation.number))
+        return came and generation.number == 0
+
+    def give_up(generation: Generation) -> None:
+        nonlocal came
+        seen.append(("give up", generation.number))
+        came = True  # behind the first look, and before it was given up
+
+    generations = Generations(str(tmp_path / "bronze"), "bronze")
+    BronzeQuery(
+        "bronze", generations, book, source=lambda _: (None, Batches()), settle=settle, give_up=give_up,
+        trigger=timedelta(seconds=1), once=False,
+    ).begin()  # fmt: skip
+    assert seen == [("settle", 0), ("give up", 0), ("settle", 0), ("settle", 1)]
+    assert (generations.present.number, book.asked, len(starts)) == (1, 2, 1)
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ from sessionlake.commands.query import first_word, mentioned, one_line
 from sessionlake.commands.show import OutputFormat, plain, show
 from sessionlake.commands.simulate import every_fault
 from sessionlake.config import Settings
-from sessionlake.errors import IntegrityViolationError, MachineError
+from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError
 from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
+from sessionlake.laptop.home import claim
 from sessionlake.runtime.signals import StopFlag
 
 
@@ -299,11 +300,21 @@ def test_a_signal_sets_the_flag_and_interrupts_nothing(number):
 
 def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path):
     settings = Settings(home=tmp_path)
+    said = rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\): stop it first"
+    for _ in range(2):  # again with what the one before has left in the file
+        with claim(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
+            pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())  # type: ignore[arg-type]
+
+
+def test_one_that_has_the_lock_and_has_not_said_yet_who_it_is_keeps_others_out_too(tmp_path):
     (tmp_path / "locks").mkdir()
     with (tmp_path / "locks" / "silver").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(MachineError, match="another process runs silver"):
-            pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())  # type: ignore[arg-type]
+        with (
+            pytest.raises(ClaimedError, match="another process has silver over"),
+            claim(Settings(home=tmp_path), "silver", "runs silver"),
+        ):
+            pass
 
 
 def test_a_second_demo_of_a_home_is_refused(tmp_path):

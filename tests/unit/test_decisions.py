@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
-from sessionlake.errors import MachineError, UsageError
+from sessionlake.errors import ClaimedError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import DECISIONS, LEDGER
@@ -140,7 +140,7 @@ def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_table
 def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
     stop(settings, 6)
     for act in (decide, withdraw):
-        with claim(settings, "silver", "runs silver"), pytest.raises(MachineError, match="another process runs silver"):
+        with claim(settings, "silver", "runs silver"), pytest.raises(ClaimedError, match="another process runs silver"):
             act(settings, 6)
 
 

@@ -13,7 +13,7 @@ from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
-from sessionlake.lake.commit import staged
+from sessionlake.lake.commit import retire, staged
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
@@ -71,6 +71,7 @@ def start(
             _BronzeBatch(lake, settings, book, start.generation, on_batch),
         ),
         settle=lambda generation: _settle(spark, lake, settings, generation),
+        give_up=lambda generation: _give_up(spark, lake, generation),
         trigger=settings.bronze.trigger,
         once=once,
     ).begin()
@@ -205,6 +206,15 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     version = lake.last_commit(spark, MESSAGES).version
     write(spark, lake, _entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
+
+
+def _give_up(spark: SparkSession, lake: Lake, generation: Generation) -> None:
+    """Sees to it that the last planned batch never comes into the tables: its messages are planned anew.
+
+    A process from which bronze was taken over may have it at hand.
+    """
+    if generation.app_id is not None and generation.newest is not None and lake.storage.token(LAYER):
+        retire(spark, lake, [MESSAGES], Txn(generation.app_id, generation.newest))
 
 
 def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> Planned:

@@ -72,6 +72,7 @@ class BronzeQuery(LayerQuery):
     Args:
         source: makes the stream and what commits it.
         settle: told of a generation whose last planned batch may be half done; whether that is in the tables.
+        give_up: told of one whose last planned batch is not in the tables, and is not to come into them any more.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class BronzeQuery(LayerQuery):
         *,
         source: Callable[[Start], tuple[DataFrame, Batches]],
         settle: Callable[[Generation], bool],
+        give_up: Callable[[Generation], None],
         trigger: timedelta,
         once: bool,
     ) -> None:
@@ -90,6 +92,7 @@ class BronzeQuery(LayerQuery):
         self._book = book
         self._source = source
         self._settle = settle
+        self._give_up = give_up
         self._pace = trigger, once
         self._batches: Batches | None = None
         self._next: Start | None = None
@@ -217,7 +220,12 @@ class BronzeQuery(LayerQuery):
         begun, as_before = offsets.begun, False
         if begun and not offsets.goes_on_at(positions, settled=settled):
             as_before = settled and offsets.ended_at(positions)
-            generation, begun, self._tries = self._generations.begin(generation.next_batch), False, 0
+            left, begun, self._tries = generation, False, 0
+            generation = self._generations.begin(left.next_batch)
+            if not settled:
+                self._give_up(left)
+                if self._settle(left):  # it has come meanwhile, by another process
+                    return self._fit()
         before, self._next = self._next, Start(generation, left_out, None if begun else positions)
         return before is None or (not as_before and self._next.differs(before))
 

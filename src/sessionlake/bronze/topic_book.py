@@ -8,16 +8,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.topic_rules import READ, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
 from sessionlake.errors import TopicChangedError
+from sessionlake.lake.commit import retire
 from sessionlake.lake.ledger import OffsetRange
-from sessionlake.lake.names import BRONZE
+from sessionlake.lake.names import BRONZE, TOPICS
 from sessionlake.lake.progress import spans
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, latest, read_topics, write_topics
+from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 # Between two looks at the ends of topics that are not subscribed to, and two notes of how far the others are.
 _SLOW_SECONDS = 60.0
+_APP = "topics"
 
 
 class TopicBook:
@@ -39,6 +43,9 @@ class TopicBook:
         self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
         self._open = True
         self._lock = threading.RLock()
+        self._token, self._writes = lake.storage.token(BRONZE), count()
+        if self._token:  # what a holder before may yet write must not replace what is read now
+            retire(spark, lake, [TOPICS], Txn.before(_APP, self._token))
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
@@ -141,7 +148,8 @@ class TopicBook:
         with self._lock:
             self._saved_at = time.monotonic()
             if self._rows != self._written:
-                write_topics(self._spark, self._lake, self._rows.values())
+                txn = Txn(_APP, next(self._writes)).under(self._token) if self._token else None
+                write_topics(self._spark, self._lake, self._rows.values(), txn)
                 self._written = dict(self._rows)
 
     def close(self) -> None:

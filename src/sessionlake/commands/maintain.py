@@ -43,7 +43,7 @@ def maintain(
         if text := told(done):
             say(text)
 
-    with Lake(settings).storage.claim("maintain", "maintains the tables"):
+    with Lake(settings).storage.claim(spark, "maintain", "maintains the tables"):
         say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
         Maintenance(spark, settings, tell).watch(stop, table)
     say("stopped")

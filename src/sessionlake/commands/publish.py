@@ -58,13 +58,14 @@ def publish(
     """
     sent = _Sent()
     doing = f"publishes {publication.table} to {publication.topic}"
-    with Lake(settings).storage.claim(publication.name, doing):
+    storage = Lake(settings).storage
+    with storage.claim(spark, publication.name, doing):
         query = start(spark, settings, publication, once=once, on_batch=sent.add)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
         try:
             while not (ended := query.wait(_LOOK_SECONDS)) and not stop.is_set():
-                pass
+                storage.require_claims()
         finally:
             query.stop()
     say(f"{'done' if once and ended else 'stopped'}: {sent}")

@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says whether silver is what bronze makes of it; so it returns."""
-    with claimed(settings, Layer.SILVER):
+    with claimed(spark, settings, Layer.SILVER, "verifies silver"):
         found = verify(spark, settings)
     if found.first is None:
         say(f"exact: {found.sessions} sessions, every row of every silver table")
@@ -49,7 +49,7 @@ def rebuild_silver(
     spark: SparkSession, settings: Settings, version: int | None, selection: Selection, say: Say
 ) -> None:
     """Puts a silver built from bronze in the place of the live one."""
-    with claimed(settings, Layer.ALL):
+    with claimed(spark, settings, Layer.ALL, "rebuilds silver"):
         found = rebuild(spark, settings, version=version, selection=selection)
     if found.verified is None:
         say(f"the interrupted rebuild of bronze.messages@v{found.version} is published; run it again for another")

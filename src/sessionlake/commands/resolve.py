@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
-from sessionlake.laptop.home import claim
+from sessionlake.lake.names import SILVER
+from sessionlake.lake.tables import storage_of
 from sessionlake.silver.decisions import Decided, decide, withdraw
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def resolve(
     """Records the decision, or without one that the one before is withdrawn, as the present user's.
 
     Raises:
-        MachineError: silver is running: it would pass the place without it, and a rebuild would not.
+        ClaimedError: silver is running: it would pass the place without it, and a rebuild would not.
     """
-    with claim(settings, "silver", "runs silver"):
+    with storage_of(settings).claim(spark, SILVER, "resolves a violation of silver"):
         if decision is None:
             return withdraw(settings, spark, session, offset=offset, topic=topic, who=_user(spark), why=why)
         return decide(settings, spark, session, decision, offset=offset, topic=topic, who=_user(spark), why=why)

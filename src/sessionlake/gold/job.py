@@ -148,10 +148,8 @@ class _GoldBatch:
             rows = rows_of(parts, target.new, target.ddl)
             append(spark, self._lake, target.table, rows, txn)
         if changed:
-            # A second write to the table in one batch needs a name of its own.
-            renamed = Txn(f"{txn.app_id}:changed", txn.version)
             source = as_frame(spark, rows_of(parts, target.changed, target.ddl))
-            commit = merge(self._lake, target.table, source, target.same(changed), target.clauses, renamed)
+            commit = merge(self._lake, target.table, source, target.same(changed), target.clauses, txn.second)
         else:
             commit = self._lake.last_commit(spark, target.table)
         return TableOutput(target.table, commit.version, sum(span.rows for span in (new, changed) if span))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,10 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.conflicts import conflicts, repeated
+from sessionlake.lake.lease_table import SparkLeases
+from sessionlake.lake.leases import holding, require_held, token_of
+from sessionlake.lake.names import LEASES
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.storage import (
     NO_COMMIT,
@@ -41,6 +45,9 @@ _MANY_FILES = 50
 _WASTE = 2
 _FULL_BYTES = 128 << 20
 _VACUUM_EVERY = timedelta(days=1)
+# Of two processes that create a table at once, one fails, perhaps before the other's is there.
+_ATTEMPTS = 4
+_PAUSE_SECONDS = 0.5
 
 
 class Catalog(Storage):
@@ -73,10 +80,18 @@ class Catalog(Storage):
     def require_writable(self) -> None:
         """See `Storage`: the catalog's grants are its own matter."""
 
-    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
-        """See `Storage`: the platform runs one run of a job at a time."""
-        del name, doing
-        return nullcontext()
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+        """See `Storage`: by a lease."""
+        leases = SparkLeases(_required(spark, self._settings), self)
+        return holding(self._settings, leases, name, doing)
+
+    def require_claims(self) -> None:
+        """See `Storage`."""
+        require_held(self.identifier(LEASES))
+
+    def token(self, name: str) -> int:
+        """See `Storage`."""
+        return token_of(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
         """See `Storage`: schemas beside the lake's."""
@@ -100,7 +115,17 @@ class Catalog(Storage):
         return {} if detail is None else dict(detail["properties"])
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        """See `Storage`."""
+        """See `Storage`; where another process creates it at the same time, it is that one's."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                self._create(spark, table, schema)
+            except Exception:  # noqa: BLE001 - each catalog has its own way to say that another was faster
+                time.sleep(_PAUSE_SECONDS)
+            if self.exists(spark, table):
+                return
+        self._create(spark, table, schema)
+
+    def _create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         within = self._schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
@@ -166,10 +191,11 @@ class Catalog(Storage):
         """See `Storage`; the platform's writer takes the rows as they come."""
         _StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
 
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
         frame = as_frame(_required(spark, self._settings), rows)
-        self.save(frame.write.format("delta").mode("overwrite"), table)
+        writer = frame.write.format("delta") if txn is None else appending(frame, table, txn)
+        self.save(writer.mode("overwrite"), table)
 
     def before_merge(self, spark: SparkSession, table: str) -> None:
         """See `Storage`: the platform decides for itself how it merges."""
@@ -237,7 +263,8 @@ class _StagedFrame:
         self._rows = rows
 
     def commit(self, txn: Txn) -> None:
-        self._catalog.save(appending(self._rows, self._table, txn), self._table)
+        # Two that commit the same transaction at once conflict: repeated, the later one is passed over.
+        repeated(lambda: self._catalog.save(appending(self._rows, self._table, txn), self._table))
 
 
 class SparkReader(TableReader):

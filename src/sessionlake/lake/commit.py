@@ -7,31 +7,29 @@ never collides with an old one, and a batch that died half-way repeats only what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows
+from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_APP = "spark.databricks.delta.write.txnAppId"
-_ATTEMPTS = 5
-_VERSION = "spark.databricks.delta.write.txnVersion"
-
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
     """Appends the rows once, whatever the number of replays."""
     fault_point(f"before:{table}")
+    _make_sure(lake, table)
     lake.storage.append(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
@@ -42,13 +40,34 @@ def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) ->
     with lake.storage.stage(spark, table, rows) as written:
         yield
         fault_point(f"before:{table}")
+        _make_sure(lake, table)
         written.commit(txn)
         fault_point(f"after:{table}")
 
 
-def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table) -> None:
-    """Replaces all rows of a small table, in one commit."""
-    lake.storage.replace(spark, table, rows)
+def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
+    """Replaces all rows of a small table, in one commit; with a transaction, once."""
+    _make_sure(lake, table)
+    lake.storage.replace(spark, table, rows, txn)
+
+
+def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
+    """Deletes all rows of a table once, whatever the number of replays."""
+    _make_sure(lake, table)
+    with conf(spark, txn.conf(table)):
+        lake.delta(spark, table).delete()
+
+
+def retire(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
+    """Sees to it that Delta passes over the transaction, and earlier ones of its application, from now on.
+
+    A process that has made sure that it may write, and stands still before it commits, may go on at any time. Where the
+    same transaction by another would not be the same rows, it is retired before anything is built on its not being
+    there. One that is there already stays.
+    """
+    for table in tables:
+        _make_sure(lake, table)
+        lake.storage.append(spark, table, lake.read(spark, table).limit(0), txn)
 
 
 def merge(
@@ -75,27 +94,21 @@ def merge(
     """
     spark = source.sparkSession
     fault_point(f"before:{table}")
-    spark.conf.set(_APP, txn.on(table))
-    spark.conf.set(_VERSION, str(txn.version))
     lake.storage.before_merge(spark, table)
 
     def execute() -> Commit:
+        _make_sure(lake, table)
         with lake.storage.exclusive(table):
             clauses(lake.delta(spark, table).alias("t").merge(source.alias("s"), on)).execute()
             return lake.last_commit(spark, table)
 
-    try:
-        commit = _repeated(execute)
-    finally:
-        spark.conf.unset(_APP)
-        spark.conf.unset(_VERSION)
+    with conf(spark, txn.conf(table)):
+        commit = repeated(execute)
     fault_point(f"after:{table}")
     return commit
 
 
-def _repeated(write: Callable[[], Commit]) -> Commit:
-    """Does an idempotent write until no other commit is in its way."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(*conflicts()):
-            return write()
-    return write()
+def _make_sure(lake: Lake, table: str) -> None:
+    """Returns if this process is the one that may write, as far as can be told before Delta is asked."""
+    lake.storage.require_claims()
+    fault_point(f"sure:{table}")

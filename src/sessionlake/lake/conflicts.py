@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+_ATTEMPTS = 5
+
+
+def repeated(write: Callable[[], T]) -> T:
+    """Does an idempotent write until no other commit is in its way."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(*conflicts()):
+            return write()
+    return write()
+
 
 def conflicts() -> tuple[type[Exception], ...]:
     """The classes of Delta's exceptions that say so; they have no common one."""

@@ -1,7 +1,7 @@
-"""Named places where a test can make the process die, as a power cut would.
+"""Named places where a test can make the process die, as a power cut would, or stand still.
 
-`SESSIONLAKE_FAULT=name` or `name#3` (the third passing) kills the process with SIGKILL there. Unset, which
-is always outside crash tests, a fault point costs one dictionary look-up.
+`SESSIONLAKE_FAULT=name` or `name#3` (the third passing) kills the process with SIGKILL there; `stop@name` stops it,
+until it is sent SIGCONT. Unset, which is always outside such tests, a fault point costs one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import signal
 from collections import Counter
 
 VARIABLE = "SESSIONLAKE_FAULT"
+_STOP = "stop@"
 _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Dies here if the environment asks for it."""
+    """Dies or stops here if the environment asks for it."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return
     _passed[name] += 1
-    place, _, nth = wanted.partition("#")
+    place, _, nth = wanted.removeprefix(_STOP).partition("#")
     if place == name and _passed[name] == int(nth or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if wanted.startswith(_STOP) else signal.SIGKILL)

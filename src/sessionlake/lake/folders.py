@@ -91,9 +91,18 @@ class Folders(Storage):
         """See `Storage`."""
         require_home(self._settings)
 
-    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """See `Storage`: other processes of this machine are kept from it."""
+        del spark
         return claim(self._settings, name, doing)
+
+    def require_claims(self) -> None:
+        """See `Storage`: a lock of the system's is nobody else's as long as this process lives."""
+
+    def token(self, name: str) -> int:
+        """See `Storage`."""
+        del name
+        return 0
 
     def staging(self) -> Settings:
         """See `Storage`: a home inside this one."""
@@ -252,12 +261,15 @@ class Folders(Storage):
         else:
             self.save(appending(rows, table, txn), table)
 
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
         from deltalake import write_deltalake
 
         del spark
-        write_deltalake(self.path(table), rows, mode="overwrite")
+        delta = self.path(table) if txn is None else _without(self.path(table), table, txn)
+        if delta is not None:
+            properties = None if txn is None else _properties(table, txn)
+            write_deltalake(delta, rows, mode="overwrite", commit_properties=properties)
 
     def before_merge(self, spark: SparkSession, table: str) -> None:
         """See `Storage`."""

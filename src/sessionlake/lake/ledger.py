@@ -82,8 +82,12 @@ class LedgerEntry:
     decisions: tuple[Mapping[str, object], ...] = ()
 
 
-def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
-    """Appends the entry; a replayed batch leaves the first one in place."""
+def write(spark: SparkSession, lake: Lake, entry: LedgerEntry, txn: Txn | None = None) -> None:
+    """Appends the entry; a replayed batch leaves the first one in place.
+
+    Args:
+        txn: of the commit, if it is not the entry's own.
+    """
     row = {
         "layer": entry.layer,
         "app_id": entry.txn.app_id,
@@ -104,7 +108,7 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry) -> None:
         "config_hash": entry.config_hash,
         "decisions": list(entry.decisions),
     }
-    append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), entry.txn)
+    append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), txn or entry.txn)
 
 
 @lru_cache(maxsize=1)

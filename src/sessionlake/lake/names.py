@@ -25,6 +25,7 @@ DECISIONS = "ops.decisions"
 TOPICS = "ops.topics"
 LEDGER = "ops.ledger"
 POSITIONS = "ops.positions"
+LEASES = "ops.leases"
 
 BRONZE = "bronze"
 SILVER = "silver"

@@ -8,6 +8,7 @@ from sessionlake.lake.names import (
     CUTS,
     DECISIONS,
     EVENTS,
+    LEASES,
     LEDGER,
     MESSAGES,
     MINUTES,
@@ -277,6 +278,20 @@ TABLES: dict[str, TableSchema] = {
         ),
         "The life of every captured topic",
         writes=Writes.REPLACE,
+    ),
+    LEASES: TableSchema(
+        (
+            ("name", "string"),
+            ("number", "bigint"),
+            ("token", "bigint"),
+            ("claim", "string"),
+            ("holder", "string"),
+            ("doing", "string"),
+            ("acquired_at", "timestamp"),
+            ("renewed_at", "timestamp"),
+            ("expires_at", "timestamp"),
+        ),
+        "Who may write what, in a catalog: one row a layer",
     ),
     LEDGER: TableSchema(
         (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.table_schema import TableSchema
+from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Rows
 
@@ -148,15 +148,30 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def claim(self, name: str, doing: str) -> AbstractContextManager[None]:
-        """Keeps others from doing the same.
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+        """Keeps others from claiming the same until the block is left.
 
         Args:
             name: of what is claimed.
-            doing: what the other one does, as in "runs silver".
+            doing: what this process does, as in "runs silver": what others are told that want it.
 
         Raises:
-            MachineError: somebody does already.
+            ClaimedError: another process has claimed it already, or has taken it over meanwhile.
+        """
+
+    @abstractmethod
+    def require_claims(self) -> None:
+        """Returns if what this process has claimed here is its own still: to be asked before each commit.
+
+        Raises:
+            ClaimedError: another process has taken it over.
+        """
+
+    @abstractmethod
+    def token(self, name: str) -> int:
+        """Of what this process has claimed: greater than that of every holder before.
+
+        0 where nothing can be taken over from a process that goes on later.
         """
 
     @abstractmethod
@@ -176,11 +191,6 @@ class Storage(ABC):
     @abstractmethod
     def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
         """The table's Delta properties."""
-
-    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property, in a commit of its own."""
-        with self.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     @abstractmethod
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
@@ -205,6 +215,17 @@ class Storage(ABC):
     @abstractmethod
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """The table's latest commit."""
+
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """Sets a Delta property, in a commit of its own."""
+        with self.exclusive(table):
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+
+    def retain(self, spark: SparkSession, table: str) -> None:
+        """Sets how far back the table's history reaches, if that has changed."""
+        kept = interval(self._settings.maintain.keep)
+        if self.properties(spark, table).get(RETENTION) != kept:
+            self.set_property(spark, table, RETENTION, kept)
 
     # -- reading
 
@@ -236,8 +257,8 @@ class Storage(ABC):
             staged.commit(txn)
 
     @abstractmethod
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table) -> None:
-        """Replaces all rows of a small table, in one commit."""
+    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
+        """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
 
     @abstractmethod
     def before_merge(self, spark: SparkSession, table: str) -> None:

@@ -12,7 +12,7 @@ from sessionlake.lake.folders import Folders
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import Commit, Limits, Storage, quote
-from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
+from sessionlake.lake.table_schema import TableSchema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,7 +123,7 @@ class Lake:
         for table in tables:
             if self.exists(spark, table):
                 self._evolve(spark, table)
-                self._retain(spark, table)
+                self.storage.retain(spark, table)
             else:
                 self.storage.create(spark, table, self._schemas[table])
 
@@ -136,6 +136,7 @@ class Lake:
             metadata: kept with the commit: its `userMetadata` in the table's history.
             changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
         """
+        self.storage.require_claims()
         append_only = self._schemas[table].append_only
         if append_only:
             self.set_property(spark, table, "delta.appendOnly", "false")
@@ -163,11 +164,6 @@ class Lake:
         found = [table for table in tables or TABLES if self.exists(spark, table)]
         self.storage.register(spark, found)
         return found
-
-    def _retain(self, spark: SparkSession, table: str) -> None:
-        kept = interval(self.settings.maintain.keep)
-        if self.storage.properties(spark, table).get(RETENTION) != kept:
-            self.set_property(spark, table, RETENTION, kept)
 
     def _evolve(self, spark: SparkSession, table: str) -> None:
         wanted = dict(self._schemas[table].resolved(self.settings))

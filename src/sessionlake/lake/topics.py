@@ -21,6 +21,7 @@ from sessionlake.lake.commit import replace_rows
 from sessionlake.lake.names import TOPICS
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def topics_of(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
     return sorted(topics, key=lambda topic: (topic.topic, topic.generation))
 
 
-def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic]) -> None:
-    """Replaces the table's rows."""
+def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: Txn | None = None) -> None:
+    """Replaces the table's rows; with a transaction, once."""
     rows = [asdict(row) | {"state": str(row.state)} for row in topics]
-    replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, _arrow_schema()))
+    replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, _arrow_schema()), txn)
 
 
 def latest(topics: Iterable[Topic]) -> dict[str, Topic]:

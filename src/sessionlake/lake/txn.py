@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# More than any number of a batch.
+_BATCHES = 1 << 40
+_LAST = (1 << 63) - 1
+
 
 @dataclass(frozen=True)
 class Txn:
@@ -12,6 +16,36 @@ class Txn:
     app_id: str
     version: int
 
+    @classmethod
+    def last(cls, app_id: str) -> Txn:
+        """One that no batch of the query comes behind."""
+        return cls(app_id, _LAST)
+
+    @property
+    def second(self) -> Txn:
+        """Of the batch's second write to a table."""
+        return Txn(f"{self.app_id}:changed", self.version)
+
+    def under(self, token: int) -> Txn:
+        """The same, in the order of who holds a claim: those of a later holder have higher versions.
+
+        Args:
+            token: the holder's (`Storage.token`); under 0 it is as it was.
+        """
+        return Txn(f"{self.app_id}:claimed", token * _BATCHES + self.version + 1) if token else self
+
+    @classmethod
+    def before(cls, app_id: str, token: int) -> Txn:
+        """One that is higher than those of all holders before, and lower than those of the one with this token."""
+        return cls(app_id, -1).under(token)
+
     def on(self, table: str) -> str:
         """Application id of this query's writes to one table."""
         return f"{self.app_id}:{table}"
+
+    def conf(self, table: str) -> dict[str, str]:
+        """A session's settings, by which a MERGE, UPDATE or DELETE bears the transaction."""
+        return {
+            "spark.databricks.delta.write.txnAppId": self.on(table),
+            "spark.databricks.delta.write.txnVersion": str(self.version),
+        }

@@ -1,15 +1,56 @@
-"""The home folder, checked before anything costly starts."""
+"""The home folder, checked before anything costly starts, and the locks in it."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from sessionlake.config import Settings
-from sessionlake.errors import MachineError
+from sessionlake.errors import ClaimedError, MachineError
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that does what no other may do meanwhile.
+
+    Attributes:
+        process: which one, and on which machine.
+        doing: as in "runs silver".
+    """
+
+    process: str
+    doing: str
+    since: datetime
+
+    @classmethod
+    def here(cls, doing: str) -> Holder:
+        """This process, from now on."""
+        return cls(f"{socket.gethostname()}, process {os.getpid()}", doing, datetime.now(UTC))
+
+    def __str__(self) -> str:
+        return f"{self.process}, since {self.since:%Y-%m-%d %H:%M:%S}Z"
+
+
+def refusal(settings: Settings, holder: Holder | None, name: str, way_on: str) -> ClaimedError:
+    """What is told to the second one.
+
+    Args:
+        holder: None if it has not said yet who it is.
+        name: of what it holds.
+        way_on: what there is to do.
+    """
+    said = f"has {name}" if holder is None else holder.doing
+    who = "" if holder is None else f" ({holder})"
+    return ClaimedError(f"another process {said} over {settings.place}{who}: {way_on}")
 
 
 def require_home(settings: Settings, *folders: str) -> Path:
@@ -42,22 +83,33 @@ def require_home(settings: Settings, *folders: str) -> Path:
 def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
     """Keeps a second process of this machine from doing the same over the same home.
 
+    The lock is the system's: it ends with the process, however that ends. The file says who has it.
+
     Args:
         name: of the lock file.
-        doing: what the other process does, as in "runs silver".
+        doing: what this process does, as in "runs silver".
 
     Raises:
-        MachineError: one does already.
+        ClaimedError: another holds it, and who that is.
     """
-    with (require_home(settings, "locks") / "locks" / name).open("w") as lock:
+    with (require_home(settings, "locks") / "locks" / name).open("a+b") as lock:
+        lock.seek(0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise MachineError(
-                f"another process {doing} over {settings.home}: stop it first, "
-                "or name another home with SESSIONLAKE_HOME"
-            ) from None
+            way_on = "stop it first, or name another home with SESSIONLAKE_HOME"
+            raise refusal(settings, _holder(lock.read()), name, way_on) from None
+        lock.truncate()
+        lock.write(msgspec.json.encode(Holder.here(doing)))
+        lock.flush()
         yield
+
+
+def _holder(said: bytes) -> Holder | None:
+    try:
+        return msgspec.json.decode(said, type=Holder)
+    except msgspec.MsgspecError:
+        return None  # it has the lock, and has not written yet
 
 
 @contextmanager

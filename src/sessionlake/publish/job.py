@@ -136,6 +136,7 @@ class _PublishBatch:
 
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
+        self._lake.storage.require_claims()
         fault_point("before:kafka")
         with interpreted(spark, when=self._few):
             count, first, last = self._send(changes, txn.version)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.lake.commit import append, merge
+from sessionlake.lake.commit import append, merge, retire
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import (
     CHANGES,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 _MERGE_MESSAGES = 2_000_000
 # Of batches that wait, so many changes are kept in memory; those of more are read again.
 _CHANGES_AT_HAND = 100_000
+_WRITTEN = (ROWS, SESSIONS, SNAPSHOTS, LEDGER)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class Waiting:
     changes: int
     cuts: int = 0
     rows: Mapping[str, pa.Table] = field(default_factory=dict)
+
+
+def _app_id(waiting: Sequence[Waiting]) -> str:
+    return f"{waiting[0].app_id}:{SILVER_TABLES}"
 
 
 def _changes(outputs: Iterable[TableOutput]) -> int:
@@ -168,7 +173,8 @@ class TableMerger:
         if not taken:
             return False
         first, last = taken[0].batch, taken[-1].batch
-        started, txn = datetime.now(UTC), Txn(f"{taken[0].app_id}:{SILVER_TABLES}", last)
+        started, own = datetime.now(UTC), Txn(_app_id(taken), last)
+        txn = own.under(self._lake.storage.token(SILVER))
         changes = sum(item.changes for item in taken)
         batches = BatchRange(first, last, tuple(item.rows for item in taken))
         with interpreted(self._spark, when=changes <= self._lake.limits.few_changes):
@@ -180,7 +186,7 @@ class TableMerger:
             )
         entry = LedgerEntry(
             layer=SILVER_TABLES,
-            txn=txn,
+            txn=own,
             source=CHANGES,
             source_from=first,
             source_to=last,
@@ -189,7 +195,7 @@ class TableMerger:
             messages=sum(item.messages for item in taken),
             config_hash=config_hash(self._settings),
         )
-        write(self._spark, self._lake, entry)
+        write(self._spark, self._lake, entry, txn)
         with self._lock:
             self._waiting = [item for item in self._waiting or () if item.batch > last]
         if self._on_merge:
@@ -200,7 +206,7 @@ class TableMerger:
         """The next batches to merge at once."""
         with self._lock:
             if self._waiting is None:
-                self._waiting = self._not_merged()
+                self._waiting = self._not_merged_by_others()
             taken, messages = 0, 0
             for item in self._waiting:
                 messages += item.messages
@@ -208,6 +214,18 @@ class TableMerger:
                     break
                 taken += 1
             return self._waiting[:taken]
+
+    def _not_merged_by_others(self) -> list[Waiting]:
+        """As `_not_merged`, for good: what a holder before may yet write is passed over.
+
+        Which batches a merge takes in, and which rows it finds, is no plan of Spark's: done by another later, it would
+        not be the same.
+        """
+        token, waiting = self._lake.storage.token(SILVER), self._not_merged()
+        if not token or not waiting:
+            return waiting
+        retire(self._spark, self._lake, _WRITTEN, Txn.before(_app_id(waiting), token))
+        return self._not_merged()
 
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,14 @@ from sessionlake import __version__
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
+from sessionlake.lake.commit import delete_rows, retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
+    GOLD,
+    LEDGER,
     MESSAGES,
     MINUTES,
     PROGRESS,
@@ -55,6 +58,7 @@ from sessionlake.silver.rebuild.replay import (
 )
 from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import rebuild_journal, refuse_half_committed
 
 if TYPE_CHECKING:
@@ -235,6 +239,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     told = {"sessionlake": __version__, "config": config_hash(settings), "rebuild": plan.rebuild}
     text = json.dumps(told | {"bronze_version": plan.version})
     outputs = []
+    _retire_query(spark, lake, LAYER, REPLAYED)
     for table in REPLAYED:
         rows = _numbered(_built(spark, beside, table), plan.batch)
         fault_point(f"before:publish:{table}")
@@ -248,10 +253,20 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     write(spark, lake, _merged(settings, plan, txn))
     lake.add_version(spark, MESSAGES, plan.version)
     fault_point("before:publish:swap")
+    lake.storage.require_claims()
     handover.swap(settings, plan.rebuild)
     note_going_on(settings)
     rebuild_journal(settings).unlink()
     clear(spark, settings)
+
+
+def _retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
+    """What a process that stands still has yet to commit of a query that ends here must not come into the tables."""
+    app_id = Generations(lake.settings.checkpoint(layer), layer).present.app_id
+    if app_id is not None and lake.storage.token(layer):
+        last = Txn.last(app_id)
+        for txn in (last, last.second):
+            retire(spark, lake, (*tables, LEDGER), txn)
 
 
 def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
@@ -303,11 +318,12 @@ def _reset_gold(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan
     """Empties gold: what it was computed from has changed, so it is computed anew when it runs next."""
     checkpoint = Path(settings.checkpoint("gold"))
     aside = checkpoint.with_name(f"gold.before-{plan.rebuild}")
-    if checkpoint.exists() and not aside.exists():
-        checkpoint.rename(aside)
     known = [table for table in _GOLD if lake.exists(spark, table)]
+    if checkpoint.exists() and not aside.exists():
+        _retire_query(spark, lake, GOLD, known)
+        checkpoint.rename(aside)
+    txn = Txn(f"{REBUILD}{plan.rebuild}:gold", plan.batch)
     for table in known:
-        lake.delta(spark, table).delete()
+        delete_rows(spark, lake, table, txn)
     if known:
-        txn = Txn(f"{REBUILD}{plan.rebuild}:gold", plan.batch)
         write(spark, lake, LedgerEntry("gold", txn, CHANGES, plan.started_at, config_hash=config_hash(settings)))

@@ -1,0 +1,61 @@
+"""`ops.leases` in a catalog, read and written by Spark."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.leases import Lease
+from sessionlake.lake.names import LEASES
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.storage import Storage
+from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import conf, interpreted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkLeases:
+    """See `LeaseTable`. Created if it is missing.
+
+    Attributes:
+        identifier: what SQL calls the table.
+    """
+
+    def __init__(self, spark: SparkSession, storage: Storage) -> None:
+        self._spark = spark.newSession()  # a MERGE sets its transaction in the session: nobody else may use it
+        self._storage = storage
+        self.identifier = storage.identifier(LEASES)
+        if storage.exists(self._spark, LEASES):
+            storage.retain(self._spark, LEASES)
+        else:
+            storage.create(self._spark, LEASES, TABLES[LEASES])
+
+    def read(self, name: str) -> Lease | None:
+        """See `LeaseTable`."""
+        found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
+        return Lease(**found[0]) if found else None
+
+    def write(self, lease: Lease) -> None:
+        """See `LeaseTable`; passed over, too, if a change of another row was in its way."""
+        spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
+        with interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
+            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], _arrow_schema())).alias("s")
+            merged = self._storage.delta(spark, LEASES).alias("t").merge(row, "t.name = s.name")
+            merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+
+@lru_cache(maxsize=1)
+def _arrow_schema() -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[LEASES].columns)))

@@ -1,0 +1,292 @@
+"""One writer a layer in a catalog: real processes, some of them stopped past their leases and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from sessionlake.commands.rebuild import rebuild_silver
+from sessionlake.commands.resolve import resolve
+from sessionlake.config import Settings, load_settings
+from sessionlake.errors import ClaimedError
+from sessionlake.integrity.rules import Decision
+from sessionlake.lake import leases
+from sessionlake.lake.commit import append, merge, retire
+from sessionlake.lake.faults import VARIABLE
+from sessionlake.lake.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.pipeline import Layer, claimed, run_once
+from sessionlake.silver.rebuild.rebuild import EVERYTHING
+from sessionlake.silver.rebuild.replay import REPLAYED
+from support.lakes import assert_silver_is_the_truth, write_bronze
+from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
+
+WORKER = Path(__file__).parents[1] / "support" / "lease_worker.py"
+SECONDS = 15
+START_SECONDS = 300  # a machine of two cores that does much else
+PARTS = 3
+
+
+class Place:
+    """A catalog's lake, whose bronze the test fills, and processes that work over it.
+
+    Args:
+        tables: those that there are.
+    """
+
+    def __init__(self, spark: Any, location: dict[str, Any], folder: Path, tables: Iterable[str]) -> None:
+        self.spark, self.folder = spark, folder
+        self.config, self.places = folder / "sessionlake.yml", folder / "tables.json"
+        capture = {"columns": COLUMNS, "on_violation": "isolate", "max_message_bytes": MAX_BYTES}
+        silver = {"shards": 2, "snapshot_interval": "3 s", "merge_interval": "1 s"}
+        content = {**location, "home": str(location["home"]), "capture": capture, "silver": silver}
+        self.config.write_text(yaml.safe_dump(content))
+        self.settings: Settings = load_settings(self.config)
+        self.lake = Lake(self.settings)
+        self.lake.ensure(spark, tables)
+        self.places.write_text(json.dumps({self.lake.identifier(table): self.place_of(table) for table in tables}))
+        self._parts = list(cut(random.Random(3), StreamMaker(random.Random(7), LIGHT).make(40 * PARTS), PARTS))
+        self.arrived = 0
+
+    def place_of(self, table: str) -> str:
+        return str(self.lake.delta(self.spark, table).detail().select("location").first()[0])
+
+    def arrive(self) -> None:
+        write_bronze(self.spark, self.lake, self._parts[self.arrived])
+        self.arrived += 1
+
+    def rows(self, table: str) -> int:
+        return self.lake.read(self.spark, table).count()
+
+    def batches(self) -> int:
+        return self.lake.read(self.spark, LEDGER).where("layer = 'silver'").count()
+
+    def is_past_its_lease(self) -> bool:
+        own = self.lake.read(self.spark, LEASES).where(f"name = '{SILVER}'")
+        return not own.where("expires_at < current_timestamp()").isEmpty()
+
+    def run_once(self) -> None:
+        assert run_once(self.spark, self.settings, Layer.SILVER, threading.Event())
+
+    def rebuild(self) -> None:
+        rebuild_silver(self.spark, self.settings, None, EVERYTHING, print)
+
+    def resolve(self) -> None:
+        resolve(self.spark, self.settings, "s", Decision.ISOLATE, offset=None, topic=None, why=None)
+
+    def assert_no_row_is_harmed(self) -> None:
+        messages = [message for part in self._parts[: self.arrived] for message in part]
+        held = self.lake.read(self.spark, MESSAGES).select("topic", "partition", "offset").collect()
+        assert sorted(map(tuple, held)) == sorted((m.topic, m.partition, m.offset) for m in messages)
+        assert_silver_is_the_truth(self.spark, self.settings, messages)
+        merges = self.lake.read(self.spark, LEDGER).where("layer = 'silver_tables'").collect()
+        taken = sorted((row["source_from"], row["source_to"]) for row in merges)
+        assert all(last < first for (_, last), (first, _) in pairwise(taken))
+
+    @contextmanager
+    def process(self, *words: str, fault: str | None = None) -> Iterator[subprocess.Popen[str]]:
+        paths = os.pathsep.join([str(WORKER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        own = {"PYTHONPATH": paths} | ({VARIABLE: fault} if fault else {})
+        args = [sys.executable, str(WORKER), str(self.config), str(self.places), str(SECONDS), *words]
+        # A group of its own: Python and its JVM are stopped together.
+        with subprocess.Popen(
+            args, env=_without_platform() | own, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                yield process
+            finally:
+                for number in (signal.SIGCONT, signal.SIGKILL):
+                    if process.poll() is None:
+                        os.killpg(process.pid, number)
+
+
+def _without_platform() -> dict[str, str]:
+    """The environment of a laptop's process: it makes a session of its own."""
+    return {name: value for name, value in os.environ.items() if name != "DATABRICKS_RUNTIME_VERSION"}
+
+
+def eventually(condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.2)
+
+
+def of_process(pid: int) -> str:
+    return f"{socket.gethostname()}, process {pid}, since "
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LENGTH", timedelta(seconds=SECONDS))
+
+
+@pytest.fixture
+def empty(spark: Any, location: dict[str, Any], tmp_path: Path, short: None) -> Place:
+    """Where there is no table yet but that of leases."""
+    del short
+    return Place(spark, location, tmp_path, [LEASES])
+
+
+@pytest.fixture
+def place(spark: Any, location: dict[str, Any], tmp_path: Path, short: None) -> Place:
+    """With all that silver has to do with."""
+    del short
+    return Place(spark, location, tmp_path, [MESSAGES, *REPLAYED, DECISIONS, LEDGER, LEASES])
+
+
+def test_two_sessions_that_want_one_lease_at_once_are_told_apart_by_delta(spark: Any, settings: Settings) -> None:
+    storage = Lake(settings).storage
+    won, refused = [], []
+    start = threading.Barrier(2)
+
+    def want(doing: str) -> None:
+        start.wait(30)  # at first with no row, nor a table, and then with one that was given back
+        try:
+            with storage.claim(spark, SILVER, doing):
+                won.append(doing)
+                end.wait()
+        except ClaimedError as error:
+            refused.append(str(error))
+            end.set()
+
+    for attempt in range(2):
+        end = threading.Event()
+        threads = [threading.Thread(target=want, args=(f"is {attempt}{n}",)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(refused)) == (attempt + 1, attempt + 1), refused
+        assert f"another process {won[-1]} over catalog spark_catalog" in refused[-1]
+    [row] = storage.read(spark, LEASES, {}).collect()
+    assert (row["name"], row["token"], row["holder"]) == (SILVER, 2, None)
+
+
+def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_replaced(
+    empty: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = empty.lake.storage
+    with empty.process("hold") as other:
+        eventually(lambda: empty.rows(LEASES) == 1)
+        for act in (empty.run_once, empty.rebuild, empty.resolve):
+            with pytest.raises(ClaimedError, match=rf"another process runs silver .*process {other.pid}, since .*Z\)"):
+                act()
+        os.killpg(other.pid, signal.SIGSTOP)
+        eventually(empty.is_past_its_lease)
+        with storage.claim(empty.spark, SILVER, "rebuilds silver"):
+            os.killpg(other.pid, signal.SIGCONT)
+            _, said = other.communicate(timeout=START_SECONDS)
+            storage.require_claims()
+    assert (
+        f"taken over from a process that runs silver and stands still, or is gone ({of_process(other.pid)}"
+        in caplog.text
+    )
+    assert other.returncode == 1
+    assert "error: silver: this process did not renew its lease before" in said
+    assert f"another process rebuilds silver now ({of_process(os.getpid())}" in said
+
+
+def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    of_stream, of_merges = "stream", "merges"
+
+    def write(number: int, txn: Txn) -> None:
+        row = spark.sql(f"SELECT 'a' topic, 's' session_id, {number}L messages").coalesce(1)
+        if txn.app_id == of_stream:
+            append(spark, lake, SESSIONS, row, txn)
+        else:
+            merge(lake, SESSIONS, row, "false", lambda m: m.whenNotMatchedInsert(values=values), txn)
+
+    values = {name: f"s.{name}" for name in ("topic", "session_id", "messages")}
+    write(1, Txn(of_stream, 1))
+    retire(spark, lake, [SESSIONS], Txn(of_stream, 5))
+    for number in (4, 5, 6):
+        write(number, Txn(of_stream, number))
+    write(7, Txn(of_merges, 7).under(2))
+    retire(spark, lake, [SESSIONS], Txn.before(of_merges, 3))
+    write(8, Txn(of_merges, 8).under(2))
+    write(9, Txn(of_merges, 0).under(3))
+    assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]
+
+
+@pytest.mark.soak
+def test_silver_goes_on_where_a_process_was_stopped_past_its_lease_and_no_row_is_harmed(place: Place) -> None:
+    place.arrive()
+    with place.process() as first:
+        eventually(lambda: place.batches() == 1 and place.rows(SESSIONS) > 0)
+        time.sleep(2 * SECONDS)
+        with pytest.raises(ClaimedError, match=f"process {first.pid}"):  # it has renewed
+            place.run_once()
+        os.killpg(first.pid, signal.SIGSTOP)
+        place.arrive()
+        eventually(place.is_past_its_lease)
+        place.run_once()
+        place.arrive()
+        os.killpg(first.pid, signal.SIGCONT)
+        place.run_once()
+        _, said = first.communicate(timeout=START_SECONDS)
+    assert (first.returncode, "did not renew its lease before" in said) == (1, True), said
+    place.assert_no_row_is_harmed()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", ["the one that stood still", "the other"])
+@pytest.mark.parametrize("table", [CHANGES, LEDGER, ROWS])
+def test_what_a_process_had_made_sure_of_when_it_was_stopped_harms_no_row_whoever_commits_first(
+    place: Place, table: str, first: str
+) -> None:
+    place.arrive()
+    with place.process(fault=f"stop@sure:{table}") as stopped:
+        of_python = psutil.Process(stopped.pid)
+        eventually(lambda: of_python.status() == psutil.STATUS_STOPPED)
+        place.arrive()
+        eventually(place.is_past_its_lease)
+        if first == "the other":
+            place.run_once()
+            os.killpg(stopped.pid, signal.SIGCONT)
+            _, said = stopped.communicate(timeout=START_SECONDS)
+        else:
+            with claimed(place.spark, place.settings, Layer.SILVER):
+                os.killpg(stopped.pid, signal.SIGCONT)
+                _, said = stopped.communicate(timeout=START_SECONDS)
+    assert (stopped.returncode, "did not renew its lease before" in said) == (1, True), said
+    place.arrive()
+    place.run_once()
+    place.assert_no_row_is_harmed()
+
+
+@pytest.mark.soak
+def test_of_two_processes_started_at_once_one_works_and_the_other_says_who(place: Place) -> None:
+    place.arrive()
+    with place.process() as one, place.process() as two:
+        eventually(lambda: one.poll() is not None or two.poll() is not None)
+        refused, works = (one, two) if one.poll() is not None else (two, one)
+        _, said = refused.communicate(timeout=60)
+        eventually(lambda: place.batches() == 1)
+        works.send_signal(signal.SIGTERM)
+        works.communicate(timeout=60)
+    assert (refused.returncode, works.returncode) == (1, 0)
+    assert "error: another process runs silver over catalog spark_catalog" in said
+    assert f"process {works.pid}, since" in said
+    place.run_once()
+    place.assert_no_row_is_harmed()

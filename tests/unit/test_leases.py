@@ -1,0 +1,259 @@
+"""Leases, by clocks and a table of the test's own: one holder at a time, and one that stood still finds it out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.errors import ClaimedError
+from sessionlake.lake import leases
+from sessionlake.lake.leases import LENGTH, Claim, Lease, Moment, holding, require_held, token_of
+
+SECOND = timedelta(seconds=1)
+
+
+class Clock:
+    """Two clocks of one machine, moved by hand."""
+
+    def __init__(self) -> None:
+        self.moment = Moment(datetime(2026, 1, 1, 12, tzinfo=UTC), 1000.0)
+
+    def __call__(self) -> Moment:
+        return self.moment
+
+    def go_on(self, by: timedelta, *, wall: timedelta | None = None) -> None:
+        moved = by if wall is None else wall
+        self.moment = Moment(self.moment.wall + moved, self.moment.steady + by.total_seconds())
+
+
+class Table:
+    """Rows of `ops.leases`, where one change comes of a number, as Delta has it."""
+
+    identifier = "a.test"
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Lease] = {}
+        self.reads = self.writes = 0
+        self.before_write: Callable[[], None] = lambda: None
+
+    def read(self, name: str) -> Lease | None:
+        self.reads += 1
+        return self.rows.get(name)
+
+    def write(self, lease: Lease) -> None:
+        self.writes += 1
+        interposed, self.before_write = self.before_write, lambda: None
+        interposed()
+        if lease.number > (self.rows[lease.name].number if lease.name in self.rows else 0):
+            self.rows[lease.name] = lease
+
+
+class Place:
+    """One table of leases, and a clock that all look at."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.table, self.clock = settings, Table(), Clock()
+
+    def claim(self, doing: str = "runs silver") -> Claim:
+        return Claim(self.settings, self.table, "silver", doing, self.clock)
+
+
+@pytest.fixture
+def place(settings: Settings) -> Place:
+    return Place(settings)
+
+
+def test_the_second_is_told_who_has_it_what_it_does_since_when_and_until_when(place):
+    place.claim("rebuilds silver")
+    place.clock.go_on(SECOND)
+    said = r"another process rebuilds silver over .* \(.*, process \d+, since 2026-01-01 12:00:00Z\): stop it first"
+    with pytest.raises(ClaimedError, match=rf"{said}.*taken over after 2026-01-01 12:02:00Z"):
+        place.claim()
+
+
+def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of_a_takeover(place, caplog):
+    first = place.claim()
+    first.release()
+    second = place.claim()
+    second.require()
+    assert second.token == first.token + 1
+    assert caplog.text == ""
+
+
+def test_what_is_given_back_while_another_row_is_changed_is_given_back(place):
+    holder = place.claim()
+
+    def meet() -> None:
+        row = place.table.rows["silver"]
+        place.table.rows["silver"] = replace(row, number=row.number + 1)  # so that the change is passed over
+
+    place.table.before_write = meet
+    holder.release()
+    place.claim()
+
+
+def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_whom(place, caplog):
+    place.claim("runs silver")
+    place.clock.go_on(LENGTH - SECOND)
+    with pytest.raises(ClaimedError):
+        place.claim()
+    place.clock.go_on(SECOND)
+    with caplog.at_level(logging.WARNING):
+        place.claim()
+    assert "silver: taken over from a process that runs silver" in caplog.text
+
+
+def test_a_renewed_lease_lasts_from_its_renewal(place):
+    holder = place.claim()
+    place.clock.go_on(LENGTH - SECOND)
+    holder.renew()
+    place.clock.go_on(LENGTH - SECOND)
+    with pytest.raises(ClaimedError):
+        place.claim()
+
+
+def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(place):
+    won: list[Claim] = []
+    place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
+    with pytest.raises(ClaimedError, match="another process rebuilds silver"):
+        place.claim()
+    won[0].require()
+
+
+def test_of_two_that_find_it_stale_at_once_one_has_it(place):
+    place.claim()
+    place.clock.go_on(LENGTH)
+    test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(place)
+
+
+def test_a_holder_that_renewed_lately_asks_nobody(place):
+    holder = place.claim()
+    place.clock.go_on(LENGTH / 2 - SECOND)
+    asked = place.table.reads
+    holder.require()
+    assert place.table.reads == asked
+
+
+@pytest.mark.parametrize(
+    ("steady", "wall"),
+    [(LENGTH / 2, timedelta(0)), (timedelta(0), LENGTH / 2), (LENGTH / 2, -LENGTH)],
+    ids=["the wall clock was set back", "the machine slept", "far back"],
+)
+def test_by_either_clock_a_holder_that_has_not_renewed_for_half_a_lease_asks_the_table(place, steady, wall):
+    holder = place.claim()
+    place.clock.go_on(steady, wall=wall)
+    asked = place.table.writes
+    holder.require()
+    assert place.table.writes == asked + 1
+
+
+def test_one_that_stood_still_past_its_lease_goes_on_if_nobody_has_taken_it_over(place):
+    holder = place.claim()
+    place.clock.go_on(10 * LENGTH)
+    holder.require()
+    with pytest.raises(ClaimedError):
+        place.claim()
+
+
+def test_one_that_stood_still_is_told_who_has_it_and_never_writes_again_though_that_one_ends(place):
+    stopped = place.claim()
+    place.clock.go_on(LENGTH)
+    other = place.claim("rebuilds silver")
+    for _ in range(2):
+        with pytest.raises(ClaimedError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"):
+            stopped.require()
+    other.release()
+    with pytest.raises(ClaimedError):
+        stopped.require()
+
+
+def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
+    stopped = place.claim()
+    place.clock.go_on(LENGTH)
+    other = place.claim()
+    with pytest.raises(ClaimedError):
+        stopped.require()
+    stopped.release()
+    with pytest.raises(ClaimedError):
+        place.claim()
+    other.require()
+
+
+def test_one_whose_lease_was_had_and_given_back_meanwhile_is_told_so(place):
+    stopped = place.claim()
+    place.clock.go_on(LENGTH)
+    place.claim().release()
+    with pytest.raises(ClaimedError, match="another process has had it since"):
+        stopped.require()
+
+
+def test_a_renewal_that_failed_behind_its_commit_is_found_done(place):
+    holder = place.claim()
+    place.clock.go_on(LENGTH / 2)
+    row = place.table.rows["silver"]
+    place.table.rows["silver"] = replace(row, number=row.number + 1)  # written, and the answer was lost
+    holder.require()
+    place.clock.go_on(LENGTH / 2 - SECOND)
+    holder.require()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> timedelta:
+    length = timedelta(seconds=0.4)
+    monkeypatch.setattr(leases, "LENGTH", length)
+    return length
+
+
+def test_an_idle_holder_renews_by_itself_and_gives_back_at_the_end_also_of_a_failure(settings, short):
+    table = Table()
+
+    def work() -> None:
+        begun = table.rows["silver"]
+        while table.rows["silver"].expires_at < begun.expires_at + 2 * short:
+            require_held(table.identifier)
+        assert (token_of(table.identifier, "silver"), token_of(table.identifier, "gold")) == (1, 0)
+        raise KeyError
+
+    with pytest.raises(KeyError), holding(settings, table, "silver", "runs silver"):
+        work()
+    assert table.rows["silver"].holder is None
+    assert token_of(table.identifier, "silver") == 0
+
+
+@pytest.mark.usefixtures("short")
+def test_what_fails_since_another_has_the_lease_is_told_as_that(settings):
+    table = Table()
+
+    def work() -> None:
+        row = table.rows["silver"]
+        table.rows["silver"] = replace(row, number=row.number + 1, claim="another", doing="rebuilds silver")
+        before = table.writes
+        while table.writes == before:
+            time.sleep(0.01)
+        raise KeyError
+
+    said = "another process rebuilds silver now"
+    with pytest.raises(ClaimedError, match=said), holding(settings, table, "silver", "runs silver"):
+        work()
+
+
+@pytest.mark.usefixtures("short")
+def test_a_table_that_cannot_be_asked_for_a_while_costs_no_lease(settings, caplog):
+    table = Table()
+
+    def fail() -> None:
+        raise OSError("the store does not answer")
+
+    with holding(settings, table, "silver", "runs silver"):
+        table.before_write = fail
+        before = table.rows["silver"].number
+        while table.rows["silver"].number == before:
+            time.sleep(0.01)
+        require_held(table.identifier)
+    assert "could not be renewed, and is tried again soon: the store does not answer" in caplog.text
