@@ -11,10 +11,10 @@ from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.lake.progress import Span
 
 SPANS = [
-    Span("bronze", "capture.a", 0, 100, 4711),
-    Span("bronze", "capture.a", 1, 0, 9),
-    Span("bronze", "capture.b", 0, 0, 9),
-    Span("silver", "capture.a", 0, 100, 4000),
+    Span("bronze", "capture.a", 0, 100, 4711, 4612),
+    Span("bronze", "capture.a", 1, 0, 9, 10),
+    Span("bronze", "capture.b", 0, 0, 9, 10),
+    Span("silver", "capture.a", 0, 100, 4000, 3901),
 ]
 
 
@@ -44,7 +44,7 @@ def test_an_empty_lake_is_told_with_the_way_to_fill_it():
 
 
 def test_of_many_topics_some_are_named_and_the_rest_counted():
-    spans = [Span("bronze", f"capture.{number:03}", 0, 0, 9) for number in range(25)]
+    spans = [Span("bronze", f"capture.{number:03}", 0, 0, 9, 10) for number in range(25)]
     text = why_unread(spans, Settings(), "capture.x", 0, 0)
     assert text.endswith("capture.018, capture.019 and 5 more")
 
