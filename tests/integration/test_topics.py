@@ -118,7 +118,7 @@ class World:
         assert batches == sorted(set(batches))
         assert len({row["app_id"] for row in rows}) == 1
         assert {topic: self.offsets(topic) for topic in topics} == {t: list(range(n)) for t, n in topics.items()}
-        _contiguous(self.spark, lake, allow_gaps=False)
+        _contiguous(lake.reader(self.spark), allow_gaps=False)
         _as_booked(self.spark, lake)
         assert _checkpoints(self.settings) == "bronze"
 
@@ -163,7 +163,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     lake = Lake(world.settings)
     sessions = rows_of(world.spark, lake, "silver.sessions", ("topic", eq, world.name("a")), ("session_id", eq, "s0"))
     assert [(row["status"], row["next_seq"]) for row in sessions] == [("open", 11)]
-    _contiguous(world.spark, lake, allow_gaps=False)
+    _contiguous(lake.reader(world.spark), allow_gaps=False)
     assert _topics(world.spark, lake).detail.startswith(
         f"1 active, 1 forgotten ({world.name('b')}); messages were lost unread of {world.name('b')}:"
     )
@@ -295,7 +295,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
     assert world.offsets("gone") == [0, 1, 2]
     (gone,) = world.rows("gone")
     assert (gone.lost, gone.partitions[0].next_offset) == (0, 3)
-    _contiguous(world.spark, Lake(world.settings), allow_gaps=False)
+    _contiguous(Lake(world.settings).reader(world.spark), allow_gaps=False)
 
 
 def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):
