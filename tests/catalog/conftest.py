@@ -25,6 +25,10 @@ LONG = {
     "test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same",
     "test_batches_that_die_between_any_two_commits_and_are_replayed_count_once",
     "test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides",
+    "test_random_points_in_random_batches_equal_a_recomputation[2]",
+    "test_bronze_is_left_alone_before_silver_has_begun",
+    "test_sums_go_on_from_sums_and_are_those_of_all",
+    "test_live_jobs_take_in_what_comes",
 }
 
 
@@ -33,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("spark")
-            if item.name.partition("[")[0] in LONG:
+            if {item.name, item.name.partition("[")[0]} & LONG:
                 item.add_marker("soak")
 
 

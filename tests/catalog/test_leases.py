@@ -181,6 +181,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_told_apart_by_delta(spark:
     assert (row["name"], row["token"], row["holder"]) == (SILVER, 2, None)
 
 
+@pytest.mark.soak
 def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_replaced(
     empty: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,9 +69,12 @@ def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
     rows = called("session", "show", session, "--topic", topic)
     assert len(rows) == len(truth.session_rows.get((topic, session), {}))
 
+
+def test_live_jobs_take_in_what_comes(mine: Settings, spark: Any) -> None:
+    simulated(mine, messages=500)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
     before = count(spark, mine, "ops.ledger")
-    simulated(mine, seed=1)
+    simulated(mine, messages=500, seed=1)
     with Pipeline(spark, mine) as pipeline:
         pipeline.drain()
     assert count(spark, mine, "ops.ledger") > before

@@ -18,6 +18,7 @@ from sessionlake.lake.names import AVERAGES, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import Row
+from sessionlake.runtime.frames import as_frame
 from support.lakes import limit, rows_of
 
 CHANGES = "silver.session_changes"
@@ -43,7 +44,9 @@ class Feed:
     def write(self, changes: Iterable[Change]) -> Feed:
         schema = self.lake.reader(self.spark).schema(CHANGES)
         rows = [dict(zip(schema.names, (*c, 0, None, None, self.batch), strict=True)) for c in changes]
-        self.lake.storage.append(self.spark, CHANGES, pa.Table.from_pylist(rows, schema), Txn("feed", self.batch))
+        table = pa.Table.from_pylist(rows, schema)
+        one = as_frame(self.spark, table).coalesce(1) if self.lake.storage.needs_session else table
+        self.lake.storage.append(self.spark, CHANGES, one, Txn("feed", self.batch))
         self.batch += 1
         return self
 

@@ -100,6 +100,7 @@ def by_id(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     return sorted((row["row_id"], {k: v for k, v in row.items() if k not in keys}) for row in rows)
 
 
+@pytest.mark.soak
 def test_what_was_kept_before_is_read_on_and_tables_are_kept_by_weight_from_then_on(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

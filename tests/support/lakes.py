@@ -22,6 +22,7 @@ from sessionlake.lake.names import LEDGER, ROWS, SILVER
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import as_frame
 from support.folding import capped, closed, cut_of, truth_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) 
         for m in messages
     ]
     table = pa.Table.from_pylist(rows, schema)
-    lake.storage.append(spark, "bronze.messages", table, Txn(f"test-{uuid4()}", 0))
+    one = as_frame(spark, table).coalesce(1) if lake.storage.needs_session else table
+    lake.storage.append(spark, "bronze.messages", one, Txn(f"test-{uuid4()}", 0))
 
 
 def rows_of(spark: SparkSession, lake: Lake, table: str, *conditions: Condition) -> list[Row]:
