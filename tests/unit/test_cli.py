@@ -156,6 +156,13 @@ def test_query_of_a_table_that_is_not_there_yet_names_it_and_the_way_to_it(call)
     assert "sessionlake run all --once" in result.stderr
 
 
+def test_verify_bronze_before_there_is_one_names_the_way_to_it(call):
+    result = call("verify", "bronze")
+    assert result.exit_code == 1
+    assert "bronze.messages is not there yet" in said(result)
+    assert "sessionlake run bronze --once" in result.stderr
+
+
 def test_simulate_refuses_an_option_out_of_range_by_its_name(call):
     result = call("simulate", "--duplicates", "2")
     assert (result.exit_code, "duplicates" in said(result)) == (2, True)

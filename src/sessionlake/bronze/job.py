@@ -78,8 +78,6 @@ def start(
 
 
 def _source(spark: SparkSession, settings: Settings, start: Start, shifts: Mapping[str, int]) -> DataFrame:
-    from pyspark.sql import functions as F
-
     stream = (
         spark.readStream.format("kafka")
         .options(**spark_kafka_options(settings))
@@ -90,11 +88,22 @@ def _source(spark: SparkSession, settings: Settings, start: Start, shifts: Mappi
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
+    return as_stored(stream, shifts)
+
+
+def as_stored(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
+    """Messages of Spark's Kafka source as `bronze.messages` has them.
+
+    Args:
+        shifts: what to add to the offsets, of topics where it is not 0.
+    """
+    from pyspark.sql import functions as F
+
     offset = F.col("offset")
     if shifts:
         by_topic = F.create_map(*(F.lit(item) for pair in shifts.items() for item in pair))
         offset = offset + F.coalesce(by_topic[F.col("topic")], F.lit(0))
-    return stream.select(
+    return messages.select(
         "topic",
         "partition",
         offset.alias("offset"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -107,14 +107,15 @@ class TopicBook:
             ids, known = self._admin.topic_ids(), self.topics
             mine = {name for name in (*known, *ids) if self._matches(name)}
             if any(_differs(known[name], ids) for name in mine & known.keys()):
-                self._seen(mine & ids.keys(), ids)  # who stops the query asks this: without an answer it goes on
+                # Who stops the query asks this: without an answer it goes on.
+                seen_topics(self._admin, mine & ids.keys(), ids)
                 return True
             self._take_over(self._decide(mine - known.keys(), ids))
             if now - self._saved_at < _SLOW_SECONDS:
                 return False
             decision = self._decide(mine & self._quiet(), ids)
             if any(self._calls_for_a_start(row) for row in decision.rows):
-                self._seen(mine & ids.keys(), ids)
+                seen_topics(self._admin, mine & ids.keys(), ids)
                 return True
             self._take_over(decision)
             self.save()
@@ -176,7 +177,7 @@ class TopicBook:
         looked, kafka = set(names), self._kafka
         return decide(
             {name: row for name, row in self.topics.items() if name in looked},
-            self._seen(looked & ids.keys(), ids),
+            seen_topics(self._admin, looked & ids.keys(), ids),
             rule=kafka.on_topic_change,
             now=datetime.now(UTC),
             inactive_after=kafka.inactive_after,
@@ -185,14 +186,6 @@ class TopicBook:
     def _take_over(self, decision: TopicUpdate) -> None:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
-    def _seen(self, names: Iterable[str], ids: dict[str, str | None]) -> dict[str, Seen]:
-        asked = sorted(names)
-        spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
-        if asked:
-            for (topic, number), span in self._admin.offsets(self._admin.partitions(asked)).items():
-                spans[topic][number] = span
-        return {name: Seen(ids[name], found) for name, found in spans.items()}
-
     def _take_in_ledger(self) -> None:
         """Brings `next_offset` to where the ledger is, also of topics that were read before this table was."""
         known, now = self.topics, datetime.now(UTC)
@@ -200,6 +193,23 @@ class TopicBook:
             row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
             row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)
             self._rows[row.topic, row.generation] = row
+
+
+def seen_topics(admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None]) -> dict[str, Seen]:
+    """What Kafka shows of topics that it has.
+
+    Args:
+        ids: the topics' own, by name.
+
+    Raises:
+        BrokerError: it does not answer, or has one of them no longer.
+    """
+    asked = sorted(names)
+    spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
+    if asked:
+        for (topic, number), span in admin.offsets(admin.partitions(asked)).items():
+            spans[topic][number] = span
+    return {name: Seen(ids[name], found) for name, found in spans.items()}
 
 
 def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:

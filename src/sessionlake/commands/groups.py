@@ -105,6 +105,17 @@ def rebuild_silver(
     with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
 
 
+@verify_app.command("bronze")
+def verify_bronze(config: Config = None) -> None:
+    """Prove that bronze holds what Kafka still does; exit code 1 and the first difference if not."""
+    settings = settings_of(config)
+    from sessionlake.commands import verify_bronze as command
+
+    command.preflight(settings)
+    if not with_spark(settings, lambda spark: command.verify_bronze(spark, settings, say)):
+        raise typer.Exit(1)
+
+
 @verify_app.command("silver")
 def verify_silver(config: Config = None) -> None:
     """Prove that silver is what bronze makes of it; exit code 1 and the first difference if not."""

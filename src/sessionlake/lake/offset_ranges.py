@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sessionlake.protocol.types import TopicPartition
@@ -21,6 +21,19 @@ def enclosing(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
         known = found.get((topic, partition), (first, last))
         found[topic, partition] = min(first, known[0]), max(last, known[1])
     return found
+
+
+def slices(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
+    """Cuts every topic-partition's offsets into the same number of ranges, which come one after the other.
+
+    About what arrived together is so in one slice, and in few files. A slice can lack a topic-partition, or all.
+    """
+    for i in range(number):
+        cut = {
+            place: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
+            for place, (first, last) in spans.items()
+        }
+        yield {place: span for place, span in cut.items() if span[0] <= span[1]}
 
 
 def within(spans: OffsetRanges) -> Column:

@@ -32,7 +32,7 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
 )
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.offset_ranges import OffsetRanges, within
+from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
@@ -222,12 +222,7 @@ def _slices(source: DataFrame, ends: Mapping[TopicPartition, int] | None, size: 
         messages += count
         weight += length or 0
     number = max(1, -(-messages // size), -(-weight // SLICE_BYTES))
-    for i in range(number):
-        cut = {
-            place: (first + (last + 1 - first) * i // number, first + (last + 1 - first) * (i + 1) // number - 1)
-            for place, (first, last) in held.items()
-        }
-        yield {place: span for place, span in cut.items() if span[0] <= span[1]}
+    yield from slices(held, number)
 
 
 def _fold(

@@ -1,0 +1,156 @@
+"""`sessionlake verify bronze`: `bronze.messages` compared with what Kafka still holds, slice after slice of offsets.
+
+Both sides are read by Spark, which brings no message to the driver but its offset and a hash of each field: memory is
+bounded by the slice, whatever the messages' size. Bronze may run meanwhile: what it has taken in is settled at the
+start, and what Kafka's retention removes while it is compared is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.bronze.compare import FIELDS, OFFSET, Compared, compare
+from sessionlake.bronze.job import as_stored
+from sessionlake.bronze.overlap import Overlap, overlap
+from sessionlake.bronze.subscription import starting_offsets
+from sessionlake.bronze.topic_book import seen_topics
+from sessionlake.config import Settings
+from sessionlake.errors import BrokerError, LakeError
+from sessionlake.lake.names import BRONZE, MESSAGES
+from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
+from sessionlake.lake.progress import spans
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import latest, read_topics
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.kafka import spark_kafka_options
+from sessionlake.runtime.kafka_admin import KafkaAdmin
+from sessionlake.streaming.errors import failure_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SLICE_OFFSETS = 200_000
+"""About how many are compared at a time."""
+_NEVER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class VerifiedBronze:
+    """The outcome.
+
+    Attributes:
+        compared: the messages that both sides should have.
+        overlap: where they are, and why there are no more.
+        removed: how many messages of bronze Kafka holds no longer.
+    """
+
+    compared: Compared
+    overlap: Overlap
+    removed: int
+
+
+def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
+    """Compares bronze with Kafka: each message that Kafka holds is in bronze once, as it is, and no other is.
+
+    Raises:
+        LakeError: there is nothing to compare.
+        BrokerError: Kafka cannot be read, or a topic was deleted or made anew meanwhile.
+    """
+    lake = Lake(settings)
+    taken = spans(lake.reader(spark), BRONZE)  # before the topics: whose offsets are shifted is then known of all
+    if not taken:
+        raise LakeError("bronze holds no messages yet: `sessionlake run bronze --once` takes in what Kafka holds")
+    known = latest(read_topics(spark, lake))
+    matches = re.compile(settings.kafka.topic_pattern).fullmatch
+    with closing(KafkaAdmin(spark, settings)) as admin:
+        ids = admin.topic_ids()
+        names = {span.topic for span in taken} | {name for name in ids if matches(name)}
+        both = overlap(taken, known, seen_topics(admin, names & ids.keys(), ids))
+        shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
+        sides = _Sides(spark, lake, admin, ids, shifts)
+        offsets = sum(last + 1 - first for first, last in both.ranges.values())
+        parts = slices(both.ranges, -(-offsets // SLICE_OFFSETS))
+        compared = sum((sides.compare(part) for part in parts if part), Compared())
+    removed = max(0, sum(span.messages for span in taken) - compared.messages)
+    return VerifiedBronze(compared, both, removed)
+
+
+def hashed(messages: DataFrame) -> DataFrame:
+    """Messages as `bronze.messages` has them, with a hash in the place of each field.
+
+    Hashing skips nulls inside of a value, and binary values in JSON are base64: headers are hashed as JSON with nulls.
+    """
+    from pyspark.sql import functions as F
+
+    headers = F.to_json("headers", {"ignoreNullFields": "false"})
+    fields = (F.xxhash64(headers if name == "headers" else name).alias(name) for name in FIELDS)
+    return messages.select(*OFFSET, *fields)
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Kafka and bronze.
+
+    Attributes:
+        ids: of the topics that are compared.
+        shifts: offset in bronze less that in Kafka, of topics where it is not 0.
+    """
+
+    spark: SparkSession
+    lake: Lake
+    admin: KafkaAdmin
+    ids: Mapping[str, str | None]
+    shifts: Mapping[str, int]
+
+    def compare(self, part: OffsetRanges) -> Compared:
+        """Compares a slice."""
+        kafka = self._kafka(part)
+        complete_from = self._complete_from(part)  # behind the reading
+        bronze = hashed(self.lake.read(self.spark, MESSAGES).where(within(part))).toArrow()
+        return compare(kafka, bronze, complete_from)
+
+    def _kafka(self, part: OffsetRanges) -> pa.Table:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        partitions: dict[str, list[int]] = {}
+        for topic, number in part:
+            partitions.setdefault(topic, []).append(number)
+        read = {
+            place: (first - self._shift(place), last + 1 - self._shift(place)) for place, (first, last) in part.items()
+        }
+        frame = (
+            self.spark.read.format("kafka")
+            .options(**spark_kafka_options(self.lake.settings))
+            .option("assign", json.dumps(partitions))
+            .option("startingOffsets", starting_offsets({place: first for place, (first, _) in read.items()}))
+            .option("endingOffsets", starting_offsets({place: end for place, (_, end) in read.items()}))
+            .option("failOnDataLoss", "false")  # what retention removes meanwhile
+            .option("includeHeaders", "true")
+            .option("minPartitions", self.spark.sparkContext.defaultParallelism)
+            .load()
+        )
+        try:
+            return hashed(as_stored(frame, self.shifts)).toArrow()
+        except (PySparkException, Py4JError) as error:
+            raise BrokerError(f"Kafka's messages could not be read: {failure_of(error)}") from error
+
+    def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
+        """The offset from which on Kafka holds everything that it ever did, of each topic-partition."""
+        ids = self.admin.topic_ids()
+        changed = sorted({topic for topic, _ in part if ids.get(topic, "") != self.ids[topic]})
+        if changed:
+            raise BrokerError(f"deleted or made anew while it was compared: {', '.join(changed)}; run it again")
+        if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
+            return dict.fromkeys(part, _NEVER)
+        return {place: first + self._shift(place) for place, (first, _) in self.admin.offsets(part).items()}
+
+    def _shift(self, place: TopicPartition) -> int:
+        return self.shifts.get(place[0], 0)

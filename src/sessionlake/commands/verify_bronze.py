@@ -1,0 +1,66 @@
+"""Bronze compared with what Kafka still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from sessionlake.bronze.verify import VerifiedBronze, verify
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.tables import Lake
+from sessionlake.runtime.kafka import require_broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NAMED = 10
+
+
+def preflight(settings: Settings) -> None:
+    """Refuses what cannot work, before Spark is started for it.
+
+    Raises:
+        LakeError: there is no bronze yet.
+        BrokerError: Kafka does not answer.
+    """
+    if Lake(settings).surely_lacks(MESSAGES):
+        raise LakeError(
+            f"verify: {MESSAGES} is not there yet in {settings.place}: fill it with `sessionlake run bronze --once`, "
+            "or name another home with SESSIONLAKE_HOME"
+        )
+    require_broker(settings)
+
+
+def verify_bronze(spark: SparkSession, settings: Settings, say: Callable[[str], None]) -> bool:
+    """Says whether bronze holds what Kafka does, and what could not be compared; whether it does it returns."""
+    found = verify(spark, settings)
+    for line in told(found):
+        say(line)
+    return found.compared.first is None
+
+
+def told(found: VerifiedBronze) -> Iterator[str]:
+    """The outcome in words, line by line."""
+    compared, overlap = found.compared, found.overlap
+    if compared.first is not None:
+        what = f"{compared.different} of {compared.messages} messages differ from Kafka's"
+        yield f"{what}; the first difference:\n  {compared.first}"
+    elif compared.messages:
+        yield f"exact: {compared.messages} messages of {len(overlap.ranges)} topic-partitions, as Kafka holds them"
+    else:
+        yield "nothing to compare: of what bronze has, Kafka holds nothing any more"
+    if found.removed:
+        yield f"not compared: {found.removed} messages of bronze that Kafka holds no longer"
+    if overlap.gone:
+        yield f"  of topics that are gone: {_some(overlap.gone)}"
+    if overlap.anew:
+        yield f"  of topics that were made anew, and not read since: {_some(overlap.anew)}"
+    if overlap.unread:
+        yield f"not compared: {overlap.unread} offsets of Kafka that bronze has not read"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
