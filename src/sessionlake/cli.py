@@ -155,7 +155,7 @@ def run(
                 return
             parts = ", ".join(pipeline.parts_of(settings, layer))
             say(f"running {parts} into {settings.place}; Ctrl-C stops")
-            pipeline.run_live(spark, settings, layer, stop, on_failure=lambda error: say(f"error: {error}"))
+            pipeline.run_live(spark, settings, layer, stop, lambda error: say(f"error: {error}"), on_wait=say)
             say("stopped")
         finally:
             stop_spark()

@@ -47,6 +47,10 @@ class BrokerError(SessionlakeError):
     """Kafka cannot be reached or started, or lost a topic: check the broker named in the text."""
 
 
+class AccessError(SessionlakeError):
+    """Kafka does not let this client in, or not see what it needs: correct `kafka.options`, or what it may do there."""
+
+
 class RegistryError(SessionlakeError):
     """The schema registry cannot be asked: start or correct what is named and run again; nothing was committed."""
 

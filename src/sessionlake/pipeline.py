@@ -108,17 +108,20 @@ def run_live(
     layer: Layer,
     stop: threading.Event,
     on_failure: Callable[[SessionlakeError], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> None:
     """Runs layers until `stop` is set.
 
     Args:
         on_failure: told of a processor that has stopped while the others go on.
+        on_wait: told when bronze waits for Kafka, and when it goes on.
 
     Raises:
         SessionlakeError: the first error of any of them; the others have been stopped. What stopped a processor among
             `all` is raised at the end.
     """
-    with claimed(spark, settings, layer), Pipeline(spark, settings, layer, on_failure=on_failure) as pipeline:
+    running = Pipeline(spark, settings, layer, on_failure=on_failure, on_wait=on_wait)
+    with claimed(spark, settings, layer), running as pipeline:
         pipeline.watch(stop)
         failed = list(pipeline.failed.values())
     if failed:
@@ -131,6 +134,7 @@ class Pipeline:
     Args:
         on_commit: told of every batch of bronze, silver and the table merger that is committed.
         on_failure: told of a processor that has stopped while the others go on, as it does among `all`.
+        on_wait: told when bronze waits for Kafka, and when it goes on.
 
     Attributes:
         queries: what runs, by its name.
@@ -144,12 +148,14 @@ class Pipeline:
         layer: Layer = Layer.ALL,
         on_commit: Callable[[LedgerEntry], None] | None = None,
         on_failure: Callable[[SessionlakeError], None] | None = None,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         self._spark = spark
         self._settings = settings
         self._layer = layer
         self._on_commit = on_commit or (lambda _: None)
         self._on_failure = on_failure or (lambda _: None)
+        self._on_wait = on_wait
         self._merger: TableMerger | None = None
         self._maintenance: Maintenance | None = None
         self.queries: dict[str, LayerQuery] = {}
@@ -234,7 +240,7 @@ class Pipeline:
             if processor.layer == part:
                 return processors.start(spark, settings, processor.name)
         if part == Layer.BRONZE:
-            return bronze.start(spark, settings, on_batch=self._on_commit)
+            return bronze.start(spark, settings, on_batch=self._on_commit, on_wait=self._on_wait)
         if part == Layer.GOLD:
             return gold.start(spark, settings)
         self._merger = TableMerger(spark, settings, on_merge=self._on_commit)

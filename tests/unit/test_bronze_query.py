@@ -1,4 +1,4 @@
-"""A running bronze whose topics change while Kafka answers late, or not at all."""
+"""A running bronze whose topics change, or whose query fails, while Kafka answers late, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sessionlake.bronze import query
 from sessionlake.bronze.query import BronzeQuery
-from sessionlake.errors import BrokerError, SessionlakeError, TopicChangedError
+from sessionlake.errors import AccessError, BrokerError, OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.query import LayerQuery
 
@@ -24,17 +24,21 @@ class Book:
     def __init__(self) -> None:
         self.unanswered = 0
         self.left_out: frozenset[str] = frozenset()
-        self.asked = 0
+        self.asked = self.looked = 0
         self.open = True
+        self.away = False
 
     def disturbed(self) -> bool:
         return bool(self.left_out)
 
-    def look(self) -> None:
+    def require_answer(self) -> None:
         self.asked += 1
         if self.unanswered:
             self.unanswered -= 1
             raise BrokerError("Kafka does not answer")
+
+    def look(self) -> None:
+        self.looked += 1
 
     def prune(self) -> frozenset[str]:
         return self.left_out
@@ -69,7 +73,12 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def running(book: Book, starts: list[Any], tmp_path: Path) -> BronzeQuery:
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def running(book: Book, starts: list[Any], told: list[str], tmp_path: Path) -> BronzeQuery:
     generations = Generations(str(tmp_path / "bronze"), "bronze")
     assert starts == []
     made = BronzeQuery(
@@ -81,22 +90,19 @@ def running(book: Book, starts: list[Any], tmp_path: Path) -> BronzeQuery:
         give_up=lambda _: None,
         trigger=timedelta(seconds=1),
         once=False,
+        on_wait=told.append,
     ).begin()
     book.left_out, book.asked = frozenset({"gone"}), 0
     return made
 
 
-def test_a_topic_that_leaves_while_kafka_answers_late_starts_the_query_again(running, book, starts):
-    book.unanswered = 4
-    running.check()
-    assert (len(starts), book.asked, book.open) == (2, 5, True)
-
-
-def test_a_kafka_that_never_answers_is_told_after_five_questions(running, book, starts):
-    book.unanswered = FOREVER
-    with pytest.raises(BrokerError, match="does not answer"):
+def test_a_topic_that_leaves_while_kafka_is_away_starts_the_query_again_when_it_is_back(running, book, starts, told):
+    book.unanswered = 100
+    for _ in range(100):
         running.check()
-    assert (len(starts), book.asked) == (1, 5)
+    assert (len(starts), told) == (1, ["bronze waits for Kafka: Kafka does not answer"])
+    running.check()
+    assert (len(starts), book.open, told[1:]) == (2, True, ["Kafka answers; bronze goes on"])
 
 
 def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts_if_it_came_before_that(
@@ -128,10 +134,10 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
     generations = Generations(str(tmp_path / "bronze"), "bronze")
     BronzeQuery(
         "bronze", generations, book, source=lambda _: (None, Batches()), settle=settle, give_up=give_up,
-        trigger=timedelta(seconds=1), once=False,
+        trigger=timedelta(seconds=1), once=False, on_wait=print,
     ).begin()  # fmt: skip
     assert seen == [("settle", 0), ("give up", 0), ("settle", 0), ("settle", 1)]
-    assert (generations.present.number, book.asked, len(starts)) == (1, 2, 1)
+    assert (generations.present.number, book.looked, len(starts)) == (1, 2, 1)
 
 
 @pytest.fixture
@@ -145,26 +151,60 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[SessionlakeError], None]
     return with_error
 
 
-def test_a_query_that_failed_of_its_topics_goes_on_when_kafka_answers_late(running, book, starts, fails):
-    fails(TopicChangedError("a topic was deleted"))
-    book.unanswered = 4
+@pytest.mark.parametrize("error", [BrokerError("timed out"), TopicChangedError("deleted"), OffsetHoleError("unknown")])
+def test_a_query_that_failed_of_kafka_or_its_topics_is_started_again_when_kafka_answers(
+    running, book, starts, fails, told, error
+):
+    fails(error)
+    book.unanswered = 100
+    assert [running.wait(0) for _ in range(100)] == [False] * 100
+    assert (len(starts), len(told), book.open) == (1, 1, True)
     assert running.wait(0) is False
-    assert (len(starts), book.open) == (2, True)
+    assert (len(starts), len(told), book.open) == (2, 2, True)
 
 
-def test_of_a_query_that_failed_of_its_topics_it_is_told_that_kafka_does_not_answer(running, book, starts, fails):
+@pytest.mark.parametrize("error", [BrokerError("timed out"), OffsetHoleError("unknown")])
+def test_what_fails_while_kafka_answers_and_topics_are_as_they_were_is_tried_five_times_and_told(
+    running, book, starts, fails, error
+):
+    book.left_out = frozenset()
+    fails(error)
+    for _ in range(5):
+        assert running.wait(0) is False
+    with pytest.raises(type(error), match=str(error)):
+        running.wait(0)
+    assert (len(starts), book.open) == (6, False)
+
+
+def test_under_once_it_is_told_after_a_while_that_kafka_does_not_answer(running, book, starts, fails, monkeypatch):
+    monkeypatch.setattr(query, "_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(running, "_once", True)
     fails(TopicChangedError("a topic was deleted"))
     book.unanswered = FOREVER
     with pytest.raises(BrokerError, match="does not answer"):
-        running.wait(0)
-    assert (len(starts), book.asked, book.open) == (1, 5, False)
+        running.wait()
+    assert (len(starts), book.open) == (1, False)
+
+
+@pytest.mark.parametrize("error", [BrokerError("timed out"), None])
+def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, starts, fails, monkeypatch, error):
+    def refuses() -> None:
+        raise AccessError("wrong password")
+
+    if error is not None:
+        fails(error)
+        monkeypatch.setattr(LayerQuery, "active", False)
+    monkeypatch.setattr(book, "require_answer", refuses)
+    with pytest.raises(AccessError, match="wrong password"):
+        running.check()
+    assert (len(starts), book.open) == (1, False)
 
 
 def test_of_a_query_that_failed_of_something_else_kafka_is_asked_once_and_the_failure_told(
-    running, book, starts, fails
+    running, book, starts, fails, told
 ):
     fails(SessionlakeError("the disk is full"))
     book.unanswered = FOREVER
     with pytest.raises(SessionlakeError, match="disk is full"):
         running.wait(0)
-    assert (len(starts), book.asked, book.open) == (1, 1, False)
+    assert (len(starts), book.asked, book.open, told) == (1, 1, False, [])

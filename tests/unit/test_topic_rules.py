@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import Seen, TopicUpdate, decide
+from sessionlake.bronze.topic_rules import Absences, Seen, TopicUpdate, decide
 from sessionlake.config import OnTopicChange
 from sessionlake.errors import OffsetHoleError
 from sessionlake.lake.ledger import OffsetRange
@@ -230,3 +230,31 @@ def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:
     """What a layer that folds all generations of a partition in one batch counts."""
     parts = [item for ranges in booked for item in ranges if item.partition == partition]
     return OffsetRange("t", partition, parts[0].first, parts[-1].last, sum(item.messages for item in parts))
+
+
+def looks(*found: tuple[float, str]) -> Absences:
+    """After looks that were answered at these times and had these topics missing."""
+    absences = Absences()
+    for at, missing in found:
+        absences = absences.after(missing, at)
+    return absences
+
+
+@pytest.mark.parametrize(
+    ("found", "deleted", "doubtful"),
+    [
+        ([(0, "")], "", ""),
+        ([(0, "a")], "", "a"),
+        ([(0, "a"), (3, "a"), (6, "a"), (9, "a"), (9.9, "a")], "", "a"),
+        ([(0, "a"), (3, "a"), (6, "a"), (9, "a"), (10, "a")], "a", ""),
+        ([(0, "a"), (3, "a"), (6, "a"), (100, "a")], "", "a"),  # four looks
+        ([(0, "a"), (3, ""), (6, "a"), (7, "a"), (8, "a"), (9, "a"), (10, "a")], "", "a"),  # it was there
+        ([(0, "a"), (3, "ab"), (6, "ab"), (9, "ab"), (12, "ab")], "a", "b"),
+        ([(0, "ab"), (3, "ab"), (6, "b"), (9, "b"), (12, "b")], "b", ""),
+    ],
+)
+def test_a_topic_counts_as_deleted_when_five_looks_in_a_row_over_ten_seconds_have_not_shown_it(
+    found, deleted, doubtful
+):
+    absences = looks(*found)
+    assert (absences.deleted, absences.doubtful) == (set(deleted), set(doubtful))

@@ -45,15 +45,17 @@ def start(
     *,
     once: bool = False,
     on_batch: Callable[[LedgerEntry], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> LayerQuery:
     """Starts the bronze job.
 
     Args:
         once: read what Kafka holds now, then end.
         on_batch: told of every batch that is committed.
+        on_wait: told when the query waits for Kafka, and when it goes on.
 
     Raises:
-        BrokerError: Kafka does not answer.
+        BrokerError: Kafka does not answer. Once the query runs, it is waited for.
         LakeError: the checkpoint is new and the tables are not.
         TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
@@ -74,6 +76,7 @@ def start(
         give_up=lambda generation: _give_up(spark, lake, generation),
         trigger=settings.bronze.trigger,
         once=once,
+        on_wait=on_wait or (lambda _: None),
     ).begin()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Brokers learn of a topic one after the other: the one that Spark asks may know it some seconds after, or before, ours.
 _TRIES = 5
 _PAUSE_SECONDS = 1.0
+# So long a run with an end waits for a Kafka that does not answer.
+_ONCE_SECONDS = 60.0
 
 
 class Batches(Protocol):
@@ -61,6 +63,28 @@ class Start:
         return moved or self.left_out != before.left_out or self.generation.number != before.generation.number
 
 
+@dataclass
+class Halt:
+    """A query that does not run, and is to run again.
+
+    Attributes:
+        error: what has ended it; None if it was stopped for its topics' sake.
+        waited: whether Kafka did not answer since.
+        began: when it halted; seconds of a clock that is never set.
+        next_look: when to look at Kafka again.
+    """
+
+    error: SessionlakeError | None = None
+    waited: bool = False
+    began: float = field(default_factory=time.monotonic)
+    next_look: float = 0.0
+
+    @property
+    def of_kafka(self) -> bool:
+        """Whether it may have ended by what passes: Kafka was away, or did not know of every topic yet."""
+        return isinstance(self.error, BrokerError | OffsetHoleError)
+
+
 class BronzeQuery(LayerQuery):
     """A query over the topics that `ops.topics` has as active.
 
@@ -69,10 +93,13 @@ class BronzeQuery(LayerQuery):
     a second or two, in which nothing is lost. Where its checkpoint does not go on at the offsets that are called for,
     it is started in another generation of it.
 
+    Kafka may be away: what has failed for that is started again when Kafka answers, however long that takes.
+
     Args:
         source: makes the stream and what commits it.
         settle: told of a generation whose last planned batch may be half done; whether that is in the tables.
         give_up: told of one whose last planned batch is not in the tables, and is not to come into them any more.
+        on_wait: told when it waits for Kafka, and when it goes on.
     """
 
     def __init__(
@@ -86,6 +113,7 @@ class BronzeQuery(LayerQuery):
         give_up: Callable[[Generation], None],
         trigger: timedelta,
         once: bool,
+        on_wait: Callable[[str], None],
     ) -> None:
         super().__init__(layer, str(generations.present.folder))
         self._generations = generations
@@ -93,10 +121,14 @@ class BronzeQuery(LayerQuery):
         self._source = source
         self._settle = settle
         self._give_up = give_up
-        self._pace = trigger, once
+        self._trigger, self._once = trigger, once
+        self._on_wait = on_wait
+        self._away = False
         self._batches: Batches | None = None
         self._next: Start | None = None
+        self._halt: Halt | None = None
         self._tries = 0
+        self._tried: tuple[int, int | None] | None = None
         self._stopped = False
 
     def begin(self) -> BronzeQuery:
@@ -114,38 +146,49 @@ class BronzeQuery(LayerQuery):
         return self
 
     def check(self) -> None:
-        """Raises the error of a query that has stopped, and starts it again if its topics call for that."""
-        if self.active and self._disturbed():
+        """Raises the error of a query that has stopped for good; whatever else it calls for is done beside it."""
+        if self._halt is None and self.active and self._disturbed():
             super().stop()
-            self._fit_patiently()
-            self._launch()
-            return
-        super().check()
+            self._halt = Halt()
+        if self._halt is None:
+            super().check()
+        else:
+            self._go_on(self._halt)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; True if it has ended. A change of topics that a rule covers is not the end."""
+        """Waits for its end; True if it has ended. Kafka's absence is not the end, nor a change that a rule covers."""
         while True:
-            try:
-                ended = super().wait(seconds)
-            except SessionlakeError as error:
-                self._resume(error)
-                if seconds is not None:
-                    return False
-                continue
-            if ended:
-                self._book.close()
-            return ended
+            if self._halt is None:
+                try:
+                    ended = super().wait(seconds)
+                except SessionlakeError as error:
+                    if self._stopped:
+                        raise
+                    self._halt = Halt(error)
+                else:
+                    if ended:
+                        self._book.close()
+                    return ended
+            self._go_on(self._halt)
+            if self._halt is not None:
+                time.sleep(_PAUSE_SECONDS if seconds is None else min(seconds, _PAUSE_SECONDS))
+            if seconds is not None:
+                return False
 
     def drain(self) -> None:
         """Waits until everything that Kafka holds now is committed."""
         while True:
+            if self._halt is not None:
+                self.wait(_PAUSE_SECONDS)
+                continue
             try:
                 self.query.processAllAvailable()
             except Exception:
                 if not self.wait(0):
                     continue
                 raise
-            return
+            if self._halt is None:
+                return
 
     def stop(self) -> None:
         """Ends it for good."""
@@ -156,56 +199,85 @@ class BronzeQuery(LayerQuery):
         self._book.close()
 
     def _disturbed(self) -> bool:
+        """Whether topics call for another start; False if Kafka does not say, which the query may well outlast."""
         try:
-            return self._book.disturbed()
-        except BrokerError:
-            return False  # if that lasts, the query itself will fail, and says so
+            disturbed = self._book.disturbed()
+        except BrokerError as unanswered:
+            self._say_away(unanswered)
+            return False
+        if not self._book.away:
+            self._say_back()
+        return disturbed
 
-    def _resume(self, error: SessionlakeError) -> None:
-        """Starts again what has failed, if it failed because of its topics and the rule says how to go on.
+    def _go_on(self, halt: Halt) -> None:
+        """Starts the query again if Kafka answers by now, and its topics are no reason against that.
 
         Raises:
-            BrokerError: Kafka does not say what became of the topics that stopped it.
-            SessionlakeError: it did not, or the rule is to stop.
+            BrokerError: Kafka has not answered for too long under `--once`.
+            SessionlakeError: the query has failed, and its topics are not why; or the rule is to stop.
         """
-        failed, of_topics = self._next, isinstance(error, OffsetHoleError)
-        fit = self._fit_patiently if of_topics else self._fit
+        if time.monotonic() < halt.next_look:
+            return
+        halt.next_look = time.monotonic() + _PAUSE_SECONDS
         try:
-            changed = not self._stopped and (fit() or self._begins_once_more(failed))
-        except BrokerError as unanswered:
-            self._book.close()
-            raise (unanswered if of_topics else error) from None
+            if not self._called_for(halt):
+                return
         except BaseException:
             self._book.close()
             raise
-        if not changed:
-            self._book.close()
-            raise error
+        self._halt = None
+        self._say_back()
         self._launch()
 
-    def _begins_once_more(self, failed: Start | None) -> bool:
-        """Whether to try again, in a moment, a generation that Spark was to begin and has not.
-
-        It refuses starting offsets that are not those of just the topic-partitions that its broker knows.
-        """
-        start = self._next
-        if start is None or not start.generation.number or start.positions is None or self._tries == _TRIES:
+    def _called_for(self, halt: Halt) -> bool:
+        """Whether to start again; False as long as Kafka does not answer. Raises what is to be the end."""
+        failed = self._next
+        try:
+            self._book.require_answer()
+            again = self._fit() or (halt.of_kafka and halt.waited)
+            if not again and self._may_try_again(halt, failed):
+                time.sleep(_PAUSE_SECONDS)
+                self._fit()
+                again = True
+        except BrokerError as unanswered:
+            if halt.error is not None and not halt.of_kafka:
+                raise halt.error from None
+            self._say_away(unanswered)
+            halt.waited = True
+            if self._once and time.monotonic() - halt.began > _ONCE_SECONDS:
+                raise
             return False
-        if failed is None or failed.generation.number != start.generation.number:
-            return False
-        self._tries += 1
-        time.sleep(_PAUSE_SECONDS)
-        self._fit()
+        if halt.error is not None and not again:
+            raise halt.error
         return True
 
-    def _fit_patiently(self) -> bool:
-        """As `_fit`, of a query that was well but for its topics: a time-out of Kafka's that passes does not end it."""
-        for _ in range(_TRIES - 1):
-            try:
-                return self._fit()
-            except BrokerError:
-                time.sleep(_PAUSE_SECONDS)
-        return self._fit()
+    def _may_try_again(self, halt: Halt, failed: Start | None) -> bool:
+        """Whether to try a start once more that has failed, though topics and checkpoint are as they were.
+
+        Brokers learn of topics one after the other: the one that Spark asked may not have known of all of them. Nor
+        does Spark begin a generation whose starting offsets are not those of just the topic-partitions that it finds.
+        """
+        start = self._next
+        if start is None:
+            return False
+        number, failed_in = start.generation.number, None if failed is None else failed.generation.number
+        begins = number == failed_in and number > 0 and start.positions is not None
+        if not (halt.of_kafka or begins):
+            return False
+        at = number, start.generation.newest
+        self._tries = self._tries + 1 if self._tried == at else 1
+        self._tried = at
+        return self._tries <= _TRIES
+
+    def _say_away(self, unanswered: BrokerError) -> None:
+        if not self._away:
+            self._away = True
+            self._on_wait(f"{self.layer} waits for Kafka: {unanswered}")
+
+    def _say_back(self) -> None:
+        if self._away:
+            self._away = False
+            self._on_wait(f"Kafka answers; {self.layer} goes on")
 
     def _fit(self) -> bool:
         """Brings topics, subscription and checkpoint together; whether topics call for another start than the last."""
@@ -220,7 +292,7 @@ class BronzeQuery(LayerQuery):
         begun, as_before = offsets.begun, False
         if begun and not offsets.goes_on_at(positions, settled=settled):
             as_before = settled and offsets.ended_at(positions)
-            left, begun, self._tries = generation, False, 0
+            left, begun = generation, False
             generation = self._generations.begin(left.next_batch)
             if not settled:
                 self._give_up(left)
@@ -233,6 +305,6 @@ class BronzeQuery(LayerQuery):
         if self._next is None:
             raise RuntimeError("the query has not looked at its topics")
         frame, self._batches = self._source(self._next)
-        generation, (trigger, once) = self._next.generation, self._pace
+        generation = self._next.generation
         self.checkpoint = str(generation.folder)
-        self.start(frame, self._batches, trigger=trigger, once=once, txn=generation.txn)
+        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.txn)

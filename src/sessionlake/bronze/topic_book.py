@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.topic_rules import READ, Seen, TopicUpdate, decide
+from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
-from sessionlake.errors import TopicChangedError
+from sessionlake.errors import BrokerError, TopicChangedError
 from sessionlake.lake.commit import retire
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import BRONZE, TOPICS
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Between two looks at the ends of topics that are not subscribed to, and two notes of how far the others are.
 _SLOW_SECONDS = 60.0
+# Between two looks while a topic is missing that may yet be there again.
+_SOON_SECONDS = 1.0
 _APP = "topics"
 
 
@@ -51,6 +53,7 @@ class TopicBook:
         self._saved_at = self._looked_at = time.monotonic()
         self._pruned: frozenset[str] = frozenset()
         self._refresh = settings.bronze.topic_refresh.total_seconds()
+        self._absences = Absences()
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -76,15 +79,36 @@ class TopicBook:
             for part in row.partitions
         }
 
+    @property
+    def away(self) -> bool:
+        """Whether Kafka did not answer the last question."""
+        return self._admin.away
+
+    def require_answer(self) -> None:
+        """Returns if Kafka answers.
+
+        Raises:
+            BrokerError: it does not.
+            AccessError: it refuses this client.
+        """
+        with self._lock:
+            self._ids()
+
     def look(self) -> None:
         """Compares everything with Kafka and writes down what came of it, by the configured rule.
 
+        Takes seconds if a topic is missing: see `Absences`.
+
         Raises:
+            BrokerError: Kafka does not answer.
             TopicChangedError: the rule is `fail`, and a topic was deleted, created anew or cut.
         """
         with self._lock:
             self._take_in_ledger()
-            ids = self._admin.topic_ids()
+            ids = self._ids()
+            while self._absences.doubtful:
+                time.sleep(_SOON_SECONDS)
+                ids = self._ids()
             decision = self._decide({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
             self._take_over(decision)
             self.save()
@@ -100,22 +124,21 @@ class TopicBook:
             BrokerError: it does not answer this, or what `look` asks.
         """
         now = time.monotonic()
-        if now - self._looked_at < self._refresh:
+        if now - self._looked_at < (min(_SOON_SECONDS, self._refresh) if self._absences.doubtful else self._refresh):
             return False
         self._looked_at = now
         with self._lock:
-            ids, known = self._admin.topic_ids(), self.topics
-            mine = {name for name in (*known, *ids) if self._matches(name)}
-            if any(_differs(known[name], ids) for name in mine & known.keys()):
-                # Who stops the query asks this: without an answer it goes on.
-                seen_topics(self._admin, mine & ids.keys(), ids)
+            ids, known = self._ids(), self.topics
+            mine = {name for name in ids if self._matches(name)}
+            if self._absences.deleted or any(_differs(known[name], ids[name]) for name in mine & known.keys()):
+                seen_topics(self._admin, mine, ids)  # who stops the query asks this: without an answer it goes on
                 return True
             self._take_over(self._decide(mine - known.keys(), ids))
             if now - self._saved_at < _SLOW_SECONDS:
                 return False
             decision = self._decide(mine & self._quiet(), ids)
             if any(self._calls_for_a_start(row) for row in decision.rows):
-                seen_topics(self._admin, mine & ids.keys(), ids)
+                seen_topics(self._admin, mine, ids)
                 return True
             self._take_over(decision)
             self.save()
@@ -125,16 +148,20 @@ class TopicBook:
         """Returns if these topics are still the ones that they were when they were last looked at.
 
         Raises:
-            TopicChangedError: one is gone, or is another topic of the same name.
+            BrokerError: Kafka does not answer, or does not list one.
+            TopicChangedError: one is another topic of the same name.
         """
         with self._lock:
-            ids, known = self._admin.topic_ids(), self.topics
+            ids, known = self._ids(), self.topics
             for name in topics:
-                if name in known and not _differs(known[name], ids):
-                    continue
-                if name in known or name not in ids:
-                    raise TopicChangedError(f"bronze: topic {name} was deleted or created anew while it was read")
-                self._take_over(self._decide([name], ids))
+                if name not in ids:
+                    raise BrokerError(
+                        f"bronze: topic {name} was deleted while it was read, or Kafka does not list it yet"
+                    )
+                if name not in known:
+                    self._take_over(self._decide([name], ids))
+                elif _differs(known[name], ids[name]):
+                    raise TopicChangedError(f"bronze: topic {name} was deleted and created anew while it was read")
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""
@@ -161,6 +188,17 @@ class TopicBook:
                 self.save()
             finally:
                 self._admin.close()
+
+    def _ids(self) -> dict[str, str | None]:
+        """Kafka's topics and their ids; notes which of those that bronze knows are missing."""
+        try:
+            ids = self._admin.topic_ids()
+        except BrokerError:
+            self._absences = Absences()  # who answers next may have just started
+            raise
+        known = {name for name, row in self.topics.items() if row.state not in GONE and self._matches(name)}
+        self._absences = self._absences.after(known - ids.keys(), time.monotonic())
+        return ids
 
     def _quiet(self) -> set[str]:
         """Topics that may become inactive, or be so no longer."""
@@ -231,13 +269,10 @@ def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -
     return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
 
 
-def _differs(row: Topic, ids: dict[str, str | None]) -> bool:
-    """Whether Kafka's topic of the name is another than the row's, or comes or goes against its state."""
-    if row.topic not in ids:
-        return row.state not in {TopicState.DELETED, TopicState.FORGOTTEN}
+def _differs(row: Topic, there: str | None) -> bool:
+    """Whether Kafka's topic of the name, which has this id, is another than the row's, or was deleted before."""
     if row.state is TopicState.DELETED:
         return True
-    there = ids[row.topic]
     return row.topic_id is not None and there is not None and row.topic_id != there
 
 

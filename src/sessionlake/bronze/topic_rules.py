@@ -12,8 +12,8 @@ until there is yet another topic of that name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from sessionlake.config import OnTopicChange
@@ -21,6 +21,11 @@ from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState
 
 READ = frozenset({TopicState.ACTIVE})
 """States of topics that are subscribed to."""
+GONE = frozenset({TopicState.DELETED, TopicState.FORGOTTEN})
+"""States of topics of which nothing is decided when Kafka does not list them."""
+# So long, and in so many looks, Kafka must be without a topic until that counts as deleted.
+_STEADY_SECONDS = 10.0
+_STEADY_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,41 @@ class Seen:
 
     topic_id: str | None
     partitions: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Absences:
+    """Topics that Kafka does not list, as looks at it have shown one after the other, in which it was never away.
+
+    A broker that has just started may not know of every topic yet. So a topic that is not listed counts as deleted only
+    when several looks in a row, over some seconds, have not shown it. One made anew is known by its id, at once.
+
+    Attributes:
+        looked_at: when the last look was answered; seconds of a clock that is never set.
+        missing: of each topic that it lacked, the first of those looks in a row, and how many they are.
+    """
+
+    looked_at: float = 0.0
+    missing: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    def after(self, missing: Iterable[str], now: float) -> Absences:
+        """With one more look, which was answered now."""
+        before = {name: self.missing.get(name, (now, 0)) for name in missing}
+        return Absences(now, {name: (since, looks + 1) for name, (since, looks) in before.items()})
+
+    @property
+    def deleted(self) -> frozenset[str]:
+        """Topics that have been missing for long enough."""
+        return frozenset(
+            name
+            for name, (since, looks) in self.missing.items()
+            if looks >= _STEADY_LOOKS and self.looked_at - since >= _STEADY_SECONDS
+        )
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Topics that are missing, and may be there again at the next look."""
+        return frozenset(self.missing) - self.deleted
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
-# Deletion vectors take eight Spark jobs a MERGE; up to this size, writing the touched files anew costs less.
-_REWRITTEN_BYTES = 8 << 20
+# Deletion vectors take eight Spark jobs a MERGE; up to so many rows, writing the touched files anew costs less.
+_REWRITTEN_ROWS = 250_000
 # A file is written before its commit, and has its time from then.
 _WRITING_SECONDS = 3600
 
@@ -275,8 +275,8 @@ class Folders(Storage):
         """See `Storage`."""
         from deltalake import DeltaTable
 
-        held = sum(file.size for file in upkeep.live_files(DeltaTable(self.path(table))))
-        spark.conf.set(_DELETION_VECTORS, str(held > _REWRITTEN_BYTES).lower())
+        held = DeltaTable(self.path(table)).count()  # as the log says
+        spark.conf.set(_DELETION_VECTORS, str(held > _REWRITTEN_ROWS).lower())
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
         """See `Storage`."""

@@ -65,16 +65,25 @@ def require_broker(settings: Settings) -> None:
         BrokerError: none does, within seconds.
         ConfigError: the key holds no `host:port`.
     """
-    servers, failures = addresses(settings), []
-    for host, port in servers:
-        failure = _connect(host, port)
-        if failure is None:
-            break
-        failures.append(f"{host}:{port} {failure}")
-    else:
-        raise _unreachable(settings, "; ".join(failures))
+    require_listener(settings)
     if not _speaks_kafka(settings):
         raise _unreachable(settings, "something listens there but does not answer as Kafka does")
+
+
+def require_listener(settings: Settings) -> None:
+    """Returns at once if anything listens at `kafka.bootstrap_servers`.
+
+    Raises:
+        BrokerError: nothing does, within seconds.
+        ConfigError: the key holds no `host:port`.
+    """
+    failures = []
+    for host, port in addresses(settings):
+        failure = _connect(host, port)
+        if failure is None:
+            return
+        failures.append(f"{host}:{port} {failure}")
+    raise _unreachable(settings, "; ".join(failures))
 
 
 def _stores(options: dict[str, str]) -> dict[str, str]:

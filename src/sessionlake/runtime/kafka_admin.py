@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, MachineError
+from sessionlake.errors import AccessError, BrokerError, MachineError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.kafka import spark_kafka_options
+from sessionlake.runtime.kafka import require_listener, spark_kafka_options
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JError
     from pyspark.sql import SparkSession
 
 # Databricks' runtime has the client under another name.
 _PACKAGES = ("org.apache.kafka", "kafkashaded.org.apache.kafka")
 _SECONDS = 20
+_REFUSALS = ("AuthenticationException", "AuthorizationException")
 # What brokers that know no topic ids say.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
@@ -26,14 +28,19 @@ _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), inter
 class KafkaAdmin:
     """An open admin client; close it when done.
 
+    Attributes:
+        away: whether Kafka did not answer the last question.
+
     Raises:
         MachineError: Spark has no Kafka client whose classes can be reached.
-        BrokerError: by every question, if Kafka does not answer.
+        BrokerError: by every question, if Kafka does not answer, or not yet.
+        AccessError: by every question, if it refuses this client.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001  (the way to the JVM that Spark and Delta take themselves)
-        self._servers = settings.kafka.bootstrap_servers
+        self._settings = settings
+        self.away = False
         self._kafka = self._package()
         properties = self._jvm.java.util.Properties()
         for key, value in spark_kafka_options(settings).items():
@@ -42,8 +49,8 @@ class KafkaAdmin:
             self._client = self._kafka.clients.admin.AdminClient.create(properties)
 
     def close(self) -> None:
-        """Ends the client's connections."""
-        self._client.close()
+        """Ends the client's connections; questions that were not answered are given up."""
+        self._client.close(self._jvm.java.time.Duration.ZERO)
 
     def topic_ids(self) -> dict[str, str | None]:
         """Every topic that this client may see, with the id that Kafka gave it when it was created."""
@@ -103,11 +110,29 @@ class KafkaAdmin:
     def _answered(self) -> Iterator[None]:
         from py4j.protocol import Py4JError
 
+        if self.away:  # its client would wait out its time; a connection tells at once
+            require_listener(self._settings)
         try:
             yield
         except Py4JError as error:
             said = next((line for line in str(error).splitlines() if "Exception" in line), str(error))
+            servers, said = self._settings.kafka.bootstrap_servers, said.strip(": ")[:300]
+            if self._refused(error):
+                raise AccessError(
+                    f"Kafka at {servers} refuses this client ({said}): correct kafka.options, or let it describe topics"
+                ) from error
+            self.away = True
             raise BrokerError(
-                f"Kafka at {self._servers} does not say which topics there are ({said.strip(': ')[:300]}): check that "
-                "it runs, and that kafka.options let this client describe topics"
+                f"Kafka at {servers} does not say which topics there are ({said}): check that it runs"
             ) from error
+        self.away = False
+
+    def _refused(self, error: Py4JError) -> bool:
+        """Whether Kafka has answered, and does not let this client in or see what it asks for."""
+        kinds = [f"{self._kafka._fqn}.common.errors.{name}" for name in _REFUSALS]  # noqa: SLF001  (py4j's own name)
+        cause = getattr(error, "java_exception", None)
+        while cause is not None:
+            if any(self._jvm.py4j.reflection.TypeUtil.isInstanceOf(kind, cause) for kind in kinds):
+                return True
+            cause = cause.getCause()
+        return False

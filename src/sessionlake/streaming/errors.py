@@ -155,9 +155,20 @@ _CAUSES = (
         "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
         types=tuple(
             f"{_KAFKA}.{name}"
-            for name in ("TimeoutException", "DisconnectException", "NetworkException", "BrokerNotAvailableException")
+            for name in (
+                "TimeoutException",
+                "DisconnectException",
+                "NetworkException",
+                "BrokerNotAvailableException",
+                "LeaderNotAvailableException",
+                "NotLeaderOrFollowerException",
+            )
         ),
-        beginnings=("Failed to create new KafkaAdminClient", "No resolvable bootstrap urls"),
+        beginnings=(
+            "Failed to create new KafkaAdminClient",
+            "No resolvable bootstrap urls",
+            "Cannot fetch record for offset ",  # a task that waited for it in vain
+        ),
     ),
     KnownFailure(
         LakeError,
