@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from operator import eq, itemgetter
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from sessionlake.config import GoldSettings, Settings
@@ -16,10 +15,8 @@ from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
 from sessionlake.lake.names import AVERAGES, LEDGER, MINUTES
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import Row
-from sessionlake.runtime.frames import as_frame
-from support.lakes import limit, rows_of
+from support.lakes import limit, rows_of, write_rows
 
 CHANGES = "silver.session_changes"
 SECOND = 1_000
@@ -42,11 +39,9 @@ class Feed:
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:
-        schema = self.lake.reader(self.spark).schema(CHANGES)
-        rows = [dict(zip(schema.names, (*c, 0, None, None, self.batch), strict=True)) for c in changes]
-        table = pa.Table.from_pylist(rows, schema)
-        one = as_frame(self.spark, table).coalesce(1) if self.lake.storage.needs_session else table
-        self.lake.storage.append(self.spark, CHANGES, one, Txn("feed", self.batch))
+        names = self.lake.reader(self.spark).schema(CHANGES).names
+        rows = [dict(zip(names, (*c, 0, None, None, self.batch), strict=True)) for c in changes]
+        write_rows(self.spark, self.lake, CHANGES, rows)
         self.batch += 1
         return self
 

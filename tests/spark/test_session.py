@@ -131,10 +131,10 @@ def test_a_killed_python_leaves_no_process_behind(tmp_path):
 def test_a_session_prints_nothing_logs_what_fails_and_after_ctrl_c_is_stopped_in_order_and_started_again(tmp_path):
     then = """
 try:
-    spark.range(2).selectExpr("1 / id").collect()
-except Exception:
-    print("caught", flush=True)
-try:
+    try:
+        spark.range(2).selectExpr("1 / id").collect()
+    except Exception:
+        print("caught", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print(spark.range(5).mapInArrow(same, "id long").count(), flush=True)
@@ -221,4 +221,4 @@ def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, 
     assert (process.returncode, out, said) == (130, "", "interrupted\n")
     assert time.monotonic() - sent < 5
     assert pids
-    assert _gone(pids, 0.1)
+    assert _gone(pids, 1)  # among them may be the one that only tells Java's version, which ends by itself

@@ -18,7 +18,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.lab.truth import KafkaMessage, Tables
 from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
-from sessionlake.lake.names import LEDGER, ROWS, SILVER
+from sessionlake.lake.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -46,15 +46,19 @@ def limit(patch: pytest.MonkeyPatch, **limits: int) -> None:
 
 def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) -> None:
     """Appends messages to `bronze.messages` as one commit of one file."""
-    schema = lake.reader(spark).schema("bronze.messages")
     rows = [
         {"topic": m.topic, "partition": m.partition, "offset": m.offset, "key": m.key, "value": m.value}
         | {"timestamp": datetime.fromtimestamp(m.timestamp / 1000, UTC), "timestamp_type": 0}
         for m in messages
     ]
-    table = pa.Table.from_pylist(rows, schema)
-    one = as_frame(spark, table).coalesce(1) if lake.storage.needs_session else table
-    lake.storage.append(spark, "bronze.messages", one, Txn(f"test-{uuid4()}", 0))
+    write_rows(spark, lake, MESSAGES, rows)
+
+
+def write_rows(spark: SparkSession, lake: Lake, table: str, rows: list[Row]) -> None:
+    """Appends rows as one commit of one file."""
+    whole = pa.Table.from_pylist(rows, lake.reader(spark).schema(table))
+    one = as_frame(spark, whole).coalesce(1) if lake.storage.needs_session else whole
+    lake.storage.append(spark, table, one, Txn(f"test-{uuid4()}", 0))
 
 
 def rows_of(spark: SparkSession, lake: Lake, table: str, *conditions: Condition) -> list[Row]:
