@@ -221,4 +221,4 @@ def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, 
     assert (process.returncode, out, said) == (130, "", "interrupted\n")
     assert time.monotonic() - sent < 5
     assert pids
-    assert _gone(pids, 1)  # among them may be the one that only tells Java's version, which ends by itself
+    assert _gone(pids, 1)

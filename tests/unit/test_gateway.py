@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +48,25 @@ def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_to
     said = capsys.readouterr().err
     assert f"pyspark {found} starts Spark itself" in said
     assert ", ".join(TESTED_SPARK) in said
+
+
+def test_an_interrupt_between_a_jvm_and_its_handle_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\nexec sleep 60\n")
+    java.chmod(0o755)
+    monkeypatch.setattr(gateway, "_running", [])
+    monkeypatch.setattr(gateway.subprocess, "Popen", Interrupted)
+    jvm = gateway.Jvm(java, "1g", [], tmp_path, tmp_path, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt), gateway._started(jvm):
+        pass
+    assert [process.poll() for process in begun] == [-signal.SIGTERM]

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -102,13 +103,14 @@ def _started(jvm: Jvm) -> Iterator[None]:
         jars = os.pathsep.join(f"{folder}/*" for folder in (jvm.spark, jvm.jars))
         options = [f"-Xmx{jvm.memory}", *jvm.flags, *_FLAGS, "-cp", jars]
         command = [str(jvm.java), *options, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"]
-        process = _start(command, jvm.output, answer)
-        with _given_up_with(process):
+        with _given_up_if_interrupted():
+            with ThreadPoolExecutor(1) as beside:  # where nothing interrupts it between the process and its handle
+                process = beside.submit(_start, command, jvm.output, answer).result()
             port, secret = _connection(process, jvm.output, answer)
     told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(told)
     try:
-        with _given_up_with(process):
+        with _given_up_if_interrupted():
             yield
     finally:
         for name in told:
@@ -116,17 +118,19 @@ def _started(jvm: Jvm) -> Iterator[None]:
 
 
 @contextmanager
-def _given_up_with(jvm: subprocess.Popen[bytes]) -> Iterator[None]:
+def _given_up_if_interrupted() -> Iterator[None]:
     """Ends a JVM whose start is interrupted: in the middle of it, it would not notice for seconds."""
     try:
         yield
     except KeyboardInterrupt:
-        jvm.terminate()
-        try:
-            jvm.wait(GIVE_UP_SECONDS)
-        except subprocess.TimeoutExpired:
-            jvm.kill()
-            jvm.wait()
+        while _running:
+            jvm = _running.pop()
+            jvm.terminate()
+            try:
+                jvm.wait(GIVE_UP_SECONDS)
+            except subprocess.TimeoutExpired:
+                jvm.kill()
+                jvm.wait()
         raise
 
 
