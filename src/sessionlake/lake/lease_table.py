@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow as pa
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.leases import Lease
 from sessionlake.lake.names import LEASES
-from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.schemas import TABLES, arrow_schema
 from sessionlake.lake.storage import Storage
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
@@ -48,14 +47,6 @@ class SparkLeases:
         """See `LeaseTable`; passed over, too, if a change of another row was in its way."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         with interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
-            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], _arrow_schema())).alias("s")
+            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES))).alias("s")
             merged = self._storage.delta(spark, LEASES).alias("t").merge(row, "t.name = s.name")
             merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
-
-
-@lru_cache(maxsize=1)
-def _arrow_schema() -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[LEASES].columns)))

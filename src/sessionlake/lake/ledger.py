@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from sessionlake import __version__
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append
 from sessionlake.lake.names import LEDGER
-from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 
@@ -108,16 +107,7 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry, txn: Txn | None =
         "config_hash": entry.config_hash,
         "decisions": list(entry.decisions),
     }
-    append(spark, lake, LEDGER, pa.Table.from_pylist([row], _arrow_schema()), txn or entry.txn)
-
-
-@lru_cache(maxsize=1)
-def _arrow_schema() -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    ddl = ", ".join(f"{name} {sql}" for name, sql in TABLES[LEDGER].columns)
-    return to_arrow_schema(StructType.fromDDL(ddl))
+    append(spark, lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
 
 _DECIDING: dict[str, set[str]] = {"silver": {"snapshot_interval"}, "gold": {"rolling_points"}}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import pyarrow as pa
+
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -334,3 +338,12 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.REPLACE,
     ),
 }
+
+
+@cache
+def arrow_schema(table: str) -> pa.Schema:
+    """The columns of a table without declared ones; needs a running session, whose parser knows the types."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].columns)))

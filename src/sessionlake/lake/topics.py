@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sessionlake.lake.commit import replace_rows
 from sessionlake.lake.names import TOPICS
-from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
@@ -110,7 +109,7 @@ def topics_of(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:
 def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: Txn | None = None) -> None:
     """Replaces the table's rows; with a transaction, once."""
     rows = [asdict(row) | {"state": str(row.state)} for row in topics]
-    replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, _arrow_schema()), txn)
+    replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
 def latest(topics: Iterable[Topic]) -> dict[str, Topic]:
@@ -134,11 +133,3 @@ def jumps(topics: Iterable[Topic]) -> Jumps:
 def jumped(known: Mapping[TopicPartition, list[tuple[int, int]]], place: TopicPartition, first: int, end: int) -> int:
     """How many of the offsets `[first, end)` were jumped over between generations."""
     return sum(arrived - left for left, arrived in known.get(place, ()) if first <= left and arrived <= end)
-
-
-@lru_cache(maxsize=1)
-def _arrow_schema() -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[TOPICS].columns)))
