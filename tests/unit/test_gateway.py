@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,15 @@ import pytest
 
 from sessionlake.laptop import gateway
 from sessionlake.laptop.gateway import TESTED_SPARK, Jvm, starting
+from sessionlake.runtime.spark import DATABRICKS_VARIABLE, stop_spark
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C as Python has it, whatever an earlier Spark session of this process has left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -28,6 +38,20 @@ def test_the_installed_pyspark_is_one_that_the_launcher_was_tested_with():
         f"pyspark {found} is installed, and sessionlake.laptop.gateway was tested with {', '.join(TESTED_SPARK)}: make "
         "tests/spark/test_session.py pass with it in TESTED_SPARK, or leave it to pyspark's own, slower launcher"
     )
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_after_spark_an_interrupt_is_pythons_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(*_: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'sc'")
+
+    handler.__module__ = "pyspark.core.context"
+    signal.signal(signal.SIGINT, handler)
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr("pyspark.SparkContext._gateway", None)
+    monkeypatch.delenv(DATABRICKS_VARIABLE, raising=False)
+    stop_spark()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_tested_version_is_started_by_hand_without_a_word(jvm, monkeypatch, capsys):
@@ -50,6 +74,7 @@ def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_to
     assert ", ".join(TESTED_SPARK) in said
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_between_a_jvm_and_its_handle_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

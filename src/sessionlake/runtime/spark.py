@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -59,6 +61,14 @@ def stop_spark() -> None:
     if gateway is not None:
         gateway.shutdown()
     end_jvm(gateway and gateway.proc)
+    _take_back_interrupts()
+
+
+def _take_back_interrupts() -> None:
+    """Gives Ctrl-C its own meaning again: pyspark's handler stays behind, and fails without the JVM that it asks."""
+    theirs = getattr(signal.getsignal(signal.SIGINT), "__module__", "") == "pyspark.core.context"
+    if theirs and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def platform_conf(settings: Settings) -> dict[str, str]:
