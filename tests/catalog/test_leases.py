@@ -33,6 +33,7 @@ from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.pipeline import Layer, claimed, run_once
 from sessionlake.silver.rebuild.rebuild import EVERYTHING
 from sessionlake.silver.rebuild.replay import REPLAYED
@@ -216,9 +217,8 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
         if txn.app_id == of_stream:
             append(spark, lake, SESSIONS, row, txn)
         else:
-            merge(lake, SESSIONS, row, "false", lambda m: m.whenNotMatchedInsert(values=values), txn)
+            merge(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
 
-    values = {name: f"s.{name}" for name in ("topic", "session_id", "messages")}
     write(1, Txn(of_stream, 1))
     retire(spark, lake, [SESSIONS], Txn(of_stream, 5))
     for number in (4, 5, 6):

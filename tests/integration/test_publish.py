@@ -26,6 +26,7 @@ from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.publish.job import Publication
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.interpreted import interpreted
@@ -60,14 +61,13 @@ class Scene:
 
     def __init__(self, spark: Any, file: Path, seed: int) -> None:
         self.spark, self.file, self.settings = spark.newSession(), file, load_settings(file)
-        self.spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
         self.said: list[str] = []
         self.lake.ensure(spark, [ROWS, LEDGER])
         self.schema = self.lake.read(spark, ROWS).schema.add("_delete", "boolean")
 
     def change(self, rows: int = 15) -> None:
-        """One version: rows inserted, updated and deleted by a real MERGE."""
+        """One version: rows inserted, updated and deleted by a real MERGE, by delta-rs and by Spark in turns."""
         picked = {
             (self.rnd.choice("ab"), f"s{self.rnd.randint(0, 2)}", self.rnd.choice(VALUES["string"])): None
             for _ in range(rows)
@@ -75,15 +75,11 @@ class Scene:
         source = [(*key, *self.values(), self.rnd.random() < 0.3) for key in picked]
         frame = self.spark.createDataFrame(source, self.schema)
         names = [name for name in self.schema.names if name != "_delete"]
-        every: dict[str, Any] = {name: f"s.{name}" for name in names}
-        same = " AND ".join(f"t.{name} = s.{name}" for name in KEY)
+        upsert = Upsert(KEY, tuple(name for name in names if name not in KEY), deletes=True)
         self.merges += 1
+        rows = frame.toArrow() if self.merges % 2 else frame
         with interpreted(self.spark):
-            merge(
-                self.lake, ROWS, frame, same,
-                lambda m: m.whenMatchedDelete("s._delete").whenMatchedUpdate(set=every)
-                .whenNotMatchedInsert("NOT s._delete", values=every), Txn("test", self.merges),
-            )  # fmt: skip
+            merge(self.spark, self.lake, ROWS, rows, upsert, Txn("test", self.merges))
 
     def values(self) -> list[Any]:
         rnd = self.rnd

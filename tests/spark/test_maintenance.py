@@ -30,11 +30,12 @@ from sessionlake.lake.positions import require_true
 from sessionlake.lake.storage import Kept
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from spark.test_silver_law import TABLES, Pipeline, streams
-from support.lakes import assert_silver_is_the_truth, folder_of
+from support.lakes import assert_silver_is_the_truth, folder_of, limit
 
 NOW = Kept(timedelta(0))
 
@@ -214,8 +215,8 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
     other = spark.newSession()
     thread = threading.Thread(target=optimize)
     thread.start()
-    same = "t.topic = s.topic AND t.session_id = s.session_id"
-    merge(lake, SESSIONS, source, same, lambda m: m.whenMatchedUpdate(set={"messages": "s.messages"}), Txn("merge", 0))
+    upsert = Upsert(("topic", "session_id"), ("messages",), inserts=False)
+    merge(spark, lake, SESSIONS, source, upsert, Txn("merge", 0))
     thread.join()
     assert len(begun.read_text()) > 1
     found = {row["session_id"]: row["messages"] for row in lake.read(spark, SESSIONS).collect()}
@@ -256,20 +257,18 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
 
 
-def test_a_clustered_table_keeps_its_rows_when_it_is_vacuumed(spark: Any, settings: Settings) -> None:
+@pytest.mark.parametrize("rewritten", [0, 100])
+def test_a_merged_table_keeps_its_rows_when_it_is_vacuumed(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, rewritten: int
+) -> None:
+    limit(monkeypatch, rewritten_rows=rewritten)
     lake = Lake(settings)
     lake.ensure(spark, [ROWS])
     for n in range(3):
-        rows = spark.sql(f"SELECT 'r{n % 2}' row_id, {n}L _seq")
-        values = {name: f"s.{name}" for name in rows.columns}
-        merge(
-            lake,
-            ROWS,
-            rows,
-            "t.row_id = s.row_id",
-            lambda m, values=values: m.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values),
-            Txn("m", n),
-        )
+        rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
+        merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
+    [last] = lake.delta(spark, ROWS).history(1).collect()
+    assert (last["operation"], last["engineInfo"].startswith("delta-rs")) == ("MERGE", rewritten > 0)
     freed = lake.storage.vacuum(spark, ROWS, NOW)
     assert freed.files > 0
     assert freed.freed > 0

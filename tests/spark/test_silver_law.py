@@ -17,6 +17,7 @@ from sessionlake.history.state import session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.folders import Folders
 from sessionlake.lake.names import EVENTS, LEDGER, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
@@ -110,9 +111,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.arrive(batches[4])
     shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
-    with monkeypatch.context() as patch:  # and now in the driver, with so many sessions that they are not named
-        patch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)
-        limit(patch, driver_cuts=10**6)
+    with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session
+        patch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
+        limit(patch, driver_cuts=10**6, rewritten_rows=0)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
@@ -138,8 +139,8 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
 def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, few_messages=0, few_changes=0, driver_changes=0, driver_cuts=0, inline_bytes=0)
-    monkeypatch.setattr("sessionlake.silver.merge.key_bounds.NAMED", 2)
+    limit(monkeypatch, **dict.fromkeys(vars(Folders.limits), 0))
+    monkeypatch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
     pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
     for part in (batches[:2], batches[2:]):
         for batch in part:

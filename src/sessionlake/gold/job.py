@@ -148,8 +148,8 @@ class _GoldBatch:
             rows = rows_of(parts, target.new, target.ddl)
             append(spark, self._lake, target.table, rows, txn)
         if changed:
-            source = as_frame(spark, rows_of(parts, target.changed, target.ddl))
-            commit = merge(self._lake, target.table, source, target.same(changed), target.clauses, txn.second)
+            source = rows_of(parts, target.changed, target.ddl)
+            commit = merge(spark, self._lake, target.table, source, target.upsert, txn.second)
         else:
             commit = self._lake.last_commit(spark, target.table)
         return TableOutput(target.table, commit.version, sum(span.rows for span in (new, changed) if span))

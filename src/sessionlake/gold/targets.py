@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
-from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
+from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput
 from sessionlake.lake.names import AVERAGES, MINUTES
 from sessionlake.lake.schemas import TABLES
-
-if TYPE_CHECKING:
-    from delta.tables import DeltaMergeBuilder
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from sessionlake.lake.upsert import Upsert
 
 
 @dataclass(frozen=True)
@@ -36,24 +30,10 @@ class Target:
         """The table's columns."""
         return ", ".join(f"{name} {sql}" for name, sql in TABLES[self.table].columns)
 
-    def same(self, changed: RowRange) -> str:
-        """Condition under which a row of the table is the source's.
-
-        Args:
-            changed: of the rows that are in the table; as literals its bounds let Delta skip files.
-        """
-        low, high = (self._literal(value) for value in (changed.low, changed.high))
-        equal = (f"t.{name} = s.{name}" for name in (*METRIC_KEY, *self.order))
-        return " AND ".join([f"t.{self.time} >= {low} AND t.{self.time} <= {high}", *equal])
-
-    def clauses(self, builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
-        """Sets what may change: that a row is there is known, which spares Delta an outer join."""
-        return builder.whenMatchedUpdate(set={name: f"s.{name}" for name in self.updated})
-
-    def _literal(self, value: int) -> str:
-        if self.time == "ts":
-            return f"{value}L"
-        return f"TIMESTAMP'{(_EPOCH + timedelta(microseconds=value)).isoformat()}'"
+    @property
+    def upsert(self) -> Upsert:
+        """How changed rows are merged: that a row is there is known, which spares Delta an outer join."""
+        return Upsert((*METRIC_KEY, *self.order), self.updated, bounded=(self.time,), inserts=False)
 
 
 TARGETS = (

@@ -18,6 +18,7 @@ from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
 from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.spark_merge import merged_by_spark
 from sessionlake.lake.storage import (
     NO_COMMIT,
     Commit,
@@ -32,6 +33,7 @@ from sessionlake.lake.storage import (
 )
 from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import conf, interpreted
 
@@ -60,10 +62,10 @@ class Catalog(Storage):
         driver_cuts=0,
         driver_bytes=384 << 20,
         inline_bytes=256 << 10,
+        rewritten_rows=0,
     )
     needs_session = True
     keeps_functions = True
-    merge_conf: Mapping[str, str] = {}
 
     def identifier(self, table: str) -> str:
         """See `Storage`."""
@@ -197,8 +199,9 @@ class Catalog(Storage):
         writer = frame.write.format("delta") if txn is None else appending(frame, table, txn)
         self.save(writer.mode("overwrite"), table)
 
-    def before_merge(self, spark: SparkSession, table: str) -> None:
-        """See `Storage`: the platform decides for itself how it merges."""
+    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+        """See `Storage`."""
+        return merged_by_spark(self, spark, table, source, upsert, txn)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
         """See `Storage`."""

@@ -7,29 +7,28 @@ never collides with an old one, and a batch that died half-way repeats only what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
-    from delta.tables import DeltaMergeBuilder
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
     """Appends the rows once, whatever the number of replays."""
     fault_point(f"before:{table}")
-    _make_sure(lake, table)
+    lake.storage.make_sure(table)
     lake.storage.append(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
@@ -40,20 +39,20 @@ def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) ->
     with lake.storage.stage(spark, table, rows) as written:
         yield
         fault_point(f"before:{table}")
-        _make_sure(lake, table)
+        lake.storage.make_sure(table)
         written.commit(txn)
         fault_point(f"after:{table}")
 
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
     """Replaces all rows of a small table, in one commit; with a transaction, once."""
-    _make_sure(lake, table)
+    lake.storage.make_sure(table)
     lake.storage.replace(spark, table, rows, txn)
 
 
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
     """Deletes all rows of a table once, whatever the number of replays."""
-    _make_sure(lake, table)
+    lake.storage.make_sure(table)
     with conf(spark, txn.conf(table)):
         lake.delta(spark, table).delete()
 
@@ -66,49 +65,13 @@ def retire(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> 
     there. One that is there already stays.
     """
     for table in tables:
-        _make_sure(lake, table)
+        lake.storage.make_sure(table)
         lake.storage.append(spark, table, lake.read(spark, table).limit(0), txn)
 
 
-def merge(
-    lake: Lake,
-    table: str,
-    source: DataFrame,
-    on: str | Column,
-    clauses: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
-    txn: Txn,
-) -> Commit:
-    """MERGEs `source` (alias `s`) into the table (alias `t`) once, whatever the number of replays.
-
-    Where another commit has changed files that it has read, such as OPTIMIZE, it is done again.
-
-    The transaction is set in the session of `source`, which must be the batch's own: no other write may
-    run in it meanwhile.
-
-    Args:
-        on: the join condition, written over `t` and `s`.
-        clauses: adds the WHEN clauses to the builder.
-
-    Returns:
-        The table's latest commit, which is this one, unless an earlier run made it.
-    """
-    spark = source.sparkSession
+def merge(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+    """MERGEs the rows once, whatever the number of replays: see `Storage.merge`."""
     fault_point(f"before:{table}")
-    lake.storage.before_merge(spark, table)
-
-    def execute() -> Commit:
-        _make_sure(lake, table)
-        with lake.storage.exclusive(table):
-            clauses(lake.delta(spark, table).alias("t").merge(source.alias("s"), on)).execute()
-            return lake.last_commit(spark, table)
-
-    with conf(spark, txn.conf(table)):
-        commit = repeated(execute)
+    commit = lake.storage.merge(spark, table, source, upsert, txn)
     fault_point(f"after:{table}")
     return commit
-
-
-def _make_sure(lake: Lake, table: str) -> None:
-    """Returns if this process is the one that may write, as far as can be told before Delta is asked."""
-    lake.storage.require_claims()
-    fault_point(f"sure:{table}")

@@ -19,6 +19,7 @@ from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.storage import Compacted, Vacuumed, quote
+from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.runtime.interpreted import conf
 
@@ -64,8 +65,8 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
 
 
 def _is_merged(delta: DeltaTable) -> bool:
-    """Whether rows of the table are replaced, so that Spark alone knows its files."""
-    return delta.metadata().configuration.get("delta.enableDeletionVectors") == "true"
+    """Whether Spark marks replaced rows of the table, so that it alone knows its files."""
+    return delta.metadata().configuration.get(DELETION_VECTORS) == "true"
 
 
 def _optimizing(bound: int) -> dict[str, str]:

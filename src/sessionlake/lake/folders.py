@@ -1,8 +1,10 @@
 """Tables as folders of a home: written by delta-rs and Spark side by side, for both follow Delta's protocol.
 
-An append through Spark costs about a second of CPU whatever it appends, most of it planning, and its Parquet writer
+A write through Spark costs a second of CPU and more whatever it writes, most of it planning, and its Parquet writer
 goes row by row. So appends go around it: Arrow rows, written by this process or by Spark's tasks, and committed by
-delta-rs in milliseconds. delta-rs does not write to tables with liquid clustering: see `_clustered`.
+delta-rs in milliseconds. So do MERGEs, until a table is so large that its files are not to be written anew: from then
+on Spark marks what is replaced in deletion vectors. delta-rs does not write to tables with liquid clustering: they have
+none here, but for such as earlier versions have made.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns, written_by_arrow, written_by_spark
+from sessionlake.lake.rust_merge import merged_by_delta_rs
+from sessionlake.lake.spark_merge import merged_by_spark
 from sessionlake.lake.storage import (
     NO_COMMIT,
     Commit,
@@ -33,8 +37,9 @@ from sessionlake.lake.storage import (
     appending,
     quote,
 )
-from sessionlake.lake.table_schema import Columns, TableSchema, Writes
+from sessionlake.lake.table_schema import DELETION_VECTORS, TableSchema
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.laptop.home import claim, require_home, turn
 from sessionlake.runtime.frames import Mapped, Rows
 
@@ -45,9 +50,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 _CLUSTERING = "clustering"  # a feature that delta-rs does not write
-_DELETION_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
-# Deletion vectors take eight Spark jobs a MERGE; up to so many rows, writing the touched files anew costs less.
-_REWRITTEN_ROWS = 250_000
+_MERGE_CONF = {
+    "spark.databricks.delta.merge.deletionVectors.persistent": "true",
+    "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
+    "spark.sql.shuffle.partitions": "1",
+}
 # A file is written before its commit, and has its time from then.
 _WRITING_SECONDS = 3600
 
@@ -64,14 +71,10 @@ class Folders(Storage):
         driver_cuts=200_000,
         driver_bytes=384 << 20,
         inline_bytes=256 << 10,
+        rewritten_rows=2_000_000,
     )
     needs_session = False
     keeps_functions = False
-    merge_conf: Mapping[str, str] = {
-        "spark.databricks.delta.merge.materializeSource": "none",  # sources are computed once already
-        "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
-        "spark.sql.shuffle.partitions": "1",
-    }
 
     def path(self, table: str) -> Path:
         """Folder of a table."""
@@ -143,37 +146,16 @@ class Folders(Storage):
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`."""
-        columns, properties = schema.resolved(self._settings), schema.properties(self._settings.maintain.keep)
-        with self.exclusive(table):
-            if schema.merged:
-                self._create_by_spark(spark, table, schema, columns, properties)
-            else:
-                self._create(table, schema, columns, properties)
-
-    def _create_by_spark(
-        self, spark: SparkSession, table: str, schema: TableSchema, columns: Columns, properties: Mapping[str, str]
-    ) -> None:
-        """Deletion vectors and clustering are what delta-rs does not create; Spark takes half a second for it."""
-        from delta.tables import DeltaTable
-
-        builder = DeltaTable.createIfNotExists(spark).comment(schema.comment).location(str(self.path(table)))
-        for name, sql in columns:
-            builder = builder.addColumn(name, sql)
-        if keys := _clustered(schema):
-            builder = builder.clusterBy(*keys)
-        for key, value in properties.items():
-            builder = builder.property(key, value)
-        builder.execute()
-
-    def _create(self, table: str, schema: TableSchema, columns: Columns, properties: Mapping[str, str]) -> None:
         from deltalake import DeltaTable, Schema
         from pyspark.sql.types import StructType
 
-        declared = StructType.fromDDL(", ".join(f"{quote(name)} {sql}" for name, sql in columns)).json()
-        comment, wanted = schema.comment, dict(properties)
-        DeltaTable.create(
-            self.path(table), Schema.from_json(declared), "ignore", description=comment, configuration=wanted
-        )
+        del spark
+        columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
+        declared = Schema.from_json(StructType.fromDDL(columns).json())
+        wanted = dict(schema.properties(self._settings.maintain.keep))
+        wanted.pop(DELETION_VECTORS, None)
+        with self.exclusive(table):
+            DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
 
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; folders that are empty then go, too."""
@@ -271,12 +253,26 @@ class Folders(Storage):
             properties = None if txn is None else _properties(table, txn)
             write_deltalake(delta, rows, mode="overwrite", commit_properties=properties)
 
-    def before_merge(self, spark: SparkSession, table: str) -> None:
+    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""
         from deltalake import DeltaTable
 
-        held = DeltaTable(self.path(table)).count()  # as the log says
-        spark.conf.set(_DELETION_VECTORS, str(held > _REWRITTEN_ROWS).lower())
+        delta = DeltaTable(self.path(table))
+        clustered = _CLUSTERING in (delta.protocol().writer_features or ())
+        # The number of rows is what the log says.
+        if isinstance(source, pa.Table) and not clustered and delta.count() <= self.limits.rewritten_rows:
+            return self._merged(spark, table, source, upsert, txn)
+        if self.properties(spark, table).get(DELETION_VECTORS) != "true":
+            super().set_property(spark, table, DELETION_VECTORS, "true")
+        return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
+
+    def _merged(self, spark: SparkSession, table: str, source: pa.Table, upsert: Upsert, txn: Txn) -> Commit:
+        self.make_sure(table)
+        with self.exclusive(table):
+            delta = _without(self.path(table), table, txn)
+            if delta is not None and source.num_rows:
+                merged_by_delta_rs(delta, source, upsert, _properties(table, txn))
+            return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
         """See `Storage`."""
@@ -352,11 +348,6 @@ class _StagedFiles:
         """Removes what has not been committed."""
         for file in self._files:
             (self._folder / file.path).unlink(missing_ok=True)
-
-
-def _clustered(schema: TableSchema) -> tuple[str, ...]:
-    """The clustering keys. Tables that rows are appended to have none here; their rows come in the order of time."""
-    return schema.cluster_by if schema.writes is Writes.MERGE else ()
 
 
 def _without(folder: Path, table: str, txn: Txn) -> LocalTable | None:

@@ -13,9 +13,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
+from sessionlake.lake.faults import fault_point
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Rows
 
 if TYPE_CHECKING:
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-# What Spark and delta-rs call the number of rows that a commit wrote.
-_ROWS = ("numOutputRows", "num_added_rows")
+# What Spark and delta-rs call the number of rows that a commit wrote: a MERGE's, else an append's.
+_MERGED = (
+    ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
+    ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
+)
+_APPENDED = (("numOutputRows",), ("num_added_rows",))
 
 
 def quote(name: str) -> str:
@@ -43,6 +49,7 @@ class Limits:
         driver_cuts: of a range of batches, up to which the driver makes their snapshots.
         driver_bytes: that the driver may read for one merge; in all it takes about four times as many.
         inline_bytes: of one payload of a fold; larger ones stay where they were made.
+        rewritten_rows: of a table, up to which the driver merges into it by writing the files anew that it touches.
     """
 
     few_messages: int
@@ -51,6 +58,7 @@ class Limits:
     driver_cuts: int
     driver_bytes: int
     inline_bytes: int
+    rewritten_rows: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ class Commit:
     @classmethod
     def of(cls, version: int, metrics: Mapping[str, Any]) -> Commit:
         """The commit with these operation metrics."""
-        return cls(version, int(next((metrics[name] for name in _ROWS if name in metrics), 0)))
+        told = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
+        return cls(version, sum(int(metrics[name]) for name in told))
 
 
 NO_COMMIT = Commit(-1, 0)
@@ -118,13 +127,11 @@ class Storage(ABC):
         limits: between the driver's work and the cluster's.
         needs_session: whether tables can be read only by Spark.
         keeps_functions: whether SQL functions stay when the session ends.
-        merge_conf: what is set in a session that MERGEs.
     """
 
     limits: Limits
     needs_session: bool
     keeps_functions: bool
-    merge_conf: Mapping[str, str]
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -261,8 +268,20 @@ class Storage(ABC):
         """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
 
     @abstractmethod
-    def before_merge(self, spark: SparkSession, table: str) -> None:
-        """Sets the session for a MERGE into the table."""
+    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+        """MERGEs rows into the table, unless a commit of the same transaction has done so before.
+
+        Args:
+            spark: the batch's own session: no other write may run in it meanwhile.
+
+        Returns:
+            The table's latest commit, which is this one, unless an earlier run made it.
+        """
+
+    def make_sure(self, table: str) -> None:
+        """Returns if this process is the one that may write, as far as can be told before Delta is asked."""
+        self.require_claims()
+        fault_point(f"sure:{table}")
 
     @abstractmethod
     def save(self, writer: DataFrameWriter, table: str) -> None:

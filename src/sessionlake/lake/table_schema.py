@@ -15,7 +15,9 @@ _LOG = {"delta.checkpointInterval": "50"}
 RETENTION = "delta.deletedFileRetentionDuration"
 """How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
 _APPEND_ONLY = {"delta.appendOnly": "true"}
-_MERGED = {"delta.enableDeletionVectors": "true"}
+DELETION_VECTORS = "delta.enableDeletionVectors"
+"""Whether what MERGE replaces is marked, and its file left as it is."""
+_MERGED = {DELETION_VECTORS: "true"}
 
 
 def interval(span: timedelta) -> str:

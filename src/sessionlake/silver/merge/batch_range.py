@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.lake.names import ROWS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.silver.tables.net_changes import MARKS
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 SESSION = ("topic", "session_id")
 # Cleared sessions up to this number are looked up by name, which lets Delta skip files.
@@ -56,16 +55,3 @@ class Source:
     def _read(self) -> tuple[str, ...]:
         declared = (column.name for column in self._columns)
         return (*ROW_KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal", "_life")
-
-    def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
-        """Keys that the table holds now of these sessions.
-
-        Args:
-            names: their ids, if they are few; with one more than `NAMED_SESSIONS` they are not looked up by name.
-        """
-        from pyspark.sql import functions as F
-
-        held = self._lake.read(self._spark, ROWS).select(*ROW_KEY)
-        if len(names) <= NAMED_SESSIONS:
-            held = held.where(F.col("session_id").isin(names))
-        return held.join(F.broadcast(cleared), list(SESSION), "left_semi")

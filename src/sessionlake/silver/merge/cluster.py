@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.lake.names import CHANGES, PROGRESS
+from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
 from sessionlake.lake.storage import quote
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -50,7 +50,21 @@ class ClusterSource(Source):
         if not named:
             return rows
         gone = self._held(clears, named).join(rows.select(*ROW_KEY), list(ROW_KEY), "left_anti")
-        return rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
+        whole = rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
+        return whole.localCheckpoint()  # it is read for bounds, too
+
+    def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
+        """Keys that the table holds now of these sessions.
+
+        Args:
+            names: their ids, if they are few; with one more than `NAMED_SESSIONS` they are not looked up by name.
+        """
+        from pyspark.sql import functions as F
+
+        held = self._lake.read(self._spark, ROWS).select(*ROW_KEY)
+        if len(names) <= NAMED_SESSIONS:
+            held = held.where(F.col("session_id").isin(names))
+        return held.join(F.broadcast(cleared), list(SESSION), "left_semi")
 
     def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
         """See `DriverSource._refolded`; here out of all changes of these sessions up to the range's end."""

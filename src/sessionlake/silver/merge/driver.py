@@ -11,21 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings
-from sessionlake.lake.names import CHANGES, PROGRESS
+from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
 from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import are_of
-from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import net_changes, refolded
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
-from sessionlake.silver.merge.key_bounds import KeyBounds
 from sessionlake.silver.merge.sessions import newest_at_hand
 
 
@@ -53,15 +51,11 @@ class DriverSource(Source):
         ]
         return self._table(table, *batches, columns=columns)
 
-    def sessions(self) -> DataFrame:
+    def sessions(self) -> pa.Table:
         """The last row of each session out of the batches' progress."""
-        return as_frame(self._spark, newest_at_hand(self._progress))
+        return newest_at_hand(self._progress)
 
-    def bounds(self) -> KeyBounds:
-        """Of the sessions: every change is one of theirs."""
-        return KeyBounds.at_hand(self._progress)
-
-    def rows(self) -> DataFrame:
+    def rows(self) -> pa.Table:
         """Net changes (see `net_changes.net_schema`), with a delete for each row that a clear leaves behind."""
         changes = self._changes
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
@@ -73,22 +67,26 @@ class DriverSource(Source):
         marks = pc.is_null(net["row_id"])
         rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
         if clears.num_rows:
-            named = clears["session_id"].slice(0, NAMED_SESSIONS + 1).to_pylist()
-            held = self._held(as_frame(self._spark, clears), named).toArrow()
-            gone = held.join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
+            held = self._table(ROWS, *_named(clears), columns=ROW_KEY)
+            gone = held.filter(are_of(held, clears)).join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
-        return as_frame(self._spark, rows)
+        return rows
 
     def _refolded(self, sessions: pa.Table) -> pa.Table:
         """Net changes of sessions (class `once`) that had a late fill: a message applied after some with higher seqs.
 
         Who wrote a value last is then a matter of more than the range's changes.
         """
-        ids = sessions["session_id"].to_pylist()
-        named: list[Condition] = [("session_id", among, ids)] if len(ids) <= NAMED_SESSIONS else []
+        named = _named(sessions)
         cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first))
         rows, changes = history_of(self._table, sessions, cuts, self._batches.last, self._columns, named)
         return refolded(changes, self._columns, rows)
+
+
+def _named(sessions: pa.Table) -> list[Condition]:
+    """The sessions by name, if they are few."""
+    ids = sessions["session_id"].to_pylist()
+    return [("session_id", among, ids)] if len(ids) <= NAMED_SESSIONS else []
 
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:

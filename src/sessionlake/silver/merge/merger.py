@@ -33,24 +33,20 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
 )
 from sessionlake.lake.progress import batches_after, last_merged
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.protocol.columns import RESCUED
-from sessionlake.protocol.columns import Column as DeclaredColumn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.types import Row
-from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.snapshot_source import SnapshotSource, least_of, same_row
-from sessionlake.silver.merge.sources import MergeSources, sources
+from sessionlake.silver.merge.snapshot_source import SnapshotSource, least_of
+from sessionlake.silver.merge.sources import UPSERT_SESSIONS, sources, upsert_rows
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.net_changes import MARKS
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, ROW_KEY
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 
 if TYPE_CHECKING:
-    from delta.tables import DeltaMergeBuilder
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000
@@ -105,8 +101,6 @@ class TableMerger:
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
         if self._lake.storage.keeps_functions:
             create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
-        for key, value in self._lake.storage.merge_conf.items():
-            self._spark.conf.set(key, value)
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -180,8 +174,8 @@ class TableMerger:
         with interpreted(self._spark, when=changes <= self._lake.limits.few_changes):
             merged = sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
-                self._merge_rows(merged, txn),
-                self._merge_sessions(merged, txn),
+                self._merge(ROWS, merged.rows, upsert_rows(self._settings.capture.declared), txn),
+                self._merge(SESSIONS, merged.sessions, UPSERT_SESSIONS, txn),
                 *self._merge_snapshots(batches, sum(item.cuts for item in taken), txn),
             )
         entry = LedgerEntry(
@@ -232,31 +226,26 @@ class TableMerger:
         reader = self._lake.reader(self._spark)
         return [*map(_waiting, batches_after(reader, SILVER, last_merged(reader), "messages", "outputs"))]
 
-    def _merge_sessions(self, merged: MergeSources, txn: Txn) -> TableOutput:
-        same = merged.bounds.with_keys("t.topic = s.topic AND t.session_id = s.session_id")
-        commit = merge(self._lake, SESSIONS, merged.sessions, same, _newest, txn)
-        return TableOutput(SESSIONS, commit.version, commit.rows)
-
-    def _merge_rows(self, merged: MergeSources, txn: Txn) -> TableOutput:
-        columns = self._settings.capture.declared
-        same = merged.bounds.with_keys(" AND ".join(f"t.{name} = s.{name}" for name in ROW_KEY))
-        commit = merge(self._lake, ROWS, merged.rows, same, lambda builder: _row_clauses(builder, columns), txn)
-        return TableOutput(ROWS, commit.version, commit.rows)
+    def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
+        commit = merge(self._spark, self._lake, table, rows, upsert, txn)
+        return TableOutput(table, commit.version, commit.rows)
 
     def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
         """Whole tables at the cuts of the batches, where they are kept; where there are no cuts, no job runs."""
         if not cuts:
             return ()
         made, outputs = SnapshotSource(self._spark, self._lake, self._settings).of(batches, cuts), []
-        added = ((SNAPSHOTS, made.rows, "snapshot_at", "row_id"), (SNAPSHOT_INDEX, made.index, "_batch"))
-        for table, rows, ascending, *keys in added:
+        for table, rows, ascending, keys in (
+            (SNAPSHOTS, made.rows, "snapshot_at", (*CUT_COLUMNS, "row_id")),
+            (SNAPSHOT_INDEX, made.index, "_batch", CUT_COLUMNS),
+        ):
             least = least_of(rows, ascending)
             if least is not None:
-                outputs.append(self._add(table, rows, (ascending, least), (*CUT_COLUMNS, *keys), txn))
+                outputs.append(self._add(table, rows, (ascending, least), keys, txn))
         return tuple(outputs)
 
     def _add(
-        self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: Sequence[str], txn: Txn
+        self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: tuple[str, ...], txn: Txn
     ) -> TableOutput:
         """Adds rows that may be there already, if a merge of them has died.
 
@@ -268,26 +257,7 @@ class TableMerger:
         if not self._lake.reader(self._spark).any(table, (column, operator.ge, value)):
             append(self._spark, self._lake, table, rows, txn)  # none of them can be there: a MERGE would append
             commit = self._lake.last_commit(self._spark, table)
-        else:
-            frame, same = as_frame(self._spark, rows), same_row(column, value, keys)
-            commit = merge(self._lake, table, frame, same, lambda builder: builder.whenNotMatchedInsertAll(), txn)
-        return TableOutput(table, commit.version, commit.rows)
-
-
-def _newest(builder: DeltaMergeBuilder) -> DeltaMergeBuilder:
-    return builder.whenMatchedUpdateAll().whenNotMatchedInsertAll()
-
-
-def _row_clauses(builder: DeltaMergeBuilder, columns: tuple[DeclaredColumn, ...]) -> DeltaMergeBuilder:
-    fixed: dict[str, str | Column] = {name: f"s.{name}" for name in (RESCUED, *MARKS)}
-    kept: dict[str, str | Column] = {
-        quote(c.name): f"CASE WHEN s._written[{i}] THEN s.{quote(c.name)} ELSE t.{quote(c.name)} END"
-        for i, c in enumerate(columns)
-    }
-    new: dict[str, str | Column] = {quote(c.name): f"s.{quote(c.name)}" for c in columns}
-    keys: dict[str, str | Column] = {name: f"s.{name}" for name in ROW_KEY}
-    return (
-        builder.whenMatchedDelete("s._delete")
-        .whenMatchedUpdate(set=kept | fixed)
-        .whenNotMatchedInsert("NOT s._delete", values=keys | new | fixed)
-    )
+            return TableOutput(table, commit.version, commit.rows)
+        names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
+        others = tuple(name for name in names if name not in keys)
+        return self._merge(table, rows, Upsert(keys, others, bounded=(column,), updates=False), txn)

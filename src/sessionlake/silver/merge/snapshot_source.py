@@ -37,7 +37,7 @@ from sessionlake.silver.tables.snapshots import (
 from sessionlake.silver.tables.weights import of_kept, since_kept
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 # Sessions up to this number are named to the files.
@@ -170,18 +170,3 @@ def least_of(made: DataFrame | pa.Table, column: str) -> Any:
         return made.agg(F.min(column)).collect()[0][0]
     micros = made.agg(F.unix_micros(F.min(column))).collect()[0][0]  # a collected timestamp has lost its zone
     return None if micros is None else _EPOCH + timedelta(microseconds=micros)
-
-
-def same_row(column: str, least: Any, keys: Sequence[str]) -> Column:
-    """The condition under which a row of the table (alias `t`) is one of the source's (alias `s`).
-
-    Args:
-        column: of which rows with lower values than `least` are not looked at.
-        keys: what tells rows apart.
-    """
-    from pyspark.sql import functions as F
-
-    same = F.col(f"t.{column}") >= F.lit(least)
-    for name in keys:
-        same &= F.col(f"t.{name}") == F.col(f"s.{name}")
-    return same

@@ -11,16 +11,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.lake.names import SESSIONS
 from sessionlake.lake.reading import TooLargeError
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-from sessionlake.silver.merge.batch_range import BatchRange
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.runtime.frames import Rows
+from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.cluster import ClusterSource
 from sessionlake.silver.merge.driver import DriverSource
-from sessionlake.silver.merge.key_bounds import KeyBounds
+from sessionlake.silver.tables.net_changes import MARKS
+from sessionlake.silver.tables.snapshots import ROW_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+UPSERT_SESSIONS = Upsert(
+    SESSION, tuple(name for name, _ in TABLES[SESSIONS].columns if name not in SESSION), bounded=SESSION
+)
+
+
+def upsert_rows(columns: tuple[Column, ...]) -> Upsert:
+    """How net changes (see `net_changes.net_schema`) are merged into `session_rows`."""
+    declared = tuple(column.name for column in columns)
+    return Upsert(ROW_KEY, (RESCUED, *MARKS), kept=declared, bounded=SESSION, deletes=True)
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,10 @@ class MergeSources:
     Attributes:
         rows: into `session_rows`.
         sessions: into `sessions`.
-        bounds: of the keys of both.
     """
 
-    rows: DataFrame
-    sessions: DataFrame
-    bounds: KeyBounds
+    rows: Rows
+    sessions: Rows
 
 
 def sources(spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int) -> MergeSources:
@@ -47,7 +60,6 @@ def sources(spark: SparkSession, lake: Lake, settings: Settings, batches: BatchR
     if changes <= lake.limits.driver_changes:
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
-            return MergeSources(small.rows(), small.sessions(), small.bounds())
+            return MergeSources(small.rows(), small.sessions())
     large = ClusterSource(spark, lake, settings, batches)
-    sessions = large.sessions()
-    return MergeSources(large.rows(), sessions, KeyBounds.of(sessions))
+    return MergeSources(large.rows(), large.sessions())

@@ -1,0 +1,96 @@
+"""MERGE by Spark: for catalogs, and for folders whose tables are too large to be written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.lake.conflicts import repeated
+from sessionlake.lake.storage import Commit, Storage, quote
+from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
+from sessionlake.runtime.frames import Rows, as_frame
+from sessionlake.runtime.interpreted import conf
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaMergeBuilder
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# Up to so many values are named; of more, the least and the greatest are. A literal costs the driver some 0.1 ms.
+_NAMED = 1_000
+
+
+def merged_by_spark(
+    storage: Storage,
+    spark: SparkSession,
+    table: str,
+    source: Rows,
+    upsert: Upsert,
+    txn: Txn,
+    settings: Mapping[str, str] | None = None,
+) -> Commit:
+    """See `Storage.merge`. Where another commit has changed files that this one has read, it is done again.
+
+    Args:
+        spark: in which the transaction is set: no other write may run in it meanwhile.
+        settings: what else is set in it.
+    """
+    frame = as_frame(spark, source)
+    known = source if isinstance(source, pa.Table) else frame
+    same = reduce(and_, (_bound(known, name) for name in upsert.bounded), _same(upsert))
+
+    def execute() -> Commit:
+        storage.make_sure(table)
+        with storage.exclusive(table):
+            builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
+            _clauses(builder, upsert).execute()
+            return storage.last_commit(spark, table)
+
+    with conf(spark, txn.conf(table) | dict(settings or {})):
+        return repeated(execute)
+
+
+def _same(upsert: Upsert) -> Column:
+    from pyspark.sql import functions as F
+
+    return reduce(and_, (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in upsert.keys))
+
+
+def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
+    taken: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in upsert.columns}
+    kept: dict[str, str | Column] = {
+        quote(name): f"CASE WHEN s.{WRITTEN}[{i}] THEN s.{quote(name)} ELSE t.{quote(name)} END"
+        for i, name in enumerate(upsert.kept)
+    }
+    if upsert.deletes:
+        builder = builder.whenMatchedDelete(f"s.{DELETE}")
+    if upsert.updates:
+        builder = builder.whenMatchedUpdate(set=taken | kept)
+    if upsert.inserts:
+        whole: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in (*upsert.keys, *upsert.kept)}
+        there = f"NOT s.{DELETE}" if upsert.deletes else None
+        builder = builder.whenNotMatchedInsert(there, values=whole | taken)
+    return builder
+
+
+def _bound(source: DataFrame | pa.Table, name: str) -> Column:
+    """Which values the column can have, as literals: by the keys alone, MERGE would read every key of the table."""
+    from pyspark.sql import functions as F
+
+    column = F.col(f"t.{quote(name)}")
+    if isinstance(source, pa.Table):
+        values = pc.unique(source[name])
+        if len(values) <= _NAMED:
+            return column.isin(values.to_pylist())
+        ends = pc.min_max(values).as_py()
+        return column.between(F.lit(ends["min"]), F.lit(ends["max"]))
+    found = [row[0] for row in source.select(quote(name)).distinct().limit(_NAMED + 1).collect()]
+    if len(found) <= _NAMED:
+        return column.isin(found)
+    low, high = source.agg(F.min(quote(name)), F.max(quote(name))).collect()[0]
+    return column.between(F.lit(low), F.lit(high))

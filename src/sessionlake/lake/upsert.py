@@ -1,0 +1,33 @@
+"""What a MERGE does with the rows of its source, told without SQL: each engine has its own words for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DELETE = "_delete"
+"""Of a source whose rows may say that a row is gone: whether this one does."""
+WRITTEN = "_written"
+"""Of a source whose rows may leave columns as they are: a flag for each of the `kept` columns, in their order."""
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """How the rows of a source, at most one a key, become rows of a table.
+
+    Attributes:
+        keys: the columns that tell rows apart; they are never null.
+        columns: further ones that are taken from the source.
+        kept: such whose value stays in a row that is there, where `_written` says no.
+        bounded: keys by whose values Spark is told which files to leave out; delta-rs finds them for itself.
+        deletes: whether the source has `_delete`.
+        updates: whether rows that are there change.
+        inserts: whether rows that are not there are added.
+    """
+
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    bounded: tuple[str, ...] = ()
+    deletes: bool = False
+    updates: bool = True
+    inserts: bool = True
