@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import eq, itemgetter
 from typing import Any
@@ -13,7 +16,9 @@ import pytest
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.lake.names import AVERAGES, LEDGER, MINUTES
+from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.verify import verify_gold
+from sessionlake.lake.names import AVERAGES, LEDGER, METRICS_1M, PRODUCTS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from support.lakes import limit, rows_of, write_rows
@@ -23,9 +28,9 @@ SECOND = 1_000
 Change = tuple[Any, ...]
 
 
-def change(session: str, row: str, position: int, ts: int, kafka: int = 0, **values: float) -> Change:
+def change(session: str, row: str, position: int, ts: int, kafka: int = 0, **values: Any) -> Change:
     at = datetime.fromtimestamp(kafka / 1000, UTC)
-    table = (values.get("price"), values.get("qty"), None)
+    table = (values.get("price"), values.get("qty"), values.get("status"))
     marks = (None, 0, position, ts, position, "upsert", sorted(values), 0, 0, at, position)
     return ("capture.a", session, row, *table, *marks)
 
@@ -58,8 +63,14 @@ class Feed:
         assert len(found) == len(rows)
         return found
 
+    def require_exact(self) -> None:
+        """Everything equals a recomputation by SQL."""
+        found = verify_gold(self.spark, self.settings, STANDARD)
+        assert [one.table for one in found] == [AVERAGES, *PRODUCTS]
+        assert [one.first for one in found] == [None] * len(found)
+
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        rows = rows_of(self.spark, self.lake, MINUTES)
+        rows = rows_of(self.spark, self.lake, METRICS_1M)
         found = {
             (*key_of(r), int(r["window_start"].timestamp()) // 60): (
                 *(r["points"], r["min"], r["max"], r["sum"], r["average"], r["first"], r["last"]),
@@ -88,7 +99,7 @@ def by_hand(changes: Iterable[Change], window: int) -> tuple[dict[Any, Any], dic
             averages[(*key, ts, position)] = (value, left_sum(last) / len(last), len(last))
         for minute in {ts // 60_000 for ts, _, _ in line}:
             v = [value for ts, _, value in line if ts // 60_000 == minute]
-            minutes[(*key, minute)] = (len(v), min(v), max(v), left_sum(v), left_sum(v) / len(v), v[0], v[-1])
+            minutes[(*key, minute)] = (len(v), min(v), max(v), math.fsum(v), math.fsum(v) / len(v), v[0], v[-1])
     return averages, minutes
 
 
@@ -112,7 +123,9 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
     for i in range(150):
         late = rng.choice([0, 0, 0, 0, 2, 10, 200])
         chosen = rng.sample(["price", "qty"], rng.randint(1, 2))
-        values = {name: rng.uniform(-1e3, 1e3) if name == "price" else rng.randint(0, 9) for name in chosen}
+        values: dict[str, Any] = {n: rng.uniform(-1e3, 1e3) if n == "price" else rng.randint(0, 9) for n in chosen}
+        if rng.random() < 0.3:
+            values["status"] = rng.choice(["on", "off", "ö"])
         session, row = rng.choice(["s", "t"]), rng.choice(["r", "q"])
         changes.append(change(session, row, i, (i - late) * 5 * SECOND, i * 3 * 60 * SECOND, **values))
     start = 0
@@ -120,6 +133,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
         feed.write(changes[start:cut]).run()
         start = cut
     assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
+    feed.require_exact()
 
 
 def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
@@ -134,8 +148,9 @@ def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
 
 
 # A small batch has one commit a table, a large one two; each gap between commits is named by one of its ends.
-SMALL = 65_536, [(f"before:{AVERAGES}", 1), (f"before:{MINUTES}", 1), (f"before:{LEDGER}", 1), (f"after:{LEDGER}", 1)]
-LARGE = 0, [(f"before:{AVERAGES}", 2), (f"before:{MINUTES}", 1), (f"before:{MINUTES}", 2)]
+EVERY = [f"before:{table}" for table in (AVERAGES, *PRODUCTS, LEDGER)]
+SMALL = 65_536, [*((place, 1) for place in EVERY), (f"after:{LEDGER}", 1)]
+LARGE = 0, [(f"before:{AVERAGES}", 2), (f"before:{METRICS_1M}", 1)]
 
 
 def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
@@ -150,7 +165,8 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
     for number, (inline, places) in enumerate([SMALL, LARGE]):
         newest = 290 + 200 * number
         times = [5 + number, newest - 5, newest + 20, newest + 200]
-        batch = [change("s", "r", len(changes) + i, at * SECOND, price=1.5 + i) for i, at in enumerate(times)]
+        place = len(changes)
+        batch = [change("s", "r", place + i, at * SECOND, price=1.5 + i, status="on") for i, at in enumerate(times)]
         batch.append(change(f"t{number}", "r", len(changes) + len(times), 0, price=1.0))
         changes += batch
         feed.write(batch)
@@ -162,6 +178,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
                     feed.run()
         feed.run()
         assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), number
+    feed.require_exact()
     ledger = feed.ledger()
     assert sorted(row["batch_id"] for row in ledger) == [0, 1, 2]
 
@@ -183,7 +200,8 @@ def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):
     feed.write(points[:1]).write(points[1:]).run()
     [row] = feed.ledger()
     assert (row["source"], row["source_from"], row["source_to"], row["messages"]) == (CHANGES, 0, 1, 3)
-    assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3, MINUTES: 1}
+    metrics = dict.fromkeys(PRODUCTS[:3], 1)
+    assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3} | metrics
 
 
 def test_a_batch_takes_in_no_more_bytes_than_it_may_and_one_file_at_least(spark, location):
@@ -221,6 +239,34 @@ def test_another_number_of_points_or_shards_than_the_tables_have_is_refused_befo
     other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=3, shards=5)})
     with pytest.raises(LakeError, match=r"gold.shards is 5.*built with 4"):
         job.start(feed.spark, other, once=True)
+
+
+def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+    changes = [change("s", "r", i, i * 40 * SECOND, price=float(i), status="on") for i in range(12)]
+    monkeypatch.setattr(job, "STANDARD", STANDARD[:1])  # as a version that had the first alone
+    feed.write(changes[:5]).run().write(changes[5:9])
+    monkeypatch.setattr(job, "STANDARD", STANDARD)
+    feed.run().require_exact()
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.gold.products.recomputed", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job.make_products(feed.spark, feed.settings, STANDARD[1:2])
+    feed.write(changes[9:]).run().require_exact()  # what died while it was made is made again
+    monkeypatch.setattr(job, "STANDARD", (replace(STANDARD[0], version=2), *STANDARD[1:]))
+    with pytest.raises(LakeError, match=r"metrics_1m was made by other logic.*sessionlake rebuild gold.metrics_1m"):
+        job.start(feed.spark, feed.settings, once=True)
+
+
+def test_a_difference_is_found_and_told(feed: Feed):
+    feed.write([change("s", "r", i, i * SECOND, price=0.1 * i) for i in range(3)]).run()
+    feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-6"})
+    feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
+    found = {one.table: one for one in verify_gold(feed.spark, feed.settings, STANDARD) if one.first}
+    assert set(found) == {METRICS_1M, AVERAGES}
+    assert (found[AVERAGES].rows, found[AVERAGES].different) == (3, 1)
+    assert re.search(
+        r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 0.1", str(found[AVERAGES].first)
+    )
 
 
 def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):

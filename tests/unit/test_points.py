@@ -1,4 +1,4 @@
-"""From changes to the rows of both gold tables through packing, folding and state bytes, without Spark."""
+"""From changes to the rows of `gold.rolling_average` through packing, folding and state bytes, without Spark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import zlib
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
+from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, GoldReport, read_rows, total
 from sessionlake.gold.fold.pack import PointPacker, ReadChanges, read_chunks
 from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState
+from sessionlake.protocol.chunk import write_ipc
 
 METRICS = ("price", "qty")
 WINDOW = 3
@@ -40,13 +43,12 @@ _SCHEMA = pa.schema(
 
 
 class Gold:
-    """The fold over several shards and the tables it writes, in memory."""
+    """The fold over several shards and the table it writes, in memory."""
 
     def __init__(self, shards: int, idle_ms: int = HOUR) -> None:
         self.shards, self.fold = shards, GoldFold(METRICS, WINDOW, idle_ms)
         self.states: dict[int, bytes] = {}
         self.averages: dict[tuple[Any, ...], Change] = {}
-        self.minutes: dict[tuple[Any, ...], Change] = {}
         self.beyond = 0
 
     def batch(self, changes: list[Change]) -> GoldReport:
@@ -63,7 +65,7 @@ class Gold:
         tasks = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         chunks: dict[int, list[bytes]] = {}
         for task in tasks:
-            for packed in PointPacker(len(METRICS))([pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []):
+            for packed in PointPacker(Declared(METRICS))([pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []):
                 for row in packed.to_pylist():
                     chunks.setdefault(row["shard"], []).append(row["chunk"])
         return chunks
@@ -75,11 +77,6 @@ class Gold:
                 key = (*(row[n] for n in METRIC_KEY), row["ts"], row["position"])
                 assert (key in self.averages) == (kind is GoldOutput.CHANGED_AVERAGES)
                 self.averages[key] = row
-        for kind in (GoldOutput.NEW_MINUTES, GoldOutput.CHANGED_MINUTES):
-            for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
-                key = (*(row[n] for n in METRIC_KEY), row["window_start"].timestamp() // 60)
-                assert (key in self.minutes) == (kind is GoldOutput.CHANGED_MINUTES)
-                self.minutes[key] = row
         if GoldOutput.BEYOND in content:
             self._write(recompute(self._with_history(read_rows([content[GoldOutput.BEYOND]])), WINDOW))
         return [content[GoldOutput.REPORT]] if GoldOutput.REPORT in content else []
@@ -92,8 +89,8 @@ class Gold:
         return pa.concat_tables([new, pa.Table.from_pylist(held, new.schema)])
 
 
-def by_hand(changes: list[Change]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Averages and sums of both tables, keyed as in `Gold`."""
+def by_hand(changes: list[Change]) -> dict[Any, Any]:
+    """Averages and how many points each is of, keyed as in `Gold`."""
     lines: dict[Key, list[tuple[int, int, float]]] = {}
     for c in changes:
         for i, metric in enumerate(METRICS):
@@ -101,16 +98,13 @@ def by_hand(changes: list[Change]) -> tuple[dict[Any, Any], dict[Any, Any]]:
             if value is not None:
                 key = (c["topic"], c["session_id"], c["row_id"], metric)
                 lines.setdefault(key, []).append((c["ts"], c["position"], value))
-    averages, minutes = {}, {}
+    averages = {}
     for key, line in lines.items():
         line.sort()
         for i, (ts, position, _) in enumerate(line):
             last = [v for _, _, v in line[max(0, i - WINDOW + 1) : i + 1]]
             averages[(*key, ts, position)] = (left_sum(last) / len(last), len(last))
-        for minute in {ts // 60_000 for ts, _, _ in line}:
-            v = [value for ts, _, value in line if ts // 60_000 == minute]
-            minutes[(*key, minute)] = (len(v), min(v), max(v), left_sum(v), left_sum(v) / len(v), v[0], v[-1])
-    return averages, minutes
+    return averages
 
 
 def left_sum(values: list[float]) -> float:
@@ -120,12 +114,8 @@ def left_sum(values: list[float]) -> float:
     return total_
 
 
-def held(gold: Gold) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    columns = ("points", "min", "max", "sum", "average", "first", "last")
-    return (
-        {key: (row["average"], row["points"]) for key, row in gold.averages.items()},
-        {key: tuple(row[n] for n in columns) for key, row in gold.minutes.items()},
-    )
+def held(gold: Gold) -> dict[Any, Any]:
+    return {key: (row["average"], row["points"]) for key, row in gold.averages.items()}
 
 
 @st.composite
@@ -239,9 +229,21 @@ def test_state_of_another_window_is_refused_with_both_numbers():
 
 
 def test_state_of_another_format_is_refused():
-    content = GoldShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/1", b"gold.state/9")
+    content = GoldShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/2", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
         GoldShardState.decode(content)
+
+
+def test_a_state_of_the_format_that_kept_minutes_too_is_read_on():
+    gold = Gold(1)
+    gold.batch([change("s", "r", i, i * 1000, price=float(i)) for i in range(9)])
+    content = msgspec.msgpack.decode(gold.states[0])
+    older = pa.ipc.open_stream(content["older"]).read_all()
+    count = pa.array([4] * older.num_rows)
+    for name in ("known", "count", "low", "high", "total", "first"):
+        older = older.append_column(name, count)
+    before = content | {"format": "sessionlake.gold.state/1", "older": write_ipc(older)}
+    assert GoldShardState.decode(msgspec.msgpack.encode(before)).encode() == gold.states[0]
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
@@ -257,9 +259,8 @@ def test_a_tail_is_longer_than_a_window():
 
 
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
-    packed = next(
-        PointPacker(2)([pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | {"shard": 4}], _SCHEMA)])
-    )
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | {"shard": 4}], _SCHEMA)
+    packed = next(PointPacker(Declared(METRICS))([batch]))
     assert packed["shard"].to_pylist() == [4]
     table, read = read_chunks(packed["chunk"].to_pylist())
     assert read == ReadChanges(1, 0, 0)
@@ -272,7 +273,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {"shard": 0}], _SCHEMA).select(names)
-    packed = next(PointPacker(0)([batch]))
+    packed = next(PointPacker(Declared(()))([batch]))
     state, out = GoldFold((), WINDOW, HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is not None
     assert [kind for kind, _ in out] == [GoldOutput.REPORT]

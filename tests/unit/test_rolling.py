@@ -1,4 +1,4 @@
-"""Rolling averages and minutes: batch by batch equals a recomputation written in plain Python."""
+"""Rolling averages: batch by batch equals a recomputation written in plain Python."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessionlake.gold.fold.minutes import FIRST_MINUTE, Older
 from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import Evolution, evolve
+from sessionlake.gold.fold.rolling import Evolution, Older, evolve
 
 Point = tuple[int, int, int, int, float]  # key, ts, position, ordinal, value
 Row = tuple[int | float | bool, ...]
@@ -31,21 +30,16 @@ def rows_of(found: Points) -> list[Point]:
     )
 
 
-def by_hand(everything: list[Point], window: int) -> tuple[dict[Row, Row], dict[Row, Row]]:
-    """Both tables from all points: dictionaries of key to row."""
+def by_hand(everything: list[Point], window: int) -> dict[Row, Row]:
+    """The table from all points: rows by key."""
     averages: dict[Row, Row] = {}
-    minutes: dict[Row, Row] = {}
     per_key: dict[int, list[Point]] = {}
     for point in sorted(everything):
         line = per_key.setdefault(point[0], [])
         line.append(point)
         last = [p[4] for p in line[-window:]]
         averages[point[:4]] = (point[4], left_sum(last) / len(last), len(last))
-    for key, line in per_key.items():
-        for minute in {p[1] // 60_000 for p in line}:
-            v = [p[4] for p in line if p[1] // 60_000 == minute]
-            minutes[key, minute] = (len(v), min(v), max(v), left_sum(v), v[0], v[-1])
-    return averages, minutes
+    return averages
 
 
 def left_sum(values: list[float]) -> float:
@@ -56,13 +50,12 @@ def left_sum(values: list[float]) -> float:
 
 
 class Tables:
-    """The two gold tables and the folded state, in memory."""
+    """The table and the folded state, in memory."""
 
     def __init__(self, keys: int, window: int, keep: int) -> None:
         self.keys, self.window, self.keep = keys, window, keep
         self.tail, self.older = Points.empty(), Older.nothing(keys)
         self.averages: dict[Row, Row] = {}
-        self.minutes: dict[Row, Row] = {}
         self.unproven = 0
 
     def fold(self, batch: list[Point]) -> Evolution:
@@ -84,17 +77,12 @@ class Tables:
         self.write(found)
 
     def write(self, found: Evolution) -> None:
-        a, m = found.averages, found.minutes
+        a = found.averages
         for point, average, size, fresh in zip(
             rows_of(a.points), a.average.tolist(), a.size.tolist(), a.fresh.tolist(), strict=True
         ):
             assert (point[:4] in self.averages) != fresh
             self.averages[point[:4]] = (point[4], average, size)
-        s = m.summary
-        columns = (m.key, m.minute, s.count, s.low, s.high, s.total, s.first, m.last, m.fresh)
-        for key, minute, *rest, fresh in zip(*(c.tolist() for c in columns), strict=True):
-            assert ((key, minute) in self.minutes) != fresh
-            self.minutes[key, minute] = tuple(rest)
 
 
 @st.composite
@@ -119,9 +107,7 @@ def test_any_batches_equal_a_recomputation_bit_for_bit(history: tuple[list[list[
     tables = Tables(3, window, keep)
     for batch in batches:
         tables.fold(batch)
-    averages, minutes = by_hand([p for batch in batches for p in batch], window)
-    assert tables.averages == averages
-    assert tables.minutes == minutes
+    assert tables.averages == by_hand([p for batch in batches for p in batch], window)
 
 
 @settings(deadline=None)
@@ -144,7 +130,7 @@ def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int,
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
         tables.tail = Points.empty()
         tables.older = Older.forgotten(np.ones(3, np.bool_), np.full(3, newest))
-    assert (tables.averages, tables.minutes) == by_hand([p for batch in batches for p in batch], window)
+    assert tables.averages == by_hand([p for batch in batches for p in batch], window)
 
 
 def seconds(*at: float, position: int = 0) -> list[Point]:
@@ -179,30 +165,6 @@ def test_a_late_point_refines_the_following_n_minus_1_averages_and_no_more():
     assert found.averages.average.tolist() == [2.0, 3.0, 4.0]
 
 
-def test_a_minute_goes_on_before_the_tail_without_its_points():
-    tables = Tables(1, window=2, keep=2)
-    for second in range(59):
-        tables.fold(seconds(second, position=second))
-    assert tables.unproven == 0
-    assert tables.minutes[0, 0] == (59, 0.0, 58.0, 1711.0, 0.0, 58.0)
-
-
-def test_a_point_older_than_the_tail_leaves_its_minute_unknown_until_the_next_minute():
-    tables = Tables(1, window=1, keep=1)
-    tables.fold(seconds(10, 20, 30))
-    tables.fold(seconds(5, position=10))
-    for second, unproven in [(40, True), (41, True), (60, False), (61, False), (62, False)]:
-        assert tables.fold(seconds(second, position=second)).unproven.tolist() == [unproven]
-
-
-def test_a_late_point_between_summary_and_tail_changes_the_summarised_minute():
-    tables = Tables(1, window=1, keep=1)
-    tables.fold(seconds(50, 70))
-    found = tables.fold(seconds(55, position=10))
-    assert found.minutes.fresh.tolist() == [False]
-    assert tables.minutes[0, 0] == (2, 50.0, 55.0, 105.0, 50.0, 55.0)
-
-
 def test_ties_in_event_time_follow_position_then_ordinal():
     batch = [(0, 5, 1, 0, 1.0), (0, 5, 0, 1, 2.0), (0, 5, 0, 0, 4.0)]
     tables = Tables(1, window=2, keep=2)
@@ -212,19 +174,17 @@ def test_ties_in_event_time_follow_position_then_ordinal():
     assert tables.averages[0, 5, 1, 0] == (1.0, 1.5, 2)
 
 
-@pytest.mark.parametrize("ts", [-(2**63), 2**63 - 1, FIRST_MINUTE * 60_000 - 1])
-def test_a_point_before_year_1_or_after_9999_has_an_average_but_no_minute(ts: int):
+@pytest.mark.parametrize("ts", [-(2**63), 2**63 - 1])
+def test_a_point_at_either_end_of_time_has_an_average(ts: int):
     tables = Tables(1, window=2, keep=2)
     tables.fold([(0, ts, 0, 0, 1.0)])
     assert tables.averages[0, ts, 0, 0] == (1.0, 1.0, 1)
-    assert tables.minutes == {}
 
 
 def test_sums_beyond_the_range_of_doubles_are_infinite_and_silent():
     tables = Tables(1, window=2, keep=2)
     tables.fold([(0, i, i, 0, 1.7e308) for i in range(3)])
     assert tables.averages[0, 2, 2, 0][1] == float("inf")
-    assert tables.minutes[0, 0][3] == float("inf")
 
 
 def test_a_replayed_batch_does_not_count_its_own_points_twice():

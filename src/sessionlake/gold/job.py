@@ -1,4 +1,4 @@
-"""`silver.session_changes` to the gold tables: points folded in a stateful stream, rows appended and merged."""
+"""`silver.session_changes` to gold: averages folded in a stateful stream, products merged into their tables."""
 
 from __future__ import annotations
 
@@ -9,29 +9,37 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.gold.fold.outputs import GoldOutput, RowRange
-from sessionlake.gold.fold.pack import PointPacker, value_field
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
+from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
+from sessionlake.gold.products import make_anew, mark_incomplete, merge_products, refuse_other_logic, to_begin
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
-from sessionlake.gold.targets import TARGETS, Target
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, MINUTES
-from sessionlake.lake.storage import quote
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LAYER = GOLD
+AVERAGES_DDL = ", ".join(f"{name} {sql}" for name, sql in TABLES[AVERAGES].columns)
+# That a row is there is known, which spares Delta an outer join.
+REFINED = Upsert((*METRIC_KEY, "ts", "position", "ordinal"), ("average", "points"), bounded=("ts",), inserts=False)
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 
@@ -44,63 +52,59 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
 
     Raises:
         LakeError: the checkpoint is new and the tables are not, or they were built with another number of points or
-            of shards, or a rebuild of silver was interrupted.
+            of shards, or a product by other logic, or a rebuild of silver was interrupted.
     """
     lake = Lake(settings)
-    lake.ensure(spark, [CHANGES, AVERAGES, MINUTES, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
+    refuse_other_logic(spark, lake, STANDARD)
+    lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
     hold_settings(spark, lake, settings.gold)
+    new = to_begin(spark, lake, STANDARD)
+    if new:
+        make_products(spark, settings, new)
+    return _started(spark, lake, settings, STANDARD, once=once)
+
+
+def make_products(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> dict[str, int]:
+    """Makes products' tables of all that silver holds, once all others have it; returns their numbers of rows."""
+    lake = Lake(settings)
+    for product in products:
+        mark_incomplete(spark, lake, product)
+    if last_planned(settings.checkpoint(LAYER)) is not None:
+        others = [product for product in STANDARD if product not in products]
+        _started(spark, lake, settings, others, once=True).wait()
+    return {product.table: make_anew(spark, lake, settings, product) for product in products}
+
+
+def _started(
+    spark: SparkSession, lake: Lake, settings: Settings, products: Sequence[Product], *, once: bool
+) -> LayerQuery:
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    return query.start(
-        folded(spark, lake, settings), _GoldBatch(lake, settings), trigger=settings.gold.trigger, once=once
-    )
-
-
-def metrics_of(settings: Settings) -> tuple[str, ...]:
-    """The declared numeric columns, of which gold computes averages and minutes."""
-    return tuple(column.name for column in settings.capture.declared if column.numeric)
+    batch = _GoldBatch(lake, settings, products)
+    return query.start(folded(spark, lake, settings), batch, trigger=settings.gold.trigger, once=once)
 
 
 def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
-    """The stateful stream: points packed, folded by shard; `kind string, payload binary`."""
+    """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     from pyspark.sql import functions as F
 
-    metrics = metrics_of(settings)
+    declared = declared_in(settings)
     shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
-    values = [_value(name).alias(value_field(i)) for i, name in enumerate(metrics)]
-    points = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, {}).select(
-        shard,
-        "topic",
-        "session_id",
-        "row_id",
-        "partition",
-        F.unix_millis("kafka_timestamp").alias("kafka_ms"),
-        F.col("_ts").alias("ts"),
-        F.col("_position").alias("position"),
-        "ordinal",
-        F.col("_batch").alias("batch"),
-        *values,
-    )
-    packed = points.mapInArrow(PointPacker(len(metrics)), PACKED_SCHEMA)
+    changes = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, {}).select(shard, *marks(declared))
+    made = tuple(product for product in STANDARD if product.below is None)
+    packed = changes.mapInArrow(PointPacker(declared, made), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    return fold_shards(packed, GoldFold(metrics, settings.gold.rolling_points, idle_ms))
-
-
-def _value(metric: str) -> Column:
-    """The metric's value where a change set it, else null. Integers beyond 2^53 lose their last digits."""
-    from pyspark.sql import functions as F
-
-    was_set = (F.col("change") == "upsert") & F.array_contains("_set", metric)
-    return F.when(was_set, F.col(quote(metric)).cast("double"))
+    return fold_shards(packed, GoldFold(declared.numbers, settings.gold.rolling_points, idle_ms))
 
 
 class _GoldBatch:
-    """Commits one micro-batch: both tables, then the ledger row."""
+    """Commits one micro-batch: table by table, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings) -> None:
+    def __init__(self, lake: Lake, settings: Settings, products: Sequence[Product]) -> None:
         self._lake = lake
         self._settings = settings
+        self._products = products
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
@@ -111,7 +115,9 @@ class _GoldBatch:
             if GoldOutput.BEYOND in parts[0].report.spans:
                 parts.append(Part.collect(self._recomputed(parts[0]), inline))
             with interpreted(spark, when=parts[0].report.read.changes <= few):
-                outputs = [self._write(target, parts, txn) for target in TARGETS]
+                averages = self._write(parts, txn)
+                made = merge_products(spark, self._lake, STANDARD, parts[0].folded, txn, self._products)
+                outputs = [*filter(None, [averages]), *made]
         finally:
             folded.unpersist()
         report = parts[0].report
@@ -122,7 +128,7 @@ class _GoldBatch:
             source_from=report.read.first,
             source_to=report.read.last,
             started_at=started,
-            outputs=tuple(output for output in outputs if output),
+            outputs=tuple(outputs),
             messages=report.read.changes,
             applied=report.read.changes,
             config_hash=config_hash(self._settings),
@@ -138,21 +144,20 @@ class _GoldBatch:
         # Not persisted: Spark would compute it again after each write to the table that it was read from.
         return found.localCheckpoint()
 
-    def _write(self, target: Target, parts: Sequence[Part], txn: Txn) -> TableOutput | None:
-        """Appends the new rows, for which nothing is looked up: they are most of what a batch brings; merges others."""
+    def _write(self, parts: Sequence[Part], txn: Txn) -> TableOutput | None:
+        """Appends new averages, for which nothing is looked up: they are most of what a batch brings; merges others."""
         spark = parts[0].folded.frame.sparkSession
-        new, changed = (_span(parts, kind) for kind in (target.new, target.changed))
+        new, changed = (_span(parts, kind) for kind in (GoldOutput.NEW_AVERAGES, GoldOutput.CHANGED_AVERAGES))
         if not new and not changed:
             return None
         if new:
-            rows = rows_of(parts, target.new, target.ddl)
-            append(spark, self._lake, target.table, rows, txn)
+            append(spark, self._lake, AVERAGES, rows_of(parts, GoldOutput.NEW_AVERAGES, AVERAGES_DDL), txn)
         if changed:
-            source = rows_of(parts, target.changed, target.ddl)
-            commit = merge(spark, self._lake, target.table, source, target.upsert, txn.second)
+            source = rows_of(parts, GoldOutput.CHANGED_AVERAGES, AVERAGES_DDL)
+            commit = merge(spark, self._lake, AVERAGES, source, REFINED, txn.second)
         else:
-            commit = self._lake.last_commit(spark, target.table)
-        return TableOutput(target.table, commit.version, sum(span.rows for span in (new, changed) if span))
+            commit = self._lake.last_commit(spark, AVERAGES)
+        return TableOutput(AVERAGES, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
 def _span(parts: Sequence[Part], kind: GoldOutput) -> RowRange | None:

@@ -19,7 +19,12 @@ SNAPSHOT_INDEX = "silver.session_snapshot_index"
 PROCESSOR_ERRORS = "silver.processor_errors"
 
 AVERAGES = "gold.rolling_average"
-MINUTES = "gold.metrics_1m"
+METRICS_1M = "gold.metrics_1m"
+METRICS_1H = "gold.metrics_1h"
+METRICS_1D = "gold.metrics_1d"
+DISTINCT_VALUES = "gold.distinct_values"
+PRODUCTS = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
+"""What gold makes by merging aggregates."""
 
 DECISIONS = "ops.decisions"
 TOPICS = "ops.topics"

@@ -11,11 +11,14 @@ from sessionlake.lake.names import (
     CHANGES,
     CUTS,
     DECISIONS,
+    DISTINCT_VALUES,
     EVENTS,
     LEASES,
     LEDGER,
     MESSAGES,
-    MINUTES,
+    METRICS_1D,
+    METRICS_1H,
+    METRICS_1M,
     POSITIONS,
     PROCESSOR_ERRORS,
     PROGRESS,
@@ -80,6 +83,38 @@ _POINT = (
     ("row_id", "string"),
     ("metric", "string"),
 )
+
+
+def _metrics(comment: str) -> TableSchema:
+    """A tier of metrics: what begins with an underscore is kept so that late points merge."""
+    return TableSchema(
+        (
+            *_POINT,
+            ("window_start", "timestamp"),
+            ("points", "bigint"),
+            ("min", "double"),
+            ("max", "double"),
+            ("sum", "double"),
+            ("_sum_rest", "double"),
+            ("average", "double"),
+            ("first", "double"),
+            ("_first_ts", "bigint"),
+            ("_first_position", "bigint"),
+            ("_first_ordinal", "int"),
+            ("last", "double"),
+            ("_last_ts", "bigint"),
+            ("_last_position", "bigint"),
+            ("_last_ordinal", "int"),
+            ("variance", "double"),
+            ("_squares", "double"),
+            ("_squares_rest", "double"),
+        ),
+        comment,
+        cluster_by=("topic", "session_id"),
+        skipping=("topic", "session_id", "window_start"),
+        writes=Writes.BOTH,
+    )
+
 
 TABLES: dict[str, TableSchema] = {
     MESSAGES: TableSchema(
@@ -234,21 +269,21 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "session_id", "ts"),
         writes=Writes.BOTH,
     ),
-    MINUTES: TableSchema(
+    METRICS_1M: _metrics("One row a minute of event time"),
+    METRICS_1H: _metrics("One row an hour of event time"),
+    METRICS_1D: _metrics("One row a day of event time"),
+    DISTINCT_VALUES: TableSchema(
         (
-            *_POINT,
-            ("window_start", "timestamp"),
-            ("points", "bigint"),
-            ("min", "double"),
-            ("max", "double"),
-            ("sum", "double"),
-            ("average", "double"),
-            ("first", "double"),
-            ("last", "double"),
+            ("topic", "string"),
+            ("column", "string"),
+            ("value", "string"),
+            ("changes", "bigint"),
+            ("first_ts", "bigint"),
+            ("last_ts", "bigint"),
         ),
-        "One row a minute of event time",
-        cluster_by=("topic", "session_id"),
-        skipping=("topic", "session_id", "window_start"),
+        "Every text that a column was ever set to, when first and last in event time, and how often",
+        cluster_by=("topic", "column"),
+        skipping=("topic", "column", "value", "last_ts"),
         writes=Writes.BOTH,
     ),
     DECISIONS: TableSchema(

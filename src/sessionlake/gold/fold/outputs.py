@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.fold.minutes import MINUTE_MS, Minutes
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution
@@ -26,15 +25,13 @@ class GoldOutput(StrEnum):
 
     NEW_AVERAGES = "new_averages"
     CHANGED_AVERAGES = "changed_averages"
-    NEW_MINUTES = "new_minutes"
-    CHANGED_MINUTES = "changed_minutes"
     BEYOND = "beyond"
     """New points that reach further back than the tails; their rows follow from the table."""
     REPORT = "report"
 
 
 class RowRange(msgspec.Struct):
-    """Rows of one kind, and the range of their time column in its own unit (`ts` ms, `window_start` µs)."""
+    """Rows of one kind, and the range of their `ts`."""
 
     rows: int
     low: int
@@ -95,15 +92,10 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _tables(found: Evolution, beyond: Points, names: Names) -> Iterator[tuple[GoldOutput, pa.Table]]:
-    for chosen, kinds in (
-        (True, (GoldOutput.NEW_AVERAGES, GoldOutput.NEW_MINUTES)),
-        (False, (GoldOutput.CHANGED_AVERAGES, GoldOutput.CHANGED_MINUTES)),
-    ):
-        averages, minutes = found.averages.fresh == chosen, found.minutes.fresh == chosen
+    for chosen, kind in ((True, GoldOutput.NEW_AVERAGES), (False, GoldOutput.CHANGED_AVERAGES)):
+        averages = found.averages.fresh == chosen
         if averages.any():
-            yield kinds[0], _average_rows(found.averages, averages, names)
-        if minutes.any():
-            yield kinds[1], _minute_rows(found.minutes, minutes, names)
+            yield kind, _average_rows(found.averages, averages, names)
     if len(beyond):
         yield GoldOutput.BEYOND, pa.table(names(beyond.key) | _point_columns(beyond))
 
@@ -126,28 +118,8 @@ def _average_rows(averages: Averages, chosen: Bools, names: Names) -> pa.Table:
     return pa.table(names(points.key) | _point_columns(points) | computed)
 
 
-def _minute_rows(minutes: Minutes, chosen: Bools, names: Names) -> pa.Table:
-    summary = minutes.summary.take(chosen)
-    start = minutes.minute[chosen] * (MINUTE_MS * 1000)
-    with np.errstate(invalid="ignore"):  # a sum may be infinite
-        average = summary.total / summary.count
-    return pa.table(
-        names(minutes.key[chosen])
-        | {
-            "window_start": pa.array(start).cast(pa.timestamp("us", "UTC")),
-            "points": pa.array(summary.count),
-            "min": pa.array(summary.low),
-            "max": pa.array(summary.high),
-            "sum": pa.array(summary.total),
-            "average": pa.array(average),
-            "first": pa.array(summary.first),
-            "last": pa.array(minutes.last[chosen]),
-        }
-    )
-
-
 def _span(table: pa.Table) -> RowRange:
-    time = table["ts" if "ts" in table.column_names else "window_start"].cast(pa.int64()).to_numpy()
+    time = table["ts"].to_numpy()
     return RowRange(table.num_rows, int(time.min()), int(time.max()))
 
 

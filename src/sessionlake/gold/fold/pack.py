@@ -2,7 +2,8 @@
 
 A chunk has one row for each change that set a metric: `session` (topic and session id), `row` (these and the
 row id), joined by a zero character, which topics and session ids cannot contain; `partition`, `kafka_ms`, `ts`,
-`position`, `ordinal`; and `value:<i>`, null where metric `i` was not set. A chunk never outlives its micro-batch.
+`position`, `ordinal`; and `value:<i>`, null where metric `i` was not set. What the task's changes come to in a product
+is a chunk besides, which the fold passes on. A chunk never outlives its micro-batch.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import Declared, value_field
 from sessionlake.protocol.chunk import write_ipc
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Int64s, Payloads
 
 SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
+_PRODUCT = b"product"
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
-
-
-def value_field(index: int) -> str:
-    """Name of the column that holds metric `index`."""
-    return f"value:{index}"
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,15 @@ class ReadChanges:
 class PointPacker:
     """Packs one task's changes; a `mapInArrow` function.
 
-    Takes `shard int, topic, session_id, row_id, partition, kafka_ms, ts, position, ordinal, batch` and the metrics'
-    columns `value:<i>`, gives `shard int, chunk binary`.
+    Takes `shard int, topic, session_id, row_id, partition, kafka_ms, ts, position, ordinal, batch` and the declared
+    columns (see `Declared`), gives `shard int, chunk binary`.
+
+    Attributes:
+        products: those that are made of changes.
     """
 
-    metrics: int
+    declared: Declared
+    products: tuple[Product, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the batches, many at a time."""
@@ -72,7 +75,7 @@ class PointPacker:
             yield self._pack(pa.Table.from_batches(waiting))
 
     def _pack(self, changes: pa.Table) -> pa.RecordBatch:
-        values = [value_field(i) for i in range(self.metrics)]
+        values = [value_field(i) for i in range(len(self.declared.numbers))]
         kept = changes.filter(_any_valid([changes[name] for name in values], changes.num_rows))
         session = pc.binary_join_element_wise(kept["topic"], kept["session_id"], SEPARATOR)
         row = pc.binary_join_element_wise(session, kept["row_id"], SEPARATOR)
@@ -81,11 +84,25 @@ class PointPacker:
         shards, tables = _split(pa.table([session, row, *columns], names), kept["shard"])
         tables[0] = tables[0].replace_schema_metadata(_counts(changes["batch"]))
         chunks = [write_ipc(table) for table in tables]
+        made = self._products(changes)
+        shards, chunks = shards + [0] * len(made), chunks + made
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
+
+    def _products(self, changes: pa.Table) -> list[bytes]:
+        events = {source: source.events(changes, self.declared) for source in {p.source for p in self.products}}
+        made = ((product.name, product.of_events(events[product.source])) for product in self.products)
+        return [write_ipc(rows.replace_schema_metadata({_PRODUCT: name})) for name, rows in made if rows.num_rows]
+
+
+def split(chunks: Sequence[bytes]) -> tuple[list[bytes], Payloads]:
+    """A shard's chunks of points, and those of products, each under the product's name."""
+    named = [((pa.ipc.open_stream(chunk).schema.metadata or {}).get(_PRODUCT), chunk) for chunk in chunks]
+    points = [chunk for name, chunk in named if name is None]
+    return points, [(name.decode(), chunk) for name, chunk in named if name is not None]
 
 
 def read_chunks(chunks: Sequence[bytes]) -> tuple[pa.Table, ReadChanges]:
-    """A shard's chunks as one table, and what was read to make them."""
+    """A shard's chunks of points as one table, and what was read to make them."""
     tables = [pa.ipc.open_stream(chunk).read_all() for chunk in chunks]
     read = sum((_counted(table.schema.metadata) for table in tables), ReadChanges())
     return pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).combine_chunks(), read

@@ -10,9 +10,54 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sessionlake.gold.fold.minutes import Minutes, Older, minute_of, sink, touched_minutes
 from sessionlake.gold.fold.points import Points
 from sessionlake.protocol.types import Bools, Float64s, Int64s
+
+
+@dataclass(frozen=True)
+class Older:
+    """What is known of the points older than each key's tail.
+
+    Attributes:
+        some: whether there are, or may be, any.
+        ts: none of them is later than this.
+    """
+
+    some: Bools
+    ts: Int64s
+
+    def __len__(self) -> int:
+        return len(self.some)
+
+    @staticmethod
+    def nothing(keys: int) -> Older:
+        """What is known where no point has left the tail yet."""
+        return Older(np.zeros(keys, np.bool_), np.zeros(keys, np.int64))
+
+    @staticmethod
+    def forgotten(some: Bools, ts: Int64s) -> Older:
+        """For keys whose points, all at or before `ts`, were forgotten where `some` says so."""
+        return Older(some, np.where(some, ts, 0))
+
+    @staticmethod
+    def concat(*parts: Older) -> Older:
+        """The entries of several, one behind the other."""
+        return Older(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
+
+    def take(self, index: Int64s | Bools) -> Older:
+        """The keys at these places."""
+        return Older(self.some[index], self.ts[index])
+
+    def put(self, index: Int64s, changed: Older) -> Older:
+        """Replaces the keys at these places."""
+        result = Older(self.some.copy(), self.ts.copy())
+        result.some[index], result.ts[index] = changed.some, changed.ts
+        return result
+
+    def taking_in(self, key: Int64s, ts: Int64s) -> Older:
+        """With the points that leave the tails, sorted by key and event time; they are later than all before."""
+        last = np.flatnonzero(np.diff(key, append=-1))
+        return self.put(key[last], Older(np.ones(len(last), np.bool_), ts[last]))
 
 
 @dataclass(frozen=True)
@@ -41,14 +86,12 @@ class Evolution:
         older: what is known of the points older than the tail.
         unproven: keys whose new points reach further back than the tail: their rows follow from all their points.
         averages: rows of the other keys.
-        minutes: rows of the other keys.
     """
 
     tail: Points
     older: Older
     unproven: Bools
     averages: Averages
-    minutes: Minutes
 
 
 @dataclass(frozen=True)
@@ -79,14 +122,12 @@ def evolve(tail: Points, older: Older, new: Points, *, window: int, keep: int) -
     """
     line, too_old = _weave(tail, older, new)
     unproven = _unproven(line, older, too_old, window)
-    older = older.without(too_old.key, minute_of(too_old.ts))
     dropped = line.left >= keep
     return Evolution(
         tail=line.points.take(~dropped),
-        older=sink(older, line.points.key[dropped], line.points.ts[dropped], line.points.value[dropped]),
+        older=older.taking_in(line.points.key[dropped], line.points.ts[dropped]),
         unproven=unproven,
         averages=_averages(line, unproven, window),
-        minutes=touched_minutes(older, line.points.key, line.points.ts, line.points.value, line.fresh, unproven),
     )
 
 
@@ -109,13 +150,12 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[SortedPoints, Point
 
 
 def _unproven(line: SortedPoints, older: Older, too_old: Points, window: int) -> Bools:
-    """Keys with a new point that is older than the tail, or whose window or minute reaches further back."""
-    key, ts = line.points.key, line.points.ts
+    """Keys with a new point that is older than the tail, or whose window reaches further back."""
+    key = line.points.key
     short = line.rank < window - 1
-    unknown = ~older.known[key] & (minute_of(ts) == minute_of(older.ts[key]))
     found = np.zeros(len(older), np.bool_)
     found[too_old.key] = True
-    found[key[line.fresh & older.some[key] & (short | unknown)]] = True
+    found[key[line.fresh & older.some[key] & short]] = True
     return found
 
 

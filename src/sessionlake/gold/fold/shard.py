@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.minutes import Older
+from sessionlake.gold.aggregate.sources import value_field
 from sessionlake.gold.fold.outputs import METRIC_KEY, Names, payloads
-from sessionlake.gold.fold.pack import SEPARATOR, ReadChanges, read_chunks, value_field
+from sessionlake.gold.fold.pack import SEPARATOR, ReadChanges, read_chunks, split
 from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import evolve
+from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.state import GoldShardState, Sessions
 from sessionlake.protocol.types import Int64s, Payloads
 
@@ -49,7 +49,10 @@ class GoldFold:
             LakeError: the state was built for another window or other metrics.
         """
         del shard
-        changes, read = read_chunks(chunks)
+        points, made = split(chunks)
+        if not points:
+            return None, made
+        changes, read = read_chunks(points)
         before = GoldShardState.decode(state) if state else GoldShardState.empty(self.window, self.metrics)
         if before.window != self.window:
             raise LakeError(
@@ -74,7 +77,7 @@ class GoldFold:
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
         names = _names(after.rows, self.metrics, touched)
         out = payloads(found, new.under(code.reshape(-1)), names, read)
-        return after.without_idle(self.idle_ms, _topic_of).encode(), out
+        return after.without_idle(self.idle_ms, _topic_of).encode(), out + made
 
     def _points(self, changes: pa.Table, row: Int64s) -> Points:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))

@@ -1,6 +1,7 @@
 """What the gold fold keeps of a shard between batches, and the bytes it is kept as.
 
-Format `sessionlake.gold.state/1`: a msgpack map with the settings that shaped it and one Arrow IPC stream a table.
+Format `sessionlake.gold.state/2`: a msgpack map with the settings that shaped it and one Arrow IPC stream a table. Of
+format 1, which kept a summary of a minute besides, the rest is read.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.minutes import Older, Summary
 from sessionlake.gold.fold.points import Points
+from sessionlake.gold.fold.rolling import Older
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
-FORMAT = "sessionlake.gold.state/1"
+FORMAT = "sessionlake.gold.state/2"
+_READ = (FORMAT, "sessionlake.gold.state/1")
 _NEVER = np.iinfo(np.int64).min
 
 
@@ -165,13 +167,10 @@ class GoldShardState:
 
     def encode(self) -> bytes:
         """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
-        older = self.older
         tables = {
             "sessions": _table(self.sessions),
             "rows": pa.table({"name": self.rows, "session": self.session}),
-            "older": pa.table(
-                {"some": older.some, "ts": older.ts, "known": older.known} | _columns(older.minute),
-            ),
+            "older": _table(self.older),
             "tail": _table(self.tail),
             "forgotten": _table(self.forgotten),
         }
@@ -186,13 +185,12 @@ class GoldShardState:
             LakeError: they are of another format.
         """
         found = msgspec.msgpack.decode(content)
-        if found.get("format") != FORMAT:
+        if found.get("format") not in _READ:
             raise LakeError(
                 f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
                 f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
             )
         older = _read(found["older"])
-        summary = Summary(*(older[f.name] for f in fields(Summary)))
         rows = _read(found["rows"])
         return GoldShardState(
             found["window"],
@@ -200,7 +198,7 @@ class GoldShardState:
             Sessions(**_read(found["sessions"])),
             rows["name"],
             rows["session"],
-            Older(older["some"], older["ts"], older["known"], summary),
+            Older(older["some"], older["ts"]),
             Points(**_read(found["tail"])),
             Forgotten(**_read(found["forgotten"])),
         )

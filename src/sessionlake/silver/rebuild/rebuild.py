@@ -30,7 +30,7 @@ from sessionlake.lake.names import (
     GOLD,
     LEDGER,
     MESSAGES,
-    MINUTES,
+    PRODUCTS,
     PROGRESS,
     SESSIONS,
     SILVER_TABLES,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVERYTHING = Selection()
-_GOLD = (AVERAGES, MINUTES)
+_GOLD = (AVERAGES, *PRODUCTS)
 
 
 @dataclass(frozen=True)

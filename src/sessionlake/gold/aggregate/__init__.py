@@ -1,0 +1,1 @@
+"""Aggregates that merge, and the products made of them. Pure."""

@@ -1,0 +1,284 @@
+"""Aggregates that merge: of any two parts of the rows, the whole follows, in whatever order they come.
+
+Each keeps its result and what it needs besides in columns of the product's table: the table is the state. A column of
+its own that is no result begins with an underscore.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.gold.aggregate.groups import Columns, Groups
+
+ORDER = (("ts", "bigint"), ("position", "bigint"), ("ordinal", "int"))
+"""What orders events: their time, then the order in which they were applied."""
+_SPLIT = 134_217_729.0  # 2^27 + 1
+
+
+class Aggregate(ABC):
+    """One column of a product, and how it comes about."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The events' columns that it needs."""
+        return ()
+
+    @abstractmethod
+    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Names and Spark SQL types of its columns, the result first.
+
+        Args:
+            name: of the result.
+        """
+
+    @abstractmethod
+    def begin(self, name: str, events: pa.Table) -> Columns:
+        """What each event comes to by itself."""
+
+    @abstractmethod
+    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+        """What two parts come to, for many pairs of them at once."""
+
+    def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
+        """What the parts of each group come to."""
+        held = {column: parts[column].to_numpy() for column, _ in self.columns(name)}
+        with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
+            return groups.reduced(held, lambda one, other: self.combine(name, one, other))
+
+    @abstractmethod
+    def sql(self) -> str:
+        """The result by plain Spark SQL over all events of a group: what the incremental one is compared with."""
+
+    def magnitude(self) -> str | None:
+        """SQL of how large the numbers were that it was added up from; None where the result is exact."""
+        return None
+
+
+@dataclass(frozen=True)
+class Count(Aggregate):
+    """How many events."""
+
+    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        """See `Aggregate`."""
+        return ((name, "bigint"),)
+
+    def begin(self, name: str, events: pa.Table) -> Columns:
+        """See `Aggregate`."""
+        return {name: np.ones(events.num_rows, np.int64)}
+
+    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+        """See `Aggregate`."""
+        return {name: one[name] + other[name]}
+
+    def sql(self) -> str:
+        """See `Aggregate`."""
+        return "count(*)"
+
+
+@dataclass(frozen=True)
+class Sum(Aggregate):
+    """The sum of a column, or of its squares, as a double: but for rare cases the one nearest to it, in any order."""
+
+    of: str
+    squared: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See `Aggregate`."""
+        return (self.of,)
+
+    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        """See `Aggregate`; the second is what is left over when the sum is rounded."""
+        return (name, "double"), (_beside(name, "rest"), "double")
+
+    def begin(self, name: str, events: pa.Table) -> Columns:
+        """See `Aggregate`."""
+        values = _doubles(events, self.of)
+        if not self.squared:
+            return {name: values, _beside(name, "rest"): np.zeros(len(values))}
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares, rest = _product(values, values)
+        return {name: squares, _beside(name, "rest"): rest}
+
+    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+        """Knuth's two-sum: what rounding takes away is added up by itself."""
+        rest = _beside(name, "rest")
+        a, b = one[name], other[name]
+        added = a + b
+        back = added - a
+        lost = (a - (added - back)) + (b - back) + one[rest] + other[rest]
+        whole = added + lost
+        finite = np.isfinite(whole)
+        return {name: np.where(finite, whole, added), rest: np.where(finite, lost - (whole - added), 0.0)}
+
+    def sql(self) -> str:
+        """See `Aggregate`."""
+        return f"sum({self.of} * {self.of})" if self.squared else f"sum({self.of})"
+
+    def magnitude(self) -> str | None:
+        """See `Aggregate`."""
+        return f"sum({self.of} * {self.of})" if self.squared else f"sum(abs({self.of}))"
+
+
+@dataclass(frozen=True)
+class Extreme(Aggregate):
+    """The least or the greatest of a column."""
+
+    of: str
+    greatest: bool
+    type: str = "double"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See `Aggregate`."""
+        return (self.of,)
+
+    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        """See `Aggregate`."""
+        return ((name, self.type),)
+
+    def begin(self, name: str, events: pa.Table) -> Columns:
+        """See `Aggregate`."""
+        return {name: events[self.of].to_numpy()}
+
+    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+        """See `Aggregate`."""
+        pick: Any = np.maximum if self.greatest else np.minimum
+        return {name: pick(one[name], other[name])}
+
+    def sql(self) -> str:
+        """See `Aggregate`."""
+        return f"{'max' if self.greatest else 'min'}({self.of})"
+
+
+@dataclass(frozen=True)
+class Endmost(Aggregate):
+    """The first or the last of a column, a number, in event time."""
+
+    of: str
+    last: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See `Aggregate`."""
+        return (self.of, *(name for name, _ in ORDER))
+
+    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        """See `Aggregate`; besides, where in time it is."""
+        return (name, "double"), *((_beside(name, part), sql) for part, sql in ORDER)
+
+    def begin(self, name: str, events: pa.Table) -> Columns:
+        """See `Aggregate`."""
+        return {name: _doubles(events, self.of)} | {_beside(name, p): events[p].to_numpy() for p, _ in ORDER}
+
+    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+        """See `Aggregate`."""
+        later = np.zeros(len(one[name]), np.bool_)
+        for part, _ in reversed(ORDER):
+            a, b = one[_beside(name, part)], other[_beside(name, part)]
+            later = (b > a) | ((b == a) & later)
+        picked = later if self.last else ~later
+        return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
+
+    def sql(self) -> str:
+        """See `Aggregate`."""
+        return f"{'max' if self.last else 'min'}_by({self.of}, struct({', '.join(name for name, _ in ORDER)}))"
+
+
+class Derived(ABC):
+    """A column that follows from the others of its row."""
+
+    type = "double"
+
+    @abstractmethod
+    def of(self, results: Columns) -> Any:
+        """Its values; NaN where there are none."""
+
+    @abstractmethod
+    def sql(self) -> str:
+        """Likewise by plain Spark SQL, over all events of a group; null where there are none."""
+
+    @abstractmethod
+    def magnitude(self) -> str:
+        """See `Aggregate`."""
+
+
+@dataclass(frozen=True)
+class Mean(Derived):
+    """The mean of a column, out of its sum and the number of events."""
+
+    sum: str
+    count: str
+    value: str = "value"
+
+    def of(self, results: Columns) -> Any:
+        """See `Derived`."""
+        return results[self.sum] / results[self.count]
+
+    def sql(self) -> str:
+        """See `Derived`."""
+        return f"avg({self.value})"
+
+    def magnitude(self) -> str:
+        """See `Derived`."""
+        return f"avg(abs({self.value}))"
+
+
+@dataclass(frozen=True)
+class Variance(Derived):
+    """The sample variance of a column, out of its sum, the sum of its squares and their number.
+
+    Both sums have twice a double's digits, so that nothing is left of the usual cancellation.
+    """
+
+    sum: str
+    squares: str
+    count: str
+    value: str = "value"
+
+    def of(self, results: Columns) -> Any:
+        """See `Derived`; there is none of a single event."""
+        n, whole, rest = results[self.count], results[self.sum], results[_beside(self.sum, "rest")]
+        square, lost = _product(whole, whole)
+        mean = square / n
+        back, behind = _product(mean, n.astype(np.float64))
+        mean_rest = ((square - back) - behind + lost + 2 * whole * rest) / n
+        spread = (results[self.squares] - mean) + (results[_beside(self.squares, "rest")] - mean_rest)
+        return np.maximum(spread, 0.0) / np.where(n > 1, n - 1, np.nan)
+
+    def sql(self) -> str:
+        """See `Derived`."""
+        return f"var_samp({self.value})"
+
+    def magnitude(self) -> str:
+        """See `Derived`."""
+        return f"max({self.value} * {self.value})"
+
+
+def _beside(name: str, part: str) -> str:
+    """The column of an aggregate that holds what its result needs besides."""
+    return f"_{name.removeprefix('_')}_{part}"
+
+
+def _doubles(events: pa.Table, column: str) -> Any:
+    """A column's values; adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
+    return events[column].to_numpy().astype(np.float64) + 0.0
+
+
+def _product(a: Any, b: Any) -> tuple[Any, Any]:
+    """Products, and what rounding took away from each (Veltkamp and Dekker)."""
+    whole = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    lost = ((a_high * b_high - whole) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return whole, np.where(np.isfinite(lost), lost, 0.0)
+
+
+def _halves(value: Any) -> tuple[Any, Any]:
+    high = _SPLIT * value
+    high = high - (high - value)
+    return high, value - high

@@ -1,0 +1,143 @@
+"""Products: tables of gold that are declared, and kept up with what silver adds by merging aggregates.
+
+The table is the state: a batch's events are aggregated by themselves, and merged with the rows that they touch. An
+event that comes late merges as any other: nothing is ever too late, and no watermark makes a figure wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.gold.aggregate.functions import Aggregate, Derived
+from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.sources import POINTS, Declared, Source
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+
+START = "window_start"
+_TIME = pa.timestamp("us", "UTC")
+_ARROW = {"double": pa.float64(), "bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A table of gold: one row for each key, and each bucket of event time if there are any.
+
+    Attributes:
+        name: of the table, in the schema `gold`.
+        keys: of the events' columns, texts, those that tell rows apart.
+        aggregates: the results by the names of their columns; what begins with an underscore is kept for others.
+        source: what an event is.
+        bucket_ms: length of the buckets in milliseconds; None: all time is one.
+        below: the product of finer buckets from whose rows this one's are made.
+        comment: what a row is, for the table's description.
+        version: raised by hand where what a declaration comes to has changed, and it reads the same.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate | Derived]
+    source: Source = POINTS
+    bucket_ms: int | None = None
+    below: Product | None = None
+    comment: str = ""
+    version: int = 1
+
+    @property
+    def table(self) -> str:
+        """Its two-level name."""
+        return f"gold.{self.name}"
+
+    @property
+    def row_keys(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart."""
+        return self.keys if self.bucket_ms is None else (*self.keys, START)
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Its columns and their Spark SQL types, in order."""
+        keys = tuple((name, "timestamp" if name == START else "string") for name in self.row_keys)
+        return keys + self._own
+
+    @property
+    def logic(self) -> str:
+        """Changes with whatever its rows depend on."""
+        said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
+        return sha256(repr((said, self.below and self.below.logic)).encode()).hexdigest()[:12]
+
+    @property
+    def _own(self) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            column
+            for name, one in self.aggregates.items()
+            for column in (((name, one.type),) if isinstance(one, Derived) else one.columns(name))
+        )
+
+    @property
+    def _merging(self) -> dict[str, Aggregate]:
+        return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
+
+    def schema(self) -> pa.Schema:
+        """Its columns as Arrow's."""
+        return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.columns])
+
+    def of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
+        """Its rows for these changes alone."""
+        if self.below is not None:
+            return self.of_finer(self.below.of_changes(changes, declared))
+        return self.of_events(self.source.events(changes, declared))
+
+    def of_events(self, events: pa.Table) -> pa.Table:
+        """Its rows for these events alone."""
+        if self.bucket_ms is not None:
+            events = _within_time(events)
+            events = events.append_column(START, _bucket(events["ts"].to_numpy(), self.bucket_ms))
+        begun: dict[str, Any] = {name: events[name] for name in self.row_keys}
+        for name, aggregate in self._merging.items():
+            begun |= aggregate.begin(name, events)
+        return self.merged(pa.table(begun))
+
+    def of_finer(self, rows: pa.Table) -> pa.Table:
+        """Its rows for these rows of the product below alone."""
+        if self.bucket_ms is None:
+            return self.merged(rows)
+        place = rows.column_names.index(START)
+        start = _bucket(rows[START].cast(pa.int64()).to_numpy() // 1000, self.bucket_ms)
+        return self.merged(rows.set_column(place, START, start))
+
+    def merged(self, parts: pa.Table, held: pa.Table | None = None) -> pa.Table:
+        """One row for each key of the parts, and no other.
+
+        Args:
+            parts: rows, any number a key.
+            held: rows of the table, at most one a key; those of other keys are passed over.
+        """
+        both = parts if held is None else pa.concat_tables([parts, held.select(parts.column_names).cast(parts.schema)])
+        groups = Groups.of(both, self.row_keys)
+        firsts = groups.firsts  # parts come before what is held
+        whole: dict[str, Any] = {}
+        for name, aggregate in self._merging.items():
+            whole |= aggregate.merge(name, both, groups)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, derived in self.aggregates.items():
+                if isinstance(derived, Derived):
+                    whole[name] = pa.array(derived.of(whole), from_pandas=True)
+        keys = {name: both[name].take(pa.array(firsts)) for name in self.row_keys}
+        rows = pa.table([(keys | whole)[name] for name, _ in self.columns], schema=self.schema())
+        return rows.filter(pa.array(firsts < parts.num_rows))
+
+
+def _within_time(events: pa.Table) -> pa.Table:
+    """Less the events whose time has no `window_start`."""
+    ts = events["ts"].to_numpy()
+    return events.filter(pa.array((ts >= FIRST_MS) & (ts <= LAST_MS)))
+
+
+def _bucket(ts: Any, length: int) -> pa.Array:
+    start: Any = np.floor_divide(ts, length) * (length * 1000)
+    return pa.array(start).cast(_TIME)

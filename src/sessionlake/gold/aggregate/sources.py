@@ -1,0 +1,86 @@
+"""What the events of a product are: made of a batch's changes, once for all products."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.protocol.arrow import one
+
+MARKS = ("topic", "session_id", "row_id", "ts", "position", "ordinal")
+"""What every event has of its change; `ts` is event time in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The declared columns of a capture, in the order in which changes have them.
+
+    Attributes:
+        numbers: those that are numbers; in changes `value:<i>`, a double, null where the change did not set it.
+        texts: those that are texts; in changes `text:<i>`, likewise.
+    """
+
+    numbers: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+
+
+def value_field(index: int) -> str:
+    """Name of the column that holds number `index`."""
+    return f"value:{index}"
+
+
+def text_field(index: int) -> str:
+    """Name of the column that holds text `index`."""
+    return f"text:{index}"
+
+
+class Source(ABC):
+    """What an event is."""
+
+    @abstractmethod
+    def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
+        """The events of changes, none of their columns null.
+
+        Args:
+            changes: `MARKS` and the declared columns.
+        """
+
+
+@dataclass(frozen=True)
+class Points(Source):
+    """A number that a change set: `metric`, the column's name, and `value`."""
+
+    def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
+        """See `Source`."""
+        found = _set_to(changes, [(n, value_field(i)) for i, n in enumerate(declared.numbers)], "metric", pa.float64())
+        return found.filter(pc.invert(pc.is_nan(found["value"])))
+
+
+@dataclass(frozen=True)
+class Texts(Source):
+    """A text that a change set: `column`, its name, and `value`."""
+
+    def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
+        """See `Source`."""
+        return _set_to(changes, [(n, text_field(i)) for i, n in enumerate(declared.texts)], "column", pa.string())
+
+
+def _set_to(changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType) -> pa.Table:
+    """A row for each value that a change set: the changes' marks, the column's name, and the value."""
+    names, nothing = [*MARKS, called, "value"], changes.slice(0, 0)
+    none = [*(nothing[mark] for mark in MARKS), pa.array([], pa.string()), pa.array([], value)]
+    parts = [pa.table(none, names)]
+    for name, field in fields:
+        part = changes.filter(changes[field].is_valid())
+        named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
+        parts.append(pa.table([*(part[mark] for mark in MARKS), named, one(part[field])], names))
+    return pa.concat_tables(parts)
+
+
+POINTS = Points()
+TEXTS = Texts()

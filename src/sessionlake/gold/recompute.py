@@ -1,0 +1,78 @@
+"""A product's rows out of all changes that gold has read, beside the table that was kept up batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.changes import declared_in, marks
+from sessionlake.lake.names import CHANGES, GOLD
+from sessionlake.lake.tables import Lake
+from sessionlake.streaming.checkpoint import last_committed, planned
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BOUNDARY = -1
+
+
+def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
+    """All changes that gold has read, as `gold.changes.marks` has them; None before its first batch.
+
+    Raises:
+        LakeError: gold has stopped within a version of the table.
+    """
+    version = _version_read(settings)
+    if version is None:
+        return None
+    return lake.read(spark, CHANGES, version).select(*marks(declared_in(settings)))
+
+
+def _version_read(settings: Settings) -> int | None:
+    checkpoint = Path(settings.checkpoint(GOLD))
+    batch = last_committed(checkpoint)
+    if batch is None:
+        return None
+    try:
+        _, offset = planned(checkpoint, batch)
+        inside = offset["isStartingVersion"] or offset["index"] != _BOUNDARY
+        following = int(offset["reservoirVersion"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LakeError(f"{checkpoint} does not say what gold has read ({error!r})") from None
+    if inside:
+        raise LakeError(f"gold has read a part of a batch of silver's: run `sessionlake run {GOLD} --once` first")
+    return following - 1
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A `mapInArrow` function: changes to a product's rows, of each batch by itself."""
+
+    product: Product
+    declared: Declared
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from self.product.of_changes(pa.Table.from_batches([batch]), self.declared).to_batches()
+
+
+def recomputed(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
+    """The product's rows for these changes, by its own aggregates."""
+    from pyspark.sql import functions as F
+
+    ddl = ", ".join(f"`{name}` {sql}" for name, sql in product.columns)
+    parts = changes.mapInArrow(_Parts(product, declared), ddl)
+    shard = F.pmod(F.xxhash64(*product.row_keys), F.lit(changes.sparkSession.sparkContext.defaultParallelism))
+
+    def merged(table: pa.Table) -> pa.Table:
+        return product.merged(table)
+
+    return parts.groupBy(shard.alias("shard")).applyInArrow(merged, ddl)

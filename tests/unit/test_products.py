@@ -1,0 +1,150 @@
+"""Products of gold: merged batch by batch equals all at once, and a recomputation written in plain Python."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
+from sessionlake.lake.schemas import TABLES
+from sessionlake.protocol.columns import LAST_MS
+
+Change = tuple[str, str, int, int, float | None, float | None, str | None]  # session, row, ts, position, values
+DECLARED = Declared(("price", "qty"), ("status",))
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
+    + [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
+    + [("value:0", pa.float64()), ("value:1", pa.float64()), ("text:0", pa.string())]
+)
+# Steps of a few seconds, minutes and days, so that buckets are shared, and times that have no bucket.
+TIMES = st.integers(0, 400).map(lambda n: n * 7_000) | st.integers(-3, 3).map(lambda n: n * 86_000_000)
+VALUES = st.none() | st.floats(-1e6, 1e6) | st.sampled_from([0.0, -0.0, 1e15, -1e15, math.nan])
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from("st"), st.sampled_from("ab"), TIMES | st.just(LAST_MS + 1), st.integers(0, 5), VALUES, VALUES,
+        st.none() | st.sampled_from(["on", "off", ""]),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+def table(changes: Iterable[Change]) -> pa.Table:
+    rows = [
+        dict(zip(SCHEMA.names, ("capture.a", s, r, ts, at, i, x, y, text), strict=True))
+        for i, (s, r, ts, at, x, y, text) in enumerate(changes)
+    ]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def incremental(batches: Iterable[pa.Table]) -> dict[str, pa.Table]:
+    """The products' tables after these batches, kept up as the job does."""
+    held = {product.name: product.schema().empty_table() for product in STANDARD}
+    for batch in batches:
+        parts: dict[str, pa.Table] = {}
+        for product in STANDARD:
+            below = product.below
+            found = product.of_finer(parts[below.name]) if below else product.of_events(
+                product.source.events(batch, DECLARED)
+            )  # fmt: skip
+            parts[product.name] = found
+            rows = product.merged(found, held[product.name])
+            keys = {key_of(product, row) for row in rows.to_pylist()}
+            kept = [row for row in held[product.name].to_pylist() if key_of(product, row) not in keys]
+            held[product.name] = pa.concat_tables([rows, pa.Table.from_pylist(kept, product.schema())])
+    return held
+
+
+def key_of(product: Product, row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in product.row_keys)
+
+
+def results(product: Product, rows: pa.Table) -> dict[Any, tuple[Any, ...]]:
+    names = [name for name in product.aggregates if name not in {"variance", "_squares"}]
+    found = {key_of(product, row): tuple(row[name] for name in names) for row in rows.to_pylist()}
+    assert len(found) == rows.num_rows
+    return found
+
+
+def by_hand(changes: list[Change], product: Product) -> dict[Any, tuple[Any, ...]]:
+    groups: dict[Any, list[tuple[Any, ...]]] = {}
+    for i, (session, row, ts, position, *values, text) in enumerate(changes):
+        if product is DISTINCT_VALUES:
+            if text is not None:
+                groups.setdefault(("capture.a", "status", text), []).append((ts, position, i, text))
+            continue
+        for metric, value in zip(("price", "qty"), values, strict=True):
+            if value is not None and not math.isnan(value) and ts <= LAST_MS:
+                start = ts // product.bucket_ms
+                groups.setdefault(("capture.a", session, row, metric, start), []).append((ts, position, i, value + 0.0))
+    found = {}
+    for key, events in groups.items():
+        events.sort(key=lambda event: event[:3])
+        v = [event[3] for event in events]
+        if product is DISTINCT_VALUES:
+            found[key] = (len(v), events[0][0], events[-1][0])
+        else:
+            start = np.datetime64(key[-1] * product.bucket_ms, "ms").astype("datetime64[us]")
+            when = pa.scalar(start).cast(pa.timestamp("us", "UTC")).as_py()
+            total = math.fsum(v)
+            found[*key[:-1], when] = (len(v), min(v), max(v), total, total / len(v), v[0], v[-1])
+    return found
+
+
+@settings(max_examples=500, deadline=None)
+@given(CHANGES, st.lists(st.integers(0, 25), max_size=4))
+def test_any_batches_come_to_what_plain_python_comes_to(changes: list[Change], cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(changes)]
+    found = incremental(table(changes[:b]).slice(a) for a, b in pairwise(edges))
+    for product in STANDARD:
+        assert results(product, found[product.name]) == by_hand(changes, product)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_variance_merges_stably_far_from_zero(seed: int) -> None:
+    rnd = random.Random(seed)
+    values = [1e9 + rnd.gauss(0, 1) for _ in range(500)]
+    changes: list[Change] = [("s", "a", i * 10, i, value, None, None) for i, value in enumerate(values)]
+    rnd.shuffle(changes)
+    cuts = sorted(rnd.sample(range(500), 7))
+    parts = [table(changes[a:b]) for a, b in zip([0, *cuts], [*cuts, 500], strict=True)]
+    [row] = incremental(parts)["metrics_1m"].to_pylist()
+    assert row["variance"] == pytest.approx(statistics.variance(values), rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), max_size=40))
+def test_groups_are_reduced_whatever_their_sizes(pairs: list[tuple[int, int]]) -> None:
+    rows = pa.table(
+        {"key": pa.array([k for k, _ in pairs], pa.int64()), "n": pa.array([n for _, n in pairs], pa.int64())}
+    )
+    groups = Groups.of(rows, ["key"])
+    reduced = groups.reduced({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
+    found = dict(zip(rows["key"].to_numpy()[groups.firsts].tolist(), reduced["n"].tolist(), strict=True))
+    assert found == {key: sum(n for k, n in pairs if k == key) for key, _ in pairs}
+
+
+def test_what_a_table_rests_on_shows_in_its_logic_and_nothing_else_does() -> None:
+    assert len({product.logic for product in STANDARD}) == len(STANDARD)
+    assert METRICS_1M.logic == Product(
+        "other", METRICS_1M.keys, METRICS_1M.aggregates, bucket_ms=60_000, comment="in other words"
+    ).logic  # fmt: skip
+    assert METRICS_1H.below is METRICS_1M
+    assert METRICS_1D.logic != METRICS_1H.logic
+
+
+@pytest.mark.parametrize("product", STANDARD, ids=lambda product: product.name)
+def test_tables_have_the_columns_of_their_products(product: Product) -> None:
+    assert TABLES[product.table].columns == product.columns
+    assert TABLES[product.table].comment == product.comment
