@@ -229,6 +229,23 @@ def query(
 
 
 @app.command()
+def explain(
+    table: Annotated[str, typer.Argument(help="A table of gold, as in gold.metrics_1h.")],
+    where: Annotated[str, typer.Option("--where", help="Which of its rows, in SQL; at most three.")] = "",
+    partition: Annotated[int, typer.Option("--partition", help="Of the message.", min=0)] = 0,
+    offset: Annotated[int | None, typer.Option("--offset", help="Is this message in the figures?", min=0)] = None,
+    form: Form = OutputFormat.TABLE,
+    config: Config = None,
+) -> None:
+    """What a figure of gold is made of: Kafka offsets, batches, logic."""
+    settings = settings_of(config)
+    from sessionlake.commands.explain import show_explained
+
+    message = None if offset is None else (partition, offset)
+    with_spark(settings, lambda spark: show_explained(spark, settings, table, where, message, form))
+
+
+@app.command()
 def publish(
     table: Annotated[str, typer.Argument(help="The table, as in silver.session_rows.")],
     topic: Annotated[str, typer.Option("--topic", help="Where to; made, compacted, if there is none.")],

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from sessionlake.config import GoldSettings, Settings
-from sessionlake.errors import LakeError, MachineError
+from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.verify import verify_gold
+from sessionlake.history.explain import Offsets, explain
 from sessionlake.lake.names import AVERAGES, LEDGER, METRICS_1M, PRODUCTS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
@@ -267,6 +268,28 @@ def test_a_difference_is_found_and_told(feed: Feed):
     assert re.search(
         r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 0.1", str(found[AVERAGES].first)
     )
+
+
+def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it(feed: Feed):
+    points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
+    feed.write(points[:2]).run().write(points[2:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()
+    where = "session_id = 's' AND window_start = '1970-01-01 00:00:00'"
+    [one] = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))
+    assert (one.figures["points"], one.figures["sum"], one.events, one.holds) == (3, 3.0, 3, True)
+    assert one.offsets == (Offsets("capture.a", 0, 0, 2, 3),)
+    assert [(batch.batch, batch.silver_batches) for batch in one.batches] == [(0, (0, 0)), (1, (1, 1))]
+    assert one.logic == STANDARD[0].logic
+    [other] = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 3))
+    assert other.holds is False
+    [average] = explain(feed.spark, feed.settings, AVERAGES, f"session_id = 's' AND ts = {80 * SECOND}")
+    assert (average.figures["average"], average.events) == (3.0, 3)
+    assert average.offsets == (Offsets("capture.a", 0, 2, 4, 3),)
+    [text] = explain(feed.spark, feed.settings, "gold.distinct_values", "value = 'on'")
+    assert (text.figures["changes"], text.events, text.offsets[0].messages) == (6, 6, 6)
+    with pytest.raises(UsageError, match=r"more than 3 rows of gold\.rolling_average"):
+        list(explain(feed.spark, feed.settings, AVERAGES, ""))
+    with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
+        list(explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'"))
 
 
 def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
 from sessionlake.commands.show import OutputFormat
+from sessionlake.lake.names import PRODUCTS
 
 if TYPE_CHECKING:
     from sessionlake.laptop.broker import BrokerStatus
@@ -105,6 +107,21 @@ def rebuild_silver(
     with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
 
 
+def _rebuild_gold(table: str | None) -> Callable[..., None]:
+    def command(config: Config = None) -> None:
+        settings = settings_of(config)
+        from sessionlake.commands import gold
+
+        with_spark(settings, lambda spark: gold.rebuild(spark, settings, table, say))
+
+    return command
+
+
+rebuild_app.command("gold", help="Make every product of gold anew from silver.")(_rebuild_gold(None))
+for _table in PRODUCTS:
+    rebuild_app.command(_table, help=f"Make {_table} anew from silver, in one commit.")(_rebuild_gold(_table))
+
+
 @verify_app.command("bronze")
 def verify_bronze(config: Config = None) -> None:
     """Prove that bronze holds what Kafka still does; exit code 1 and the first difference if not."""
@@ -123,6 +140,16 @@ def verify_silver(config: Config = None) -> None:
     from sessionlake.commands import rebuild
 
     if not with_spark(settings, lambda spark: rebuild.verify_silver(spark, settings, say)):
+        raise typer.Exit(1)
+
+
+@verify_app.command("gold")
+def verify_gold(config: Config = None) -> None:
+    """Prove that gold is what SQL over silver makes of it; exit code 1 and the first difference if not."""
+    settings = settings_of(config)
+    from sessionlake.commands import gold
+
+    if not with_spark(settings, lambda spark: gold.verify(spark, settings, say)):
         raise typer.Exit(1)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
@@ -9,7 +11,7 @@ from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.lake.storage import quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 
 def declared_in(settings: Settings) -> Declared:
@@ -33,6 +35,27 @@ def marks(declared: Declared) -> list[Column]:
         *(_where_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
         *(_where_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
     ]
+
+
+def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, numbers: bool) -> DataFrame:
+    """One row for each number, or text, that was set: `metric`, or `column`, its name, and `value`.
+
+    Args:
+        changes: with the columns of `marks`.
+        kept: columns of the changes that the events have, too.
+    """
+    from pyspark.sql import functions as F
+
+    names, field = (declared.numbers, value_field) if numbers else (declared.texts, text_field)
+    called, kind = ("metric", "double") if numbers else ("column", "string")
+    nothing = changes.limit(0).select(*kept, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
+    parts = (
+        changes.select(*kept, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"))
+        for i, name in enumerate(names)
+    )
+    whole = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
+    # Adding zero turns -0.0 into 0.0, as the aggregates do.
+    return whole.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else whole
 
 
 def _where_set(column: str) -> Column:

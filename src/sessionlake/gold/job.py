@@ -16,7 +16,7 @@ from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
 from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
-from sessionlake.gold.products import make_anew, mark_incomplete, merge_products, refuse_other_logic, to_begin
+from sessionlake.gold.products import Made, make_anew, mark_incomplete, merge_products, refuse_other_logic, to_begin
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
@@ -66,8 +66,8 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
     return _started(spark, lake, settings, STANDARD, once=once)
 
 
-def make_products(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> dict[str, int]:
-    """Makes products' tables of all that silver holds, once all others have it; returns their numbers of rows."""
+def make_products(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> dict[str, Made]:
+    """Makes products' tables of all that silver holds, once all others have it."""
     lake = Lake(settings)
     for product in products:
         mark_incomplete(spark, lake, product)

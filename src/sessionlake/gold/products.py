@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_in
+from sessionlake.gold.compare import compared
 from sessionlake.gold.fold.outputs import read_rows, unpack
 from sessionlake.gold.recompute import changes_read, recomputed
 from sessionlake.lake.commit import append, merge
@@ -29,7 +31,7 @@ from sessionlake.runtime.frames import Mapped
 from sessionlake.streaming.folded import Folded
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LOGIC = "sessionlake.logic"
 """Property of a product's table: what its rows rest on. It is set once the table has all that gold has read."""
@@ -126,8 +128,20 @@ def mark_incomplete(spark: SparkSession, lake: Lake, product: Product) -> None:
         lake.set_property(spark, product.table, LOGIC, "")
 
 
-def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Product) -> int:
-    """Puts all that gold has read into the product's table, in one commit; returns the number of rows.
+@dataclass(frozen=True)
+class Made:
+    """A product's table that was made anew.
+
+    Attributes:
+        before: the first row that was other before, as text; None if there was none, or no such table.
+    """
+
+    rows: int
+    before: str | None
+
+
+def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Product) -> Made:
+    """Puts all that gold has read into the product's table, in one commit.
 
     Raises:
         LakeError: gold has stopped within a version of silver's table.
@@ -135,19 +149,26 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Prod
     changes = changes_read(spark, lake, settings)
     if changes is None:
         lake.ensure(spark, [product.table])
-        rows = 0
+        made = Made(0, None)
     else:
-        whole = recomputed(changes, product, declared_in(settings)).localCheckpoint()
-        rows = whole.count()
         if not lake.exists(spark, product.table):
             lake.ensure(spark, [product.table])
+        whole = recomputed(changes, product, declared_in(settings)).localCheckpoint()
+        made = Made(whole.count(), _first_other(lake.read(spark, product.table), whole, product))
         lake.storage.make_sure(product.table)
         writer = whole.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         lake.storage.save(writer, product.table)
         lake.ensure(spark, [product.table])
     # Last: without it the table is taken for one that is not whole.
     lake.set_property(spark, product.table, LOGIC, product.logic)
-    return rows
+    return made
+
+
+def _first_other(live: DataFrame, whole: DataFrame, product: Product) -> str | None:
+    """The first row that is other than in the live table; None, too, where its columns are."""
+    if not {*product.row_keys, *product.results} <= {*live.columns}:
+        return None
+    return compared(product.table, product.row_keys, product.results, live, whole).first
 
 
 def _logic(spark: SparkSession, lake: Lake, product: Product) -> str | None:

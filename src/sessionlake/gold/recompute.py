@@ -16,7 +16,7 @@ from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import last_committed, planned
+from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +41,8 @@ def _version_read(settings: Settings) -> int | None:
     batch = last_committed(checkpoint)
     if batch is None:
         return None
+    if last_planned(checkpoint) != batch:
+        raise LakeError(f"gold has not finished its last batch: run `sessionlake run {GOLD} --once` first")
     try:
         _, offset = planned(checkpoint, batch)
         inside = offset["isStartingVersion"] or offset["index"] != _BOUNDARY

@@ -65,6 +65,11 @@ class Product:
         return keys + self._own
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """Its results' columns."""
+        return tuple(name for name in self.aggregates if not name.startswith("_"))
+
+    @property
     def logic(self) -> str:
         """Changes with whatever its rows depend on."""
         said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)

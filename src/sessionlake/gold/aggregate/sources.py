@@ -40,7 +40,13 @@ def text_field(index: int) -> str:
 
 
 class Source(ABC):
-    """What an event is."""
+    """What an event is.
+
+    Attributes:
+        numbers: whether its value is a number.
+    """
+
+    numbers = True
 
     @abstractmethod
     def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
@@ -64,6 +70,8 @@ class Points(Source):
 @dataclass(frozen=True)
 class Texts(Source):
     """A text that a change set: `column`, its name, and `value`."""
+
+    numbers = False
 
     def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """See `Source`."""

@@ -1,0 +1,40 @@
+"""Gold verified against a recomputation, and its products made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.job import make_products
+from sessionlake.gold.verify import verify_gold
+from sessionlake.pipeline import Layer, claimed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+
+
+def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
+    """Says of each table whether it is what silver makes of it; so they all are."""
+    with claimed(spark, settings, Layer.GOLD, "verifies gold"):
+        found = verify_gold(spark, settings, STANDARD)
+    for one in found:
+        if one.first is None:
+            say(f"{one.table} is exact: {one.rows:,} rows")
+        else:
+            say(f"{one.table}: {one.different:,} of {one.rows:,} rows differ; the first difference:\n  {one.first}")
+    if not found:
+        say("gold has not run yet")
+    return all(one.first is None for one in found)
+
+
+def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say) -> None:
+    """Makes a product anew, or all of them, out of all that silver holds."""
+    chosen = [product for product in STANDARD if table in (None, product.table)]
+    with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
+        for name, made in make_products(spark, settings, chosen).items():
+            what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
+            say(f"{name} is made anew: {made.rows:,} rows; {what}")

@@ -1,0 +1,71 @@
+"""A table of gold compared row by row with what it is to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sessionlake.lake.storage import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# Of the numbers that a result was added up from: what the order of adding may change.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a table compares.
+
+    Attributes:
+        rows: that it is to have.
+        different: rows that are other, missing or too many.
+        first: one of these, as text; None if there is none.
+    """
+
+    table: str
+    rows: int
+    different: int
+    first: str | None
+
+
+def compared(table: str, keys: Sequence[str], results: Sequence[str], found: DataFrame, truth: DataFrame) -> Compared:
+    """Compares row by row.
+
+    Args:
+        keys: columns that tell rows apart.
+        results: columns that are compared; of those that `truth` has under the same name behind a `~`, too, that says
+            how large the numbers were that they were added up from, and so how far apart they may be.
+    """
+    from pyspark.sql import functions as F
+
+    left = found.select(*map(quote, keys), F.struct(*map(quote, results)).alias("t"), F.lit(1).alias("here"))
+    sizes = [name for name in truth.columns if name.startswith("~")]
+    right = truth.select(
+        *map(quote, keys), F.struct(*map(quote, results)).alias("s"), *map(quote, sizes), F.lit(1).alias("there")
+    )
+    both = left.join(right, list(keys), "full")
+    same = reduce(lambda a, b: a & b, (_same(name, f"~{name}" in sizes) for name in results))
+    wrong = both.where(F.col("here").isNull() | F.col("there").isNull() | ~same).persist()
+    try:
+        rows, different, first = truth.count(), wrong.count(), wrong.first()
+    finally:
+        wrong.unpersist()
+    if first is None:
+        return Compared(table, rows, different, None)
+    named = ", ".join(f"{key}={first[key]}" for key in keys)
+    is_, should = (None if first[side] is None else first[side].asDict() for side in ("t", "s"))
+    return Compared(table, rows, different, f"{table}: {named}: is {is_}, should be {should}")
+
+
+def _same(name: str, inexact: bool) -> Column:
+    from pyspark.sql import functions as F
+
+    a, b = F.col(f"t.{quote(name)}"), F.col(f"s.{quote(name)}")
+    if not inexact:
+        return a.eqNullSafe(b)
+    near = F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(f"~{name}")))
+    return F.coalesce(near, F.lit(col=False)) | a.eqNullSafe(b)

@@ -1,0 +1,203 @@
+"""What a figure of gold is made of: its events, their Kafka offsets, the batches that brought them, and the logic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from operator import eq, ge, le
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.config import Settings
+from sessionlake.errors import NotThereError, UsageError
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.sources import MARKS
+from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.products import LOGIC
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.types import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ORDER = ("ts", "position", "ordinal")
+_AVERAGE_KEYS = ("topic", "session_id", "row_id", "metric", *_ORDER)
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The messages of one topic-partition that are in a figure."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    messages: int
+
+
+@dataclass(frozen=True)
+class GoldBatch:
+    """A batch of gold that brought some of a figure's events, by the ledger."""
+
+    batch: int
+    silver_batches: tuple[int, int]
+    committed_at: datetime
+    code_version: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One row of a table of gold.
+
+    Attributes:
+        key: what tells it apart.
+        figures: its results.
+        events: how many it was made of.
+        logic: what the product's rows rest on; None of averages.
+        holds: whether the message that was asked for is in it; None if none was.
+    """
+
+    table: str
+    key: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    events: int
+    offsets: tuple[Offsets, ...]
+    batches: tuple[GoldBatch, ...]
+    logic: str | None
+    holds: bool | None
+
+
+def explain(
+    spark: SparkSession,
+    settings: Settings,
+    table: str,
+    where: str,
+    *,
+    message: tuple[int, int] | None = None,
+    at_most: int = 3,
+) -> Iterator[Explained]:
+    """Explains the rows of a table of gold that meet a condition.
+
+    Args:
+        where: in SQL, over the table's columns.
+        message: partition and offset of a message, of which it is said whether it is in the figures.
+        at_most: so many rows.
+
+    Raises:
+        UsageError: the table is none of gold's, or the condition is met by more rows.
+        NotThereError: no row meets the condition.
+    """
+    lake = Lake(settings)
+    products: dict[str, Product | None] = {AVERAGES: None} | {product.table: product for product in STANDARD}
+    if table not in products:
+        raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(products)}")
+    product = products[table]
+    frame = lake.read(spark, table).where(where) if where else lake.read(spark, table)
+    rows = _rows(frame.limit(at_most + 1))
+    if not rows:
+        raise NotThereError(f"{table} has no row with {where}")
+    if len(rows) > at_most:
+        raise UsageError(f"more than {at_most} rows of {table} meet the condition: name their keys in --where")
+    for row in rows:
+        yield _explained(spark, lake, settings, (table, product), row, message)
+
+
+def _explained(
+    spark: SparkSession,
+    lake: Lake,
+    settings: Settings,
+    of: tuple[str, Product | None],
+    row: Row,
+    message: tuple[int, int] | None,
+) -> Explained:
+    table, product = of
+    keys = _AVERAGE_KEYS if product is None else product.row_keys
+    events = _of_row(spark, lake, settings, product, row)
+    found = _rows(events.groupBy("topic", "partition").agg(*_spans()))
+    return Explained(
+        table=table,
+        key={name: row[name] for name in keys},
+        figures={name: value for name, value in row.items() if name not in keys and not name.startswith("_")},
+        events=sum(one["events"] for one in found),
+        offsets=tuple(
+            Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
+        ),
+        batches=tuple(_gold_batches(lake, spark, [(one["first_batch"], one["last_batch"]) for one in found])),
+        logic=lake.storage.properties(spark, table).get(LOGIC),
+        holds=None if message is None else _holds(events, message),
+    )
+
+
+def _rows(frame: DataFrame) -> list[Row]:
+    return frame.toArrow().to_pylist()
+
+
+def _spans() -> list[Any]:
+    from pyspark.sql import functions as F
+
+    return [
+        F.count("*").alias("events"),
+        F.countDistinct("offset").alias("messages"),
+        F.min("offset").alias("first"),
+        F.max("offset").alias("last"),
+        F.min("batch").alias("first_batch"),
+        F.max("batch").alias("last_batch"),
+    ]
+
+
+def _of_row(spark: SparkSession, lake: Lake, settings: Settings, product: Product | None, row: Row) -> DataFrame:
+    """The events of a product's row; without one, of an average."""
+    from pyspark.sql import functions as F
+
+    if product is None:
+        return _of_average(spark, lake, settings, row)
+    events = _events(spark, lake, settings, row, numbers=product.source.numbers)
+    if START in row and product.bucket_ms is not None:
+        start = (row[START] - _EPOCH) // _MILLISECOND
+        events = events.where(F.col("ts").between(start, start + product.bucket_ms - 1))
+    for name in product.keys:
+        events = events.where(F.col(quote(name)) == F.lit(row[name]))
+    return events
+
+
+def _of_average(spark: SparkSession, lake: Lake, settings: Settings, row: Row) -> DataFrame:
+    """The points that an average is of: the row's own, and those before it."""
+    from pyspark.sql import functions as F
+
+    events = _events(spark, lake, settings, row, numbers=True).where(F.col("metric") == row["metric"])
+    order = F.struct(*_ORDER)
+    until = events.where(order <= F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in _ORDER)))
+    return until.orderBy(order.desc()).limit(row["points"])
+
+
+def _events(spark: SparkSession, lake: Lake, settings: Settings, row: Row, *, numbers: bool) -> DataFrame:
+    """Those of the row's topic, session and table row, where the row is of one."""
+    from pyspark.sql import functions as F
+
+    declared = declared_in(settings)
+    changes = lake.read(spark, CHANGES)
+    for name in ("topic", "session_id", "row_id"):
+        if name in row:
+            changes = changes.where(F.col(name) == F.lit(row[name]))
+    changes = changes.select(*marks(declared), F.col("_offset").alias("offset"))
+    return events_of(changes, declared, (*MARKS, "partition", "offset", "batch"), numbers=numbers)
+
+
+def _holds(events: DataFrame, message: tuple[int, int]) -> bool:
+    partition, offset = message
+    return not events.where(f"partition = {int(partition)} AND offset = {int(offset)}").isEmpty()
+
+
+def _gold_batches(lake: Lake, spark: SparkSession, batches: Sequence[tuple[int, int]]) -> Iterator[GoldBatch]:
+    """Gold's batches that took in these ranges of silver's."""
+    first, last = min(low for low, _ in batches), max(high for _, high in batches)
+    conditions = (("layer", eq, GOLD), ("source_to", ge, first), ("source_from", le, last))
+    rows = lake.reader(spark).rows(LEDGER, *conditions)
+    for row in sorted(rows, key=lambda found: found["committed_at"]):
+        span = (row["source_from"], row["source_to"])
+        yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
