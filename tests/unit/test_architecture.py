@@ -39,6 +39,7 @@ ROOMS = (
     "publish",
     "examples",
     "history",
+    "report",
     "lab",
     "maintenance",
     "pipeline",
