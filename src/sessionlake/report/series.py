@@ -116,4 +116,8 @@ def _last(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
     """The last rows, in order."""
     places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
     found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
-    return [row for row in found if all(abs(row[name]) < _DRAWN for name in _VALUES & row.keys())]
+    return [row for row in found if all(_is_drawn(row[name]) for name in _VALUES & row.keys())]
+
+
+def _is_drawn(value: float | None) -> bool:
+    return value is not None and abs(value) < _DRAWN
