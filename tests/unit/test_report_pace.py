@@ -80,12 +80,22 @@ def test_throughput_has_few_intervals_however_long_the_time(seconds):
     assert (found.rates * found.width).sum() == pytest.approx(3)
 
 
-def test_a_long_line_keeps_its_peaks():
-    times, values = np.arange(50_000.0), np.zeros(50_000)
-    values[31_337], values[44_000] = 7.0, -3.0
-    kept_times, kept = pace._thinned(times, values)
-    assert len(kept) <= 2 * pace._POINTS + 2
-    assert {(31_337.0, 7.0), (44_000.0, -3.0)} <= set(zip(kept_times, kept, strict=True))
+def test_a_line_of_many_commits_is_that_of_its_peaks():
+    # Silver takes each message within half a second, and stands still twice for eight.
+    stands = {second: begun + 8.0 for begun in (3_000, 7_000) for second in range(begun, begun + 8)}
+    timeline = [batch("bronze", n, 1) for n in range(10_000)]
+    timeline += [batch("silver", stands.get(n, n + 0.5), 1) for n in range(10_000)]
+    (found,) = lags(sorted(timeline, key=lambda item: item.committed_at), {})
+    assert (found.peaks, len(found.times)) == (True, pace._INTERVALS)
+    peaks = found.times[found.seconds > 7.9] - NOON.timestamp()
+    assert [round(peak / 1000) for peak in peaks] == [3, 7]
+    assert found.median < 0.6
+
+
+def test_intervals_without_a_commit_have_no_peak():
+    times = np.concatenate([np.arange(400.0), [100_000.0]])
+    middles, peaks = pace._peaks(times, times * 0 + 1)
+    assert len(middles) == len(peaks) == 2
 
 
 def test_a_table_is_narrowed_down_to_the_latest_batches_that_fit():

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from sessionlake.report.pace import Lag, Numbers, Throughput
 from sessionlake.report.series import Series
 from sessionlake.report.svg import color, inline, tip
-from sessionlake.report.words import clock, duration, layer_name
+from sessionlake.report.words import duration, layer_name, moment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ _SHORT, _LONG = 600, 2 * _DAY
 
 def freshness(lags: Sequence[Lag]) -> Markup:
     """How many seconds each layer was behind bronze, over time."""
-    figure, (axes,) = _figure(1, "seconds behind bronze")
+    figure, (axes,) = _figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
     for lag in lags:
         axes.plot(_dates(lag.times), lag.seconds, color=color(lag.layer), linewidth=1.6, solid_joinstyle="round")
     axes.set_ylim(bottom=0)
@@ -46,7 +46,7 @@ def freshness(lags: Sequence[Lag]) -> Markup:
     for first, last in pairwise(edges):
         here = (first + last) / 2
         told = (f"{layer_name(lag.layer)}: {duration(float(np.interp(here, lag.times, lag.seconds)))}" for lag in lags)
-        _band(axes, first, last, f"{clock(here)} UTC", told)
+        _band(axes, first, last, f"{moment(float(here))} UTC", told)
     return inline(figure, "How many seconds each layer was behind bronze, over time", "freshness")
 
 
@@ -61,7 +61,7 @@ def throughput(layers: Sequence[Throughput]) -> Markup:
         bars = axes.bar(_dates(starts), layer.rates, width / _DAY * 0.84, align="edge", color=color(layer.layer))
         for bar, start, rate in zip(bars, starts, layer.rates, strict=True):
             rates = f"{layer_name(layer.layer)}: {rate:,.0f} {_unit(layer.layer)} a second"
-            bar.set_gid(tip(f"{clock(start)} UTC, {duration(width)}", rates))
+            bar.set_gid(tip(f"{moment(float(start))} UTC, {duration(width)}", rates))
         axes.set_ylim(0, max(1.0, float(layer.rates.max()) * 1.05))
         axes.locator_params(axis="y", nbins=2)
         _time_axis(axes, starts[0], starts[-1] + width, labels=axes is rows[-1])
@@ -72,14 +72,15 @@ def rolling(series: Series, name: str) -> Markup:
     """A series' values and their moving average over event time."""
     figure, (axes,) = _figure(1, "value")
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
-    axes.plot(_dates(times), [row["value"] for row in series.points], color=color("value"), linewidth=1.1)
-    axes.plot(_dates(times), [row["average"] for row in series.points], color=color("average"), linewidth=2)
+    dot = "o" if len(times) == 1 else ""
+    axes.plot(_dates(times), [row["value"] for row in series.points], color=color("value"), linewidth=1.1, marker=dot)
+    axes.plot(_dates(times), [row["average"] for row in series.points], color=color("average"), linewidth=2, marker=dot)
     _time_axis(axes, times[0], times[-1])
     edges = np.unique(np.linspace(0, len(times) - 1, _BANDS + 1).astype(int))
     for first, last in pairwise(edges):
         row = series.points[(first + last) // 2]
         told = (f"{key}: {_plain(row[key])}" for key in ("value", "average"))
-        _band(axes, times[first], times[last], f"{clock(row['ts'] / 1000)} UTC", told)
+        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", told)
     return inline(figure, "Values and their moving average over event time", name)
 
 

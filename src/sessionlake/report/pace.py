@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,8 @@ Numbers = npt.NDArray[np.float64]
 
 FOLLOWERS = (SILVER, SILVER_TABLES, GOLD)
 """Layers that go after bronze."""
-# Points of a line, and moments that its percentiles are of.
-_POINTS = 600
+# Points of a line that can be told apart; else its intervals; and moments that its percentiles are of.
+_MANY, _INTERVALS = 300, 150
 _SAMPLES = 2_000
 _BARS = 60
 _WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -31,13 +30,15 @@ class Lag:
     """How many seconds a layer was behind bronze: the age of the oldest message in bronze that it did not have.
 
     Attributes:
-        times: UTC, seconds since 1970; both sides of every commit.
+        times: UTC, seconds since 1970.
+        peaks: whether these are the most in each of many intervals; else both sides of every commit.
         median: over time, as are the others.
     """
 
     layer: str
     times: Numbers
     seconds: Numbers
+    peaks: bool
     now: float
     median: float
     most: float
@@ -159,11 +160,13 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
 
     over_time = at(np.linspace(edges[0], edges[-1], _SAMPLES))
     exact = at(edges)
-    times, seconds = _thinned(edges, exact)
+    many = len(edges) > _MANY
+    times, seconds = _peaks(edges, exact) if many else (edges, exact)
     return Lag(
         layer,
         times,
         seconds,
+        peaks=many,
         now=float(exact[-1]),
         median=float(np.median(over_time)),
         nearly_most=float(np.quantile(over_time, 0.95)),
@@ -171,12 +174,9 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
     )
 
 
-def _thinned(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Of many points, the least and the greatest of every few: no peak is lost."""
-    if len(times) <= 2 * _POINTS:
-        return times, values
-    kept = {0, len(times) - 1}
-    for first, end in pairwise(np.linspace(0, len(times), _POINTS + 1).astype(int)):
-        kept |= {int(first + values[first:end].argmin()), int(first + values[first:end].argmax())}
-    places = sorted(kept)
-    return times[places], values[places]
+def _peaks(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+    """Of points that are more than can be told apart: the greatest in each of as many intervals, in its middle."""
+    edges = np.linspace(times[0], times[-1], _INTERVALS + 1)
+    first = np.searchsorted(times, edges[:-1])
+    taken = np.flatnonzero(np.diff(np.append(first, len(times))))
+    return (edges[taken] + edges[taken + 1]) / 2, np.maximum.reduceat(values, first[taken])

@@ -50,7 +50,6 @@ def page(contents: Contents) -> str:
     )
     for shown in (
         words.amount,
-        words.clock,
         words.data_size,
         words.duration,
         words.layer_name,

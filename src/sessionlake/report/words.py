@@ -9,6 +9,7 @@ _LONGEST = 48
 _SPANS = ((86_400 * 2, 86_400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _ONE_DECIMAL_BELOW = 10
+_IN_MILLISECONDS_BELOW = 0.1
 
 
 def number(count: int) -> str:
@@ -18,7 +19,7 @@ def number(count: int) -> str:
 
 def amount(count: int, noun: str) -> str:
     """A count and what is counted, as in `3 files`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def share(part: int, whole: int) -> str:
@@ -29,6 +30,8 @@ def share(part: int, whole: int) -> str:
 
 def duration(seconds: float) -> str:
     """In the unit that suits it."""
+    if 0 < seconds < _IN_MILLISECONDS_BELOW:
+        return f"{seconds * 1000:.0f} ms"
     _, unit, name = next(item for item in _SPANS if seconds >= item[0])
     value = seconds / unit
     rough = value >= _ONE_DECIMAL_BELOW or value == round(value)
@@ -49,17 +52,12 @@ def moment(at: datetime | float) -> str:
     return f"{whole:%Y-%m-%d %H:%M:%S}"
 
 
-def clock(at: float) -> str:
-    """The time of day, UTC, of seconds since 1970."""
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"
-
-
-def name(text: str) -> str:
+def name(text: str, longest: int = _LONGEST) -> str:
     """A name out of the data, on one short line: what cannot be seen, or turns text around, is shown as �."""
     seen = "".join(
         "\ufffd" if unicodedata.category(letter)[0] == "C" or letter in "\u2028\u2029" else letter for letter in text
     )
-    return seen if len(seen) <= _LONGEST else f"{seen[: _LONGEST - 1]}…"
+    return (seen if len(seen) <= longest else f"{seen[: longest - 1]}…") or "(empty)"
 
 
 def layer_name(layer: str) -> str:
