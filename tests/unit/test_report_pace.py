@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_the_merged_tables_are_behind_silver_by_what_they_have_not_merged():
 def test_what_was_behind_before_the_first_batch_counts_from_it_on():
     found = lags([batch("silver", 0, 1), batch("bronze", 10, 5)], {"silver": 1000})
     assert lag_at(found, "silver", 10) == 0
+
+
+def test_of_a_layer_that_was_rebuilt_nothing_before_is_told_and_the_rebuild_took_in_nothing_new():
+    timeline = [*TIMELINE[:3], replace(batch("silver", 30, 10), rebuilt=True), batch("silver", 40, 5)]
+    (found,) = lags(timeline, {})
+    assert found.times[0] == NOON.timestamp() + 30
+    assert (found.seconds[0], found.most) == pytest.approx((10, 20), abs=1e-3)
+    (_, silver) = throughput(timeline, ["bronze", "silver"])
+    assert (silver.rates * silver.width).sum() == 5
 
 
 def test_there_is_no_lag_without_bronze_or_without_time():

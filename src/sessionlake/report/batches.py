@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from operator import ge
 
 from sessionlake.lake.books import ENTRY, Books, is_current
+from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import LEDGER, SILVER
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.types import Row
@@ -25,6 +26,7 @@ class Batch:
 
     Attributes:
         rows: that it wrote, by table.
+        rebuilt: whether it is a rebuild, which replaces all that the layer had.
     """
 
     layer: str
@@ -33,6 +35,7 @@ class Batch:
     committed_at: datetime
     messages: int
     rows: Mapping[str, int]
+    rebuilt: bool = False
 
     @property
     def seconds(self) -> float:
@@ -83,4 +86,5 @@ def _batch(row: Row) -> Batch:
         committed_at=row["committed_at"],
         messages=row["messages"],
         rows={output["table"]: output["rows"] for output in row["outputs"]},
+        rebuilt=row["app_id"].startswith(REBUILD),
     )

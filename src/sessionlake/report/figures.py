@@ -40,12 +40,13 @@ def freshness(lags: Sequence[Lag]) -> Markup:
     for lag in lags:
         axes.plot(_dates(lag.times), lag.seconds, color=color(lag.layer), linewidth=1.6, solid_joinstyle="round")
     axes.set_ylim(bottom=0)
-    times = lags[0].times
-    _time_axis(axes, times[0], times[-1])
-    edges = np.linspace(times[0], times[-1], _BANDS + 1)
+    begin, end = min(lag.times[0] for lag in lags), max(lag.times[-1] for lag in lags)
+    _time_axis(axes, begin, end)
+    edges = np.linspace(begin, end, _BANDS + 1)
     for first, last in pairwise(edges):
         here = (first + last) / 2
-        told = (f"{layer_name(lag.layer)}: {duration(float(np.interp(here, lag.times, lag.seconds)))}" for lag in lags)
+        known = [(lag.layer, float(np.interp(here, lag.times, lag.seconds))) for lag in lags if lag.times[0] <= here]
+        told = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
         _band(axes, first, last, f"{moment(float(here))} UTC", told)
     return inline(figure, "How many seconds each layer was behind bronze, over time", "freshness")
 

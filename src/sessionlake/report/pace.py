@@ -95,11 +95,13 @@ def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
     reached[SILVER_TABLES] = _Steps(merged.times, merged.at + _last(silver), merged.before + _last(silver))
     reached[GOLD] = _through(_steps(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver)
     edges = np.unique(np.concatenate([_times(batches), _times(batches)[1:] - _JUST_BEFORE]))
-    return [_lag(layer, bronze, reached[layer], edges) for layer in FOLLOWERS if by_layer[layer]]
+    return [
+        _lag(layer, bronze, reached[layer], _known(edges, by_layer[layer])) for layer in FOLLOWERS if by_layer[layer]
+    ]
 
 
 def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughput]:
-    """What each layer that has batches took in, in intervals that are the same for all."""
+    """What each layer that has batches took in, in the same intervals for all; rebuilds take in nothing new."""
     if not batches:
         return []
     times = _times(batches)
@@ -109,7 +111,7 @@ def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughp
     edges = first + width * np.arange((times[-1] - first) // width + 2)
     found = []
     for layer in layers:
-        own = [batch for batch in batches if batch.layer == layer]
+        own = [batch for batch in batches if batch.layer == layer and not batch.rebuilt]
         if own:
             sums, _ = np.histogram(_times(own), bins=edges, weights=_messages(own))
             found.append(Throughput(layer, edges[:-1], float(width), sums / width))
@@ -149,6 +151,11 @@ def _through(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
         return messages[np.searchsorted(made.at, at, side="right")]
 
     return _Steps(gold.times, told(gold.at), float(told(np.array([gold.before]))[0]))
+
+
+def _known(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
+    """Moments that the layer's batches tell of: what it had before it was rebuilt, they do not."""
+    return edges[edges >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else edges
 
 
 def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag:
