@@ -194,10 +194,12 @@ def test_the_topics_with_most_come_first_and_the_others_are_added_up():
 @pytest.mark.parametrize(
     ("made", "written"),
     [
-        (words.duration(0), "0 s"), (words.duration(0.04), "40 ms"), (words.duration(9.94), "9.9 s"),
-        (words.duration(119), "119 s"), (words.duration(120), "2 min"), (words.duration(3 * 86_400), "3 d"),
-        (words.data_size(999), "999 B"), (words.data_size(1000), "1.0 kB"), (words.data_size(45_300_000), "45 MB"),
-        (words.share(0, 7), "none"), (words.share(1, 10**6), "<0.01 %"), (words.share(1, 3), "33.33 %"),
+        (words.duration(0), "0\u00a0s"), (words.duration(0.04), "40\u00a0ms"), (words.duration(9.94), "9.9\u00a0s"),
+        (words.duration(119), "119\u00a0s"), (words.duration(120), "2\u00a0min"),
+        (words.duration(3 * 86_400), "3\u00a0d"),
+        (words.data_size(999), "999\u00a0B"), (words.data_size(1000), "1.0\u00a0kB"),
+        (words.data_size(45_300_000), "45\u00a0MB"),
+        (words.share(0, 7), "none"), (words.share(1, 10**6), "<0.01\u00a0%"), (words.share(1, 3), "33.33\u00a0%"),
         (words.name("a\x00b\u202ec"), "a�b�c"), (words.name(""), "(empty)"),
         (words.amount(2, "batch"), "2 batches"), (words.name("x" * 48), "x" * 48),
         (words.name("x" * 49), "x" * 47 + "…"),

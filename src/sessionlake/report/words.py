@@ -6,6 +6,8 @@ import unicodedata
 from datetime import UTC, datetime
 
 _LONGEST = 48
+# A unit stays with its number.
+_NBSP = "\u00a0"
 _SPANS = ((86_400 * 2, 86_400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 _ONE_DECIMAL_BELOW = 10
@@ -25,17 +27,17 @@ def amount(count: int, noun: str) -> str:
 def share(part: int, whole: int) -> str:
     """In per cent; what is not nothing is not written as 0 %."""
     percent = 100 * part / whole if whole else 0.0
-    return "<0.01 %" if 0 < percent < 0.01 else f"{percent:.2f} %" if percent else "none"  # noqa: PLR2004 - as written
+    return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - as written
 
 
 def duration(seconds: float) -> str:
     """In the unit that suits it."""
     if 0 < seconds < _IN_MILLISECONDS_BELOW:
-        return f"{seconds * 1000:.0f} ms"
+        return f"{seconds * 1000:.0f}{_NBSP}ms"
     _, unit, name = next(item for item in _SPANS if seconds >= item[0])
     value = seconds / unit
     rough = value >= _ONE_DECIMAL_BELOW or value == round(value)
-    return f"{value:.0f} {name}" if rough else f"{value:.1f} {name}"
+    return f"{value:.0f}{_NBSP}{name}" if rough else f"{value:.1f}{_NBSP}{name}"
 
 
 def data_size(size: int) -> str:
@@ -43,7 +45,11 @@ def data_size(size: int) -> str:
     value, place = float(size), 0
     while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - decimal units
         value, place = value / 1000, place + 1
-    return f"{value:.1f} {_SIZES[place]}" if place and value < _ONE_DECIMAL_BELOW else f"{value:.0f} {_SIZES[place]}"
+    return (
+        f"{value:.1f}{_NBSP}{_SIZES[place]}"
+        if place and value < _ONE_DECIMAL_BELOW
+        else f"{value:.0f}{_NBSP}{_SIZES[place]}"
+    )
 
 
 def moment(at: datetime | float) -> str:
