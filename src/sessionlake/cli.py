@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -170,6 +171,21 @@ def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
 
     found = with_reader(settings, lambda reader: layer_statuses(reader, settings))
     show(STATUS_COLUMNS, [layer.row() for layer in found], form)
+
+
+@app.command()
+def report(
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Where to [report.html in the home].")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    config: Config = None,
+) -> None:
+    """Write one HTML page that shows what the lake holds: freshness, throughput, integrity, sessions, series, sizes."""
+    settings = settings_of(config)
+    from sessionlake.commands.report import report as write
+
+    typer.echo(write(settings, output, show=show))
 
 
 @app.command()

@@ -84,3 +84,7 @@ def leaf_command(parameters):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, rest, parent=context)
     return command
+
+
+def test_what_the_report_is_made_of_is_in_the_wheel(contents):
+    assert {f"sessionlake/report/page.{kind}" for kind in ("html", "css", "py")} <= contents.keys()

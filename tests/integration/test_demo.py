@@ -20,12 +20,13 @@ import psutil
 import pytest
 
 from support.docs import commands
+from support.reports import Seen
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 # Of the commands that README and docs show, those that only read, and take a home that nothing runs over.
-READING = ("query", "status", "trace", "session", "state stats", "doctor")
+READING = ("query", "status", "report", "trace", "session", "state stats", "doctor")
 
 
 @contextmanager
@@ -85,6 +86,7 @@ def left_running(home: Path) -> list[str]:
 def told(played: Played, ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What a command answers over the tables that the demo has left."""
     monkeypatch.chdir(played.home)
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
     return partial(ask, {"SESSIONLAKE_HOME": str(played.home / "demo")})
 
 
@@ -108,6 +110,17 @@ def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(pla
     for line in reading:
         assert line[: len(program)] == program
         assert told(*line[len(program) :]).strip()
+
+
+def test_the_demo_leaves_a_page_of_what_its_tables_hold(played):
+    assert played.code == 0, played.out + played.said
+    (told,) = re.findall(r"on one page: (.+)", played.out)
+    assert played.home / told == played.home / "demo" / "report.html"
+    seen = Seen((played.home / told).read_text(encoding="utf-8"))
+    assert seen.all_text("h2")[0] == "Is it complete?"
+    assert {"silver.sessions", "gold.metrics_1m"} <= set(seen.all_text("bdi"))
+    assert [label.split(" ")[0] for label in seen.charts] == ["How", "What", *["Values", "Least,"] * 4]
+    assert (played.home / told).stat().st_size < 5_000_000
 
 
 def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(played, told):

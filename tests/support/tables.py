@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.reading import Condition, TableReader, TableSize
 
 
 class Tables(TableReader):
@@ -34,3 +34,6 @@ class Tables(TableReader):
 
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         return self.table(table, *conditions, columns=columns), self.tables[table].num_rows
+
+    def size(self, table: str) -> TableSize:
+        return TableSize(0, self.tables[table].num_rows, 1, self.tables[table].nbytes)

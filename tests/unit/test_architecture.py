@@ -40,6 +40,7 @@ ROOMS = (
     "publish",
     "examples",
     "history",
+    "report",
     "lab",
     "maintenance",
     "pipeline",

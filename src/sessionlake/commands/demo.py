@@ -31,6 +31,7 @@ from sessionlake.laptop import broker
 from sessionlake.laptop.home import require_home
 from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
+from sessionlake.report.page import write_report
 from sessionlake.runtime.signals import StopFlag
 from sessionlake.runtime.spark import spark_session, stop_spark
 
@@ -128,7 +129,9 @@ class _Demo:
         for title, sql in ANSWERS.items():
             self._heed()
             out.print(table_of(*fetch(spark, own, sql), title=title))
-        _next_steps(own, truth.value, out)
+        self._heed()
+        page = write_report(Lake(own).reader(spark), own)
+        _next_steps(own, truth.value, page, out)
         return 0
 
     def _sense(self) -> SimulationReport:
@@ -257,9 +260,10 @@ def _summary(truth: Tables) -> str:
     )
 
 
-def _next_steps(own: Settings, truth: Tables, out: Console) -> None:
+def _next_steps(own: Settings, truth: Tables, page: Path, out: Console) -> None:
     command = f"SESSIONLAKE_HOME={_short(own.home)} {_program()}"
     session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
+    out.print(f"What they hold, on one page: {_short(page)}", soft_wrap=True, markup=False)
     out.print("The tables stay. Next:")
     for words in NEXT:
         out.print(f"  {command} {words.format(session=session)}", soft_wrap=True, markup=False)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
+from sessionlake.history.missing import missing_offsets
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, TOPICS
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE
 from sessionlake.lake.positions import require_true
-from sessionlake.lake.progress import spans
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics, topics_of
+from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import require_whole
 from sessionlake.streaming.losses import has_committed, refuse_lost_files, refuse_lost_ledger, refuse_lost_state
@@ -186,10 +186,8 @@ def _summed_up(reader: TableReader) -> str:
 
 
 def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
-    found, over = spans(reader), jumps(topics_of(reader.rows(TOPICS)))
-    for span in found:
-        between = jumped(over, (span.topic, span.partition), span.first, span.last + 1)
-        missing = span.last - span.first + 1 - span.messages - between
+    found = missing_offsets(reader)
+    for span, missing in found.items():
         if missing < 0 or (missing and not allow_gaps):
             what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
             raise LakeError(

@@ -1,4 +1,4 @@
-"""What the ledger knows of a message that a trace does not find: which topics, partitions and offsets there are."""
+"""What the ledger knows of messages that are not there: which topics, partitions and offsets there are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sessionlake.config import Settings
-from sessionlake.lake.progress import Span
+from sessionlake.lake.names import TOPICS
+from sessionlake.lake.progress import Span, spans
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.topics import jumped, jumps, topics_of
 
 _NAMED = 20
+
+
+def missing_offsets(reader: TableReader) -> dict[Span, int]:
+    """Of each layer and topic-partition, how many offsets no message was taken in of; negative if some were twice.
+
+    Offsets between two generations of a topic do not count.
+    """
+    over = jumps(topics_of(reader.rows(TOPICS)))
+    return {
+        span: span.last - span.first + 1 - span.messages - jumped(over, span[1:3], span.first, span.last + 1)
+        for span in spans(reader)
+    }
 
 
 def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int, offset: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
-from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.reading import Condition, TableReader, TableSize, counter_of
 from sessionlake.lake.spark_merge import merged_by_spark
 from sessionlake.lake.storage import (
     NO_COMMIT,
@@ -303,6 +304,21 @@ class SparkReader(TableReader):
         with interpreted(self._spark):
             found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
+
+    def size(self, table: str) -> TableSize:
+        """See `TableReader`."""
+        with interpreted(self._spark):
+            (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
+            rows = self._storage.read(self._spark, table, {}).count()
+        version = self._storage.last_commit(self._spark, table).version
+        return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
+
+    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """See `TableReader`: the cluster counts."""
+        if not self.exists(table):
+            return Counter()
+        with interpreted(self._spark):
+            return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
     def any(self, table: str, *conditions: Condition) -> bool:
         """See `TableReader`."""

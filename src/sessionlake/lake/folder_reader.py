@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.reading import Condition, TableReader, TableSize
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -59,6 +59,13 @@ class FolderReader(TableReader):
             wanted = pa.schema([schema.field(name) for name in columns or schema.names])
             return pa.Table.from_batches(found, wanted), delta.count()
 
+    def size(self, table: str) -> TableSize:
+        """See `TableReader`."""
+        with self._opened(table) as delta:
+            files = pa.table(delta.get_add_actions())
+            sizes = files["size_bytes"]
+            return TableSize(delta.version(), delta.count() - _deleted(delta), len(sizes), pc.sum(sizes).as_py() or 0)
+
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
         from deltalake import DeltaTable
@@ -72,10 +79,22 @@ class FolderReader(TableReader):
     def _found(
         self, table: str, delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        if "deletionVectors" in (delta.protocol().reader_features or ()):
+        if _has_deletion_vectors(delta):
             yield from _merged(delta, conditions, columns)
         else:
             yield from _appended(delta, self._path(table), conditions, columns)
+
+
+def _deleted(delta: DeltaTable) -> int:
+    """How many rows of the table's files deletion vectors take out."""
+    if not _has_deletion_vectors(delta):
+        return 0
+    kept = pa.table(delta.deletion_vectors())["selection_vector"]
+    return sum(pc.sum(pc.invert(chunk.flatten())).as_py() or 0 for chunk in kept.chunks)
+
+
+def _has_deletion_vectors(delta: DeltaTable) -> bool:
+    return "deletionVectors" in (delta.protocol().reader_features or ())
 
 
 def _wanted(conditions: Sequence[Condition]) -> pc.Expression | None:

@@ -8,7 +8,9 @@ open are read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +43,16 @@ class TooLargeError(LakeError):
     """More was found than whoever asked can hold in memory."""
 
 
+@dataclass(frozen=True)
+class TableSize:
+    """How much there is of a table at its present version, by its log."""
+
+    version: int
+    rows: int
+    files: int
+    bytes: int
+
+
 class TableReader(ABC):
     """Reads tables; one that is not there yet has no rows."""
 
@@ -64,6 +76,10 @@ class TableReader(ABC):
     @abstractmethod
     def schema(self, table: str) -> pa.Schema:
         """Columns of a table that is there."""
+
+    @abstractmethod
+    def size(self, table: str) -> TableSize:
+        """How much there is of a table that is there; its rows are not read."""
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows that meet all conditions; times are aware, in UTC."""
@@ -100,3 +116,20 @@ class TableReader(ABC):
         """Whether a row meets all conditions; reads no further than to the first."""
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self.batches(table, *conditions, columns=named or None))
+
+    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """How many rows that meet all conditions there are of each combination of these columns' values.
+
+        What is kept in memory are the combinations, whatever the number of rows.
+        """
+        found: Counter[tuple[Any, ...]] = Counter()
+        for batch in self.batches(table, *conditions, columns=by):
+            groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([([], "count_all")])
+            found.update(counter_of(groups.select([*by, "count_all"])))
+        return found
+
+
+def counter_of(groups: pa.Table) -> Counter[tuple[Any, ...]]:
+    """Groups of rows as a counter: the last column is how many rows each has."""
+    *keys, counts = (column.to_pylist() for column in groups.columns)
+    return Counter(dict(zip(zip(*keys, strict=True), counts, strict=True)))

@@ -1,0 +1,66 @@
+"""Counts by topic and kind, as a table that fits on a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log1p
+from typing import Any
+
+_TOPICS = 20
+
+
+@dataclass(frozen=True)
+class Crosstab:
+    """Rows are topics, those with most first; columns are kinds, the most frequent first.
+
+    Attributes:
+        sums: of the columns, over all topics.
+        others: how many topics are not shown, and what they have in all.
+    """
+
+    kinds: tuple[str, ...]
+    topics: tuple[tuple[str, tuple[int, ...]], ...]
+    sums: tuple[int, ...]
+    others: tuple[int, tuple[int, ...]]
+
+    @property
+    def total(self) -> int:
+        """Of all counts."""
+        return sum(self.sums)
+
+    def weight(self, count: int) -> int:
+        """How strongly a count is to be shown, in per cent of the largest: by its order of magnitude."""
+        most = max((count for _, counts in self.topics for count in counts), default=0)
+        return round(100 * log1p(count) / log1p(most)) if most else 0
+
+    @staticmethod
+    def share(count: int, counts: Sequence[int]) -> float:
+        """The count's share of its row, in per cent."""
+        whole = sum(counts)
+        return round(100 * count / whole, 3) if whole else 0.0
+
+
+def crosstab(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> Crosstab:
+    """Counts of `(topic, kind)`.
+
+    Args:
+        kinds: these come first, in this order, also those without a count.
+    """
+    by_topic: dict[str, Counter[str]] = {}
+    by_kind: Counter[str] = Counter()
+    for (topic, kind), count in counts.items():
+        by_topic.setdefault(str(topic), Counter())[str(kind)] += count
+        by_kind[str(kind)] += count
+    others = sorted(by_kind.keys() - set(kinds), key=lambda kind: (-by_kind[kind], kind))
+    order = (*map(str, kinds), *others)
+    names = sorted(by_topic, key=lambda topic: (-by_topic[topic].total(), topic))
+    rows = [(name, tuple(by_topic[name][kind] for kind in order)) for name in names]
+    rest = [row for _, row in rows[_TOPICS:]]
+    return Crosstab(
+        kinds=order,
+        topics=tuple(rows[:_TOPICS]),
+        sums=tuple(by_kind[kind] for kind in order),
+        others=(len(rest), tuple(sum(column) for column in zip(*rest, strict=True))),
+    )

@@ -1,0 +1,123 @@
+"""A few series of gold: values with their moving average, and their minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from operator import eq, ge, itemgetter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import milliseconds
+from sessionlake.lake.names import AVERAGES, METRICS_1M, PROGRESS
+from sessionlake.lake.reading import Condition, TableReader, TooLargeError
+from sessionlake.protocol.types import Row
+
+# Sessions that are shown, and that are looked at to find them.
+_SHOWN = 4
+_LOOKED_AT = 12
+_POINTS = 300
+_MINUTES = 120
+# Of event time before the session's last message: where its series are looked for, and as far as they are read.
+_REACHES = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
+# Times that a calendar has, UTC in ms: from 1970 until the year 9999.
+_FIRST, _END = 0, 253_370_764_800_000
+# In memory, of one session's points.
+_BYTES = 64 << 20
+# Values that no axis has room for, and what is not a number, are left out.
+_DRAWN = 1e100
+_VALUES = {"value", "average", "min", "max"}
+_NAMES = ("row_id", "metric")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one row of a session's table, at its end.
+
+    Attributes:
+        points: `ts` (UTC, ms), `value`, `average`, in event time.
+        minutes: `window_start`, `points`, `min`, `average`, `max`, in event time.
+    """
+
+    topic: str
+    session_id: str
+    row_id: str
+    metric: str
+    points: list[Row]
+    minutes: list[Row]
+
+
+def few_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
+    """One series of each of a few sessions, of as many topics as can be.
+
+    Args:
+        recent: what narrows `silver.session_progress` down.
+    """
+    found: list[Series] = []
+    for topic, session, last in _sessions(reader, recent):
+        if len(found) == _SHOWN:
+            break
+        found += _series(reader, topic, session, last)
+    return found
+
+
+def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[str, str, int]]:
+    """Sessions with their last times, UTC in ms: the one with most messages of each topic, then the next of each."""
+    latest: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in reader.rows(PROGRESS, *recent, columns=("topic", "session_id", "messages", "last_ts")):
+        place, seen = (row["topic"], row["session_id"]), (row["messages"], row["last_ts"])
+        if None not in seen and _FIRST <= row["last_ts"] < _END:
+            latest[place] = max(seen, latest.get(place, seen))
+    turns: dict[str, int] = {}
+    ranked: list[tuple[int, int, str, str, int]] = []
+    for (topic, session), (messages, last) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0])):
+        turns[topic] = turns.get(topic, -1) + 1
+        ranked.append((turns[topic], -messages, topic, session, last))
+    for _, _, topic, session, last in sorted(ranked)[:_LOOKED_AT]:
+        yield topic, session, last
+
+
+def _series(reader: TableReader, topic: str, session: str, last: int) -> list[Series]:
+    """The session's series with most points of late; none if gold has none, or more than can be looked at."""
+    own: list[Condition] = [("topic", eq, topic), ("session_id", eq, session)]
+    try:
+        for reach in _REACHES:
+            late = ("ts", ge, last - milliseconds(reach))
+            names = reader.counts(AVERAGES, _NAMES, *own, late)
+            if names:
+                row_id, metric = min(names, key=lambda name: (-names[name], name))
+                of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
+                points, minutes = _points(reader, of_it, last), _minutes(reader, of_it, last)
+                return [Series(topic, session, row_id, metric, points, minutes)]
+    except TooLargeError:
+        pass
+    return []
+
+
+def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+    since = ("ts", ge, last - milliseconds(_REACHES[-1]))
+    columns = ("ts", "position", "ordinal", "value", "average")
+    found = reader.table(AVERAGES, *series, since, columns=columns, at_most=_BYTES)
+    return _last(found, ("ts", "position", "ordinal"), _POINTS)
+
+
+def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+    if not reader.exists(METRICS_1M):
+        return []
+    since = datetime.fromtimestamp(last / 1000, UTC) - timedelta(minutes=_MINUTES)
+    columns = ("window_start", "points", "min", "average", "max")
+    found = reader.table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, at_most=_BYTES)
+    return _last(found, ("window_start",), _MINUTES)
+
+
+def _last(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
+    """The last rows, in order."""
+    places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
+    found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
+    return [row for row in found if all(_is_drawn(row[name]) for name in _VALUES & row.keys())]
+
+
+def _is_drawn(value: float | None) -> bool:
+    return value is not None and abs(value) < _DRAWN

@@ -1,0 +1,71 @@
+"""Numbers, times and names as a page writes them."""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import UTC, datetime
+
+_LONGEST = 48
+# A unit stays with its number.
+_NBSP = "\u00a0"
+_SPANS = ((86_400 * 2, 86_400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+_ONE_DECIMAL_BELOW = 10
+_IN_MILLISECONDS_BELOW = 0.1
+
+
+def number(count: int) -> str:
+    """With thousands apart."""
+    return f"{count:,}"
+
+
+def amount(count: int, noun: str) -> str:
+    """A count and what is counted, as in `3 files`."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
+def share(part: int, whole: int) -> str:
+    """In per cent; what is not nothing is not written as 0 %."""
+    percent = 100 * part / whole if whole else 0.0
+    return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - as written
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    if 0 < seconds < _IN_MILLISECONDS_BELOW:
+        return f"{seconds * 1000:.0f}{_NBSP}ms"
+    _, unit, name = next(item for item in _SPANS if seconds >= item[0])
+    value = seconds / unit
+    rough = value >= _ONE_DECIMAL_BELOW or value == round(value)
+    return f"{value:.0f}{_NBSP}{name}" if rough else f"{value:.1f}{_NBSP}{name}"
+
+
+def data_size(size: int) -> str:
+    """Bytes, in decimal units."""
+    value, place = float(size), 0
+    while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - decimal units
+        value, place = value / 1000, place + 1
+    return (
+        f"{value:.1f}{_NBSP}{_SIZES[place]}"
+        if place and value < _ONE_DECIMAL_BELOW
+        else f"{value:.0f}{_NBSP}{_SIZES[place]}"
+    )
+
+
+def moment(at: datetime | float) -> str:
+    """To the second, UTC."""
+    whole = datetime.fromtimestamp(at, UTC) if isinstance(at, float) else at.astimezone(UTC)
+    return f"{whole:%Y-%m-%d %H:%M:%S}"
+
+
+def name(text: str, longest: int = _LONGEST) -> str:
+    """A name out of the data, on one short line: what cannot be seen, or turns text around, is shown as �."""
+    seen = "".join(
+        "\ufffd" if unicodedata.category(letter)[0] == "C" or letter in "\u2028\u2029" else letter for letter in text
+    )
+    return (seen if len(seen) <= longest else f"{seen[: longest - 1]}…") or "(empty)"
+
+
+def layer_name(layer: str) -> str:
+    """The ledger's name of a layer, in words."""
+    return layer.replace("_", " ")

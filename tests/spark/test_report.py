@@ -1,0 +1,50 @@
+"""What a page tells is the same whether delta-rs or Spark reads the tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import eq
+
+import pyarrow as pa
+
+from sessionlake.lake.catalog import SparkReader
+from sessionlake.lake.names import SESSIONS
+from sessionlake.lake.reading import TableSize
+from sessionlake.lake.tables import Lake
+from sessionlake.report.contents import contents_of
+from sessionlake.report.page import page
+from sessionlake.runtime.frames import as_frame
+from support.lakes import folder_of
+from support.ledgers import NOON
+from support.reports import fill
+
+
+def test_the_page_of_a_lake_that_spark_reads_is_that_of_one_that_delta_rs_reads(spark, settings):
+    lake = Lake(settings)
+    fill(lake, ["capture.a", "capture.b"])
+    pages = [
+        page(replace(contents_of(reader, settings), made_at=NOON))
+        for reader in (lake.reader(), SparkReader(lake.storage, spark))
+    ]
+    assert pages[0] == pages[1]
+
+
+def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
+    rows = as_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).schema(SESSIONS)))
+    lake.storage.save(rows.coalesce(1).write.format("delta").mode("append"), SESSIONS)
+    lake.delta(spark, SESSIONS).delete("session_id < 's5'")
+    log = folder_of(lake, SESSIONS) / "_delta_log"
+    assert any("deletionVector" in file.read_text() for file in log.glob("*2.json"))
+    left = [row for row in sessions if row["session_id"] >= "s5"]
+    for reader in (lake.reader(), SparkReader(lake.storage, spark)):
+        size = reader.size(SESSIONS)
+        assert size == TableSize(version=2, rows=len(left), files=1, bytes=size.bytes)
+        assert size.bytes > 0
+        assert reader.counts(SESSIONS, ("topic", "status")) == {
+            ("a", status): sum(row["status"] == status for row in left) for status in ("open", "ended")
+        }
+        assert reader.counts(SESSIONS, ("status",), ("session_id", eq, "s50")) == {("ended",): 1}
+        assert reader.counts("silver.quarantine", ("topic",)) == {}

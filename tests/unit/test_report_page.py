@@ -1,0 +1,209 @@
+"""The page over lakes of every kind: everything is in it, and nothing out of the data is more than text."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from typer.testing import CliRunner
+
+from sessionlake import cli
+from sessionlake.config import Settings
+from sessionlake.lake.names import AVERAGES, EVENTS, LEDGER, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE
+from sessionlake.lake.tables import Lake
+from sessionlake.report import contents as contents_module
+from sessionlake.report import words
+from sessionlake.report.answers import Verdict, answers
+from sessionlake.report.contents import contents_of
+from sessionlake.report.crosstab import crosstab
+from sessionlake.report.page import page, write_report
+from support.lakes import folder_of
+from support.ledgers import NOON, entries
+from support.reports import END, Seen, fill, minute, point, write
+
+SECTIONS = [
+    "Is it complete?", "Is it right?", "Is it fresh?", "Can I query it?",
+    "Freshness", "Throughput", "Judgements by topic", "Sessions by topic", "Quarantine by topic and reason",
+    "Rolling averages and minutes", "Tables", "Latest batches",
+]  # fmt: skip
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' style='background:url(https://example.org)",
+    "{{ 7 * 7 }}{% for a in b %}",
+    "]]></style></svg><iframe src=//example.org>",
+    "&lt;b&gt;&amp;",
+    "$\\frac{1}{0}$ tip:x \u00a6 y",
+    "\x00\x1b[31m\u202egnp.exe\u2028",
+    "n" * 5000,
+    "",
+]
+
+
+HARMLESS = {
+    *("html", "head", "meta", "title", "link", "style", "body", "header", "main", "footer", "section", "article"),
+    *("div", "h1", "h2", "h3", "p", "span", "bdi", "small", "code", "figure", "svg", "defs", "g", "path", "text"),
+    *("use", "clippath", "rect", "table", "thead", "tbody", "tfoot", "tr", "th", "td"),
+}
+
+
+@pytest.fixture
+def lake(settings: Settings) -> Lake:
+    return Lake(settings)
+
+
+def seen(lake: Lake) -> Seen:
+    return Seen(page(contents_of(lake.reader(), lake.settings)))
+
+
+def test_a_lake_without_tables_has_a_page_that_says_so(lake):
+    found = seen(lake)
+    assert found.all_text("h2") == SECTIONS
+    assert found.charts == []
+    assert {answer.verdict for answer in answers(contents_of(lake.reader(), lake.settings))} == {Verdict.UNKNOWN}
+
+
+def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
+    bronze = entries(0, 40).filter(pa.compute.field("layer") == "bronze")
+    write_deltalake(folder_of(lake, LEDGER), bronze)
+    write_deltalake(folder_of(lake, MESSAGES), pa.table({"topic": ["capture.a"] * 400}))
+    found = seen(lake)
+    assert found.all_text("h2") == SECTIONS
+    assert found.charts == ["What each layer took in a second, over time"]
+    verdicts = [answer.verdict for answer in answers(contents_of(lake.reader(), lake.settings))]
+    assert verdicts == [Verdict.YES, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.YES]
+
+
+def test_every_chart_and_table_of_a_lake_is_on_its_page(lake):
+    fill(lake, ["capture.a", "capture.b"])
+    found = seen(lake)
+    assert found.all_text("h2") == SECTIONS
+    over_time = [
+        "How many seconds each layer was behind bronze, over time",
+        "What each layer took in a second, over time",
+    ]
+    of_series = ["Values and their moving average over event time"]
+    of_series += ["Least, mean and greatest value of each minute of event time"]
+    assert found.charts == [*over_time, *of_series, *of_series]
+    assert {"1,600 messages", "8 tables"} <= set(found.all_text("p"))
+    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_names_out_of_the_data_are_text_whatever_they_hold(lake):
+    fill(lake, HOSTILE)
+    text = page(contents_of(lake.reader(), lake.settings))
+    found = Seen(text)
+    assert found.tags <= HARMLESS
+    assert not [name for _, attrs in found.elements for name in attrs if name.startswith("on")]
+    links = {attrs.get(name) for _, attrs in found.elements for name in ("href", "src", "xlink:href", "action")}
+    assert {link for link in links if link and not link.startswith("#")} == {"data:,"}
+    assert "url(http" not in "".join(attrs.get("style") or "" for _, attrs in found.elements)
+    for hostile in HOSTILE:
+        assert words.name(hostile).strip() in {*found.all_text("bdi"), ""}
+    assert re.search(r"[\x00-\x08\x0b-\x1f\u2028\u2029\u202a-\u202e\u2066-\u2069]", text) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.7e308, None])
+def test_what_no_axis_has_room_for_is_left_out(lake, value):
+    fill(lake, ["capture.a"])
+    series = dict.fromkeys(("topic", "session_id", "row_id", "metric"), "capture.a")
+    write(lake, AVERAGES, [series | point(END, 0) | {"value": value}])
+    write(lake, METRICS_1M, [series | minute(NOON + timedelta(minutes=3), 0) | {"max": value}])
+    (found,) = contents_of(lake.reader(), lake.settings).series
+    assert (len(found.points), len(found.minutes)) == (200, 4)
+    assert len(seen(lake).charts) == 4
+
+
+@pytest.mark.parametrize("last", [-(2**63), -1, 2**63 - 1, None])
+def test_a_session_beyond_the_calendar_has_no_series(lake, last):
+    fill(lake, ["capture.a"])
+    write(lake, PROGRESS, [{"topic": "b", "session_id": "b", "messages": 10**6, "last_ts": last, "_batch": 1}])
+    assert [series.topic for series in contents_of(lake.reader(), lake.settings).series] == ["capture.a"]
+
+
+def test_the_page_allows_itself_no_script_and_no_network(lake):
+    found = seen(lake)
+    (policy,) = [a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.split("; ")[:3] == ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data:"]
+
+
+def test_a_table_too_large_to_count_is_counted_from_a_batch_on_and_the_page_says_which(lake, monkeypatch):
+    monkeypatch.setattr(contents_module, "_COUNTED", 15)
+    ledger = entries(0, 40).to_pylist()
+    for row in ledger:
+        if row["layer"] == "silver":
+            row |= {"quarantined": 10, "applied": 30}
+            row["outputs"] = [*row["outputs"], {"table": QUARANTINE, "version": 0, "rows": 10}]
+    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
+    write(lake, QUARANTINE, [{"topic": "a", "reason": "gap", "_batch": n // 10} for n in range(100)])
+    write(lake, EVENTS, [{"topic": "a", "event": "gap", "_batch": 0}])
+    found = contents_of(lake.reader(), lake.settings)
+    assert (found.quarantined.since, found.quarantined.table.total) == (9, 10)
+    assert (found.judgements.since, found.judgements.table.total) == (None, 1)
+    assert "Of the latest batches, from silver's batch 9 on." in page(found)
+
+
+@pytest.mark.parametrize("change", [{"messages": 41}, {"offsets": []}])
+def test_messages_that_became_nothing_and_offsets_that_are_missing_are_told_first(lake, change):
+    ledger = entries(0, 40).to_pylist()
+    ledger[21] |= change  # silver's batch 5
+    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
+    complete = answers(contents_of(lake.reader(), lake.settings))[0]
+    assert (complete.verdict, complete.figure.endswith(" missing")) == (Verdict.NO, True)
+
+
+def test_the_page_replaces_the_one_before_and_leaves_nothing_beside_it(lake):
+    written = [write_report(lake.reader(), lake.settings) for _ in range(2)]
+    assert written == [lake.settings.home.resolve() / "report.html"] * 2
+    assert [file.name for file in lake.settings.home.iterdir()] == ["report.html"]
+
+
+def test_the_command_says_where_the_page_is_and_opens_it_only_if_asked(tmp_path, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    file = tmp_path / "own.html"
+    environment = {"SESSIONLAKE_HOME": str(tmp_path / "home")}
+    done = CliRunner().invoke(cli.app, ["report", "--output", str(file)], env=environment)
+    assert (done.exit_code, Path(done.stdout.strip()), opened) == (0, file, [])
+    done = CliRunner().invoke(cli.app, ["report", "--open"], env=environment)
+    assert done.stderr == "no browser could be opened here\n"  # `append` says nothing
+    assert opened == [(tmp_path / "home" / "report.html").as_uri()]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    environment = {"SESSIONLAKE_HOME": str(tmp_path / "home")}
+    done = CliRunner().invoke(cli.app, ["report", "--output", str(tmp_path / "no" / "own.html")], env=environment)
+    assert done.exit_code == 1
+    assert "own.html.new cannot be written: No such file or directory" in done.stderr
+
+
+def test_the_topics_with_most_come_first_and_the_others_are_added_up():
+    found = crosstab({(f"t{n:02}", kind): n for n in range(1, 31) for kind in ("gap", "late")}, ("late", "orphan"))
+    assert found.kinds == ("late", "orphan", "gap")
+    assert [topic for topic, _ in found.topics] == [f"t{n:02}" for n in range(30, 10, -1)]
+    assert found.others == (10, (55, 0, 55))
+    assert (found.sums, found.total) == ((465, 0, 465), 930)
+    assert (found.weight(30), found.weight(0)) == (100, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "written"),
+    [
+        (words.duration(0), "0\u00a0s"), (words.duration(0.04), "40\u00a0ms"), (words.duration(9.94), "9.9\u00a0s"),
+        (words.duration(119), "119\u00a0s"), (words.duration(120), "2\u00a0min"),
+        (words.duration(3 * 86_400), "3\u00a0d"),
+        (words.data_size(999), "999\u00a0B"), (words.data_size(1000), "1.0\u00a0kB"),
+        (words.data_size(45_300_000), "45\u00a0MB"),
+        (words.share(0, 7), "none"), (words.share(1, 10**6), "<0.01\u00a0%"), (words.share(1, 3), "33.33\u00a0%"),
+        (words.name("a\x00b\u202ec"), "a�b�c"), (words.name(""), "(empty)"),
+        (words.amount(2, "batch"), "2 batches"), (words.name("x" * 48), "x" * 48),
+        (words.name("x" * 49), "x" * 47 + "…"),
+    ],
+)  # fmt: skip
+def test_numbers_times_and_names_as_they_are_written(made, written):
+    assert made == written
