@@ -247,7 +247,7 @@ def query(
 @app.command()
 def explain(
     table: Annotated[str, typer.Argument(help="A table of gold, as in gold.metrics_1h.")],
-    where: Annotated[str, typer.Option("--where", help="Which of its rows, in SQL; at most three.")] = "",
+    where: Annotated[str, typer.Option("--where", help="Which of its rows, in SQL; three are explained.")] = "",
     partition: Annotated[int, typer.Option("--partition", help="Of the message.", min=0)] = 0,
     offset: Annotated[int | None, typer.Option("--offset", help="Is this message in the figures?", min=0)] = None,
     form: Form = OutputFormat.TABLE,

@@ -36,6 +36,7 @@ from sessionlake.capture import (
     milliseconds,
 )
 from sessionlake.errors import ConfigError
+from sessionlake.gold_settings import BATCH_BYTES, GoldSettings, ProductSettings
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -67,8 +68,6 @@ DEFAULT_FILE = "sessionlake.yml"
 # Read by the process itself, not settings.
 _OTHER_VARIABLES = {CONFIG_VARIABLE, "SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
-# After an outage of a day a batch is not a day's: memory and time of each stay bounded.
-_BATCH_BYTES = ByteSize(256 << 20)
 # Keys whose values no error text repeats.
 _SECRET = {"options", "registry_auth", "registry_url"}
 
@@ -121,21 +120,10 @@ class SilverSettings(Section):
     snapshot_interval: Duration = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
     """In stream time: a session that changed is cut, as a whole table, at the next multiple of it."""
     max_files_per_trigger: int = Field(1000, gt=0)
-    max_bytes_per_trigger: ByteSize = Field(_BATCH_BYTES, gt=0)
+    max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Of bronze's files, as they are stored: about what a batch takes in, and one file at least; processors, too."""
     merge_interval: Duration = timedelta(seconds=5)
     """Least time between two MERGEs into `session_rows` and `sessions`; they take in all batches since."""
-
-
-class GoldSettings(Section):
-    """Session changes to analytics."""
-
-    trigger: Duration = timedelta(seconds=20)
-    """A batch costs some CPU seconds whatever its size: at a quicker pace, gold would leave silver none."""
-    max_bytes_per_trigger: ByteSize = Field(_BATCH_BYTES, gt=0)
-    """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least."""
-    rolling_points: int = Field(8, ge=1, le=1024)
-    shards: int = Field(64, gt=0, le=65_536)
 
 
 class PublishSettings(Section):
@@ -143,7 +131,7 @@ class PublishSettings(Section):
 
     trigger: Duration = timedelta(seconds=1)
     """Least time between two micro-batches."""
-    max_bytes_per_trigger: ByteSize = Field(_BATCH_BYTES, gt=0)
+    max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Of files of the change feed, as they are stored: about what a batch sends, and one version at least."""
 
 
@@ -255,6 +243,11 @@ class Settings(BaseSettings):
             raise ValueError(f"home: {self.home} is a file, a folder is needed")
         return self
 
+    @property
+    def own_tables(self) -> tuple[str, ...]:
+        """The tables that this configuration adds to those of every lake."""
+        return tuple(processor.into for processor in self.processors) + tuple(one.table for one in self.gold.products)
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def warehouse(self) -> Path:
@@ -349,4 +342,4 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     return sorted(field.alias or name for name, field in model.model_fields.items())
 
 
-_LISTED = {"by_topic": TopicRule, "processors": ProcessorSettings}
+_LISTED = {"by_topic": TopicRule, "processors": ProcessorSettings, "products": ProductSettings}

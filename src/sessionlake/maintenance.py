@@ -125,8 +125,7 @@ class Maintenance:
             self.error = error
 
     def _tables(self) -> list[str]:
-        own = [processor.into for processor in self._settings.processors]
-        return [table for table in [*TABLES, *own] if self._lake.exists(self._spark, table)]
+        return [table for table in [*TABLES, *self._settings.own_tables] if self._lake.exists(self._spark, table)]
 
     def _maintain(self, table: str, *, at_leisure: bool) -> Maintained:
         """One table: merges what is due; removes what has expired, at leisure only if that is much."""

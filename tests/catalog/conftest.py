@@ -28,6 +28,7 @@ LONG = {
     "test_random_points_in_random_batches_equal_a_recomputation[2]",
     "test_bronze_is_left_alone_before_silver_has_begun",
     "test_sums_go_on_from_sums_and_are_those_of_all",
+    "test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it",
     "test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read",
     "test_live_jobs_take_in_what_comes",
 }

@@ -17,7 +17,9 @@ from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.declared import products_of
 from sessionlake.gold.verify import verify_gold
+from sessionlake.gold_settings import ProductSettings
 from sessionlake.history.explain import Offsets, explain
 from sessionlake.lake.names import AVERAGES, LEDGER, METRICS_1M, PRODUCTS
 from sessionlake.lake.tables import Lake
@@ -66,8 +68,9 @@ class Feed:
 
     def require_exact(self) -> None:
         """Everything equals a recomputation by SQL."""
-        found = verify_gold(self.spark, self.settings, STANDARD)
-        assert [one.table for one in found] == [AVERAGES, *PRODUCTS]
+        products = products_of(self.settings)
+        found = verify_gold(self.spark, self.settings, products)
+        assert [one.table for one in found] == [AVERAGES, *(product.table for product in products)]
         assert [one.first for one in found] == [None] * len(found)
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -244,16 +247,20 @@ def test_another_number_of_points_or_shards_than_the_tables_have_is_refused_befo
 
 def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i), status="on") for i in range(12)]
-    monkeypatch.setattr(job, "STANDARD", STANDARD[:1])  # as a version that had the first alone
-    feed.write(changes[:5]).run().write(changes[5:9])
-    monkeypatch.setattr(job, "STANDARD", STANDARD)
+    with monkeypatch.context() as patch:  # a version that had the first alone
+        patch.setattr(job, "products_of", lambda _: STANDARD[:1])
+        feed.write(changes[:5]).run()
+    feed.write(changes[5:9])
+    own = ProductSettings(name="by_metric", keys=("topic", "metric"), aggregates={"n": "count", "spread": "variance"})
+    gold = feed.settings.gold.model_copy(update={"products": (own,)})
+    feed.settings = feed.settings.model_copy(update={"gold": gold})
     feed.run().require_exact()
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.gold.products.recomputed", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.make_products(feed.spark, feed.settings, STANDARD[1:2])
     feed.write(changes[9:]).run().require_exact()  # what died while it was made is made again
-    monkeypatch.setattr(job, "STANDARD", (replace(STANDARD[0], version=2), *STANDARD[1:]))
+    monkeypatch.setattr(job, "products_of", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(LakeError, match=r"metrics_1m was made by other logic.*sessionlake rebuild gold.metrics_1m"):
         job.start(feed.spark, feed.settings, once=True)
 
@@ -274,22 +281,27 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
     feed.write(points[:2]).run().write(points[2:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()
     where = "session_id = 's' AND window_start = '1970-01-01 00:00:00'"
-    [one] = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))
+    ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))
     assert (one.figures["points"], one.figures["sum"], one.events, one.holds) == (3, 3.0, 3, True)
     assert one.offsets == (Offsets("capture.a", 0, 0, 2, 3),)
     assert [(batch.batch, batch.silver_batches) for batch in one.batches] == [(0, (0, 0)), (1, (1, 1))]
     assert one.logic == STANDARD[0].logic
-    [other] = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 3))
+    ([other], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 3))
     assert other.holds is False
-    [average] = explain(feed.spark, feed.settings, AVERAGES, f"session_id = 's' AND ts = {80 * SECOND}")
+    ([average], _) = explain(feed.spark, feed.settings, AVERAGES, f"session_id = 's' AND ts = {80 * SECOND}")
     assert (average.figures["average"], average.events) == (3.0, 3)
     assert average.offsets == (Offsets("capture.a", 0, 2, 4, 3),)
-    [text] = explain(feed.spark, feed.settings, "gold.distinct_values", "value = 'on'")
+    ([text], more) = explain(feed.spark, feed.settings, "gold.distinct_values", "value = 'on'")
     assert (text.figures["changes"], text.events, text.offsets[0].messages) == (6, 6, 6)
-    with pytest.raises(UsageError, match=r"more than 3 rows of gold\.rolling_average"):
-        list(explain(feed.spark, feed.settings, AVERAGES, ""))
+    assert more is False
+    rows, more = explain(feed.spark, feed.settings, AVERAGES, "")
+    assert ([row.key["ts"] for row in rows], more) == ([0, 20 * SECOND, 40 * SECOND], True)
+    with pytest.raises(
+        UsageError, match=r"'silver.sessions' cannot be explained: name one of gold"
+    ):
+        explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
-        list(explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'"))
+        explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
 
 
 def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):

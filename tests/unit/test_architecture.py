@@ -22,6 +22,7 @@ ROOMS = (
     "protocol",
     "capture",
     "integrity",
+    "gold_settings",
     "config",
     "laptop",
     "runtime",

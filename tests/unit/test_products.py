@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import statistics
 from collections.abc import Iterable
 from itertools import pairwise
@@ -14,11 +15,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from sessionlake.config import Settings
+from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
+from sessionlake.gold.declared import products_of, schemas_of
+from sessionlake.gold_settings import GoldSettings, ProductSettings
 from sessionlake.lake.schemas import TABLES
 from sessionlake.protocol.columns import LAST_MS
 
@@ -148,3 +154,44 @@ def test_what_a_table_rests_on_shows_in_its_logic_and_nothing_else_does() -> Non
 def test_tables_have_the_columns_of_their_products(product: Product) -> None:
     assert TABLES[product.table].columns == product.columns
     assert TABLES[product.table].comment == product.comment
+
+
+DECLARED_PRODUCT = {
+    "name": "by_metric",
+    "keys": ["topic", "metric"],
+    "bucket": "1 hour",
+    "aggregates": {"n": "count", "low": "min", "mean": "mean", "spread": "variance"},
+}
+
+
+def declared(**changed: Any) -> Settings:
+    return Settings(gold=GoldSettings(products=(ProductSettings.model_validate(DECLARED_PRODUCT | changed),)))
+
+
+def test_a_declared_product_merges_as_those_of_every_lake_do() -> None:
+    [product] = products_of(declared())[len(STANDARD) :]
+    changes: list[Change] = [("st"[i % 2], "a", i * 600_000, i, float(i), None, None) for i in range(9)]
+    parts = [product.of_changes(table(changes[a:b]), DECLARED) for a, b in ((0, 2), (2, 7), (7, 9))]
+    rows = product.merged(pa.concat_tables(parts[1:]), parts[0]).sort_by("window_start").to_pylist()
+    assert [(row["metric"], row["n"], row["low"], row["mean"], row["spread"]) for row in rows] == [
+        ("price", 6, 0.0, 2.5, 3.5),
+        ("price", 3, 6.0, 7.0, 1.0),
+    ]
+    assert schemas_of(declared())["gold.by_metric"].columns == product.columns
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"keys": ["topic", "colour"]}, "keys of numbers are topic, session_id, row_id, metric; found colour"),
+        ({"keys": ["topic", "topic"]}, "named twice"),
+        ({"of": "texts", "keys": ["value"]}, "texts have no mean, min, variance; of them there are count, first_ts"),
+        ({"aggregates": {"Mean": "mean"}}, "'Mean' is no name of a column"),
+        ({"aggregates": {"a": "median"}}, "aggregates.a"),
+        ({"bucket": "0 s"}, "bucket"),
+        ({"name": "metrics_1m"}, "gold.metrics_1m is a table of every lake's"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused_with_what_can(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValidationError, ConfigError), match=re.escape(said)):
+        products_of(declared(**changed))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from sessionlake.commands.context import say
 from sessionlake.commands.show import OutputFormat, console_on, plain, show
 from sessionlake.config import Settings
 from sessionlake.history.explain import Explained, explain
@@ -21,7 +22,9 @@ def show_explained(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
     """Writes what the figures that meet a condition are made of."""
-    found = list(explain(spark, settings, table, where, message=message))
+    found, more = explain(spark, settings, table, where, message=message)
+    if more:
+        say(f"these are the first; further rows of {table} meet the condition: name their keys in --where")
     if form is not OutputFormat.TABLE:
         rows = [asdict(one) for one in found]
         show(list(rows[0]), [list(row.values()) for row in rows], form)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.errors import UsageError
+from sessionlake.gold.declared import products_of
 from sessionlake.gold.job import make_products
 from sessionlake.gold.verify import verify_gold
 from sessionlake.pipeline import Layer, claimed
@@ -20,7 +21,7 @@ Say = Callable[[str], None]
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says of each table whether it is what silver makes of it; so they all are."""
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
-        found = verify_gold(spark, settings, STANDARD)
+        found = verify_gold(spark, settings, products_of(settings))
     for one in found:
         if one.first is None:
             say(f"{one.table} is exact: {one.rows:,} rows")
@@ -33,7 +34,11 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say) -> None:
     """Makes a product anew, or all of them, out of all that silver holds."""
-    chosen = [product for product in STANDARD if table in (None, product.table)]
+    known = products_of(settings)
+    chosen = [product for product in known if table in (None, product.table)]
+    if not chosen:
+        names = ", ".join(product.table for product in known)
+        raise UsageError(f"{table} is no product of gold: there are {names}")
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         for name, made in make_products(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"

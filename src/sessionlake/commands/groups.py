@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
 from sessionlake.commands.show import OutputFormat
-from sessionlake.lake.names import PRODUCTS
 
 if TYPE_CHECKING:
     from sessionlake.laptop.broker import BrokerStatus
 
 broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
-rebuild_app = typer.Typer(no_args_is_help=True, help="Build a layer once more from what it was made of.")
+
+
+class _Rebuilds(TyperGroup):
+    """The layers, and each product of gold under its table's name: which there are is for the configuration to say."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """See click's `Group`."""
+        if not cmd_name.startswith("gold."):
+            return super().get_command(ctx, cmd_name)
+        one = typer.Typer(add_completion=False)
+        one.command(cmd_name, help=f"Make {cmd_name} anew from silver, in one commit.")(_rebuild_gold(cmd_name))
+        return get_command(one)
+
+
+rebuild_app = typer.Typer(no_args_is_help=True, cls=_Rebuilds, help="Build a layer once more from what it was made of.")
 verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
 state_app = typer.Typer(no_args_is_help=True, help="What silver's state store remembers.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
@@ -117,9 +132,9 @@ def _rebuild_gold(table: str | None) -> Callable[..., None]:
     return command
 
 
-rebuild_app.command("gold", help="Make every product of gold anew from silver.")(_rebuild_gold(None))
-for _table in PRODUCTS:
-    rebuild_app.command(_table, help=f"Make {_table} anew from silver, in one commit.")(_rebuild_gold(_table))
+rebuild_app.command("gold", help="Make every product of gold anew from silver; `gold.NAME` one of them.")(
+    _rebuild_gold(None)
+)
 
 
 @verify_app.command("bronze")

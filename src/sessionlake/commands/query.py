@@ -75,8 +75,8 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
 
 
 def tables(settings: Settings) -> list[str]:
-    """Names of the lake's tables, those of the configured processors among them."""
-    return [*TABLES, *(processor.into for processor in settings.processors)]
+    """Names of the lake's tables, those that the configuration adds among them."""
+    return [*TABLES, *settings.own_tables]
 
 
 def mentioned(sql: str, known: Iterable[str] = _OWN) -> list[str]:

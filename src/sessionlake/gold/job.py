@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
 from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
@@ -54,25 +54,25 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
         LakeError: the checkpoint is new and the tables are not, or they were built with another number of points or
             of shards, or a product by other logic, or a rebuild of silver was interrupted.
     """
-    lake = Lake(settings)
+    lake, products = Lake(settings, schemas_of(settings)), products_of(settings)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
-    refuse_other_logic(spark, lake, STANDARD)
+    refuse_other_logic(spark, lake, products)
     lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
     hold_settings(spark, lake, settings.gold)
-    new = to_begin(spark, lake, STANDARD)
+    new = to_begin(spark, lake, products)
     if new:
         make_products(spark, settings, new)
-    return _started(spark, lake, settings, STANDARD, once=once)
+    return _started(spark, lake, settings, products, once=once)
 
 
 def make_products(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> dict[str, Made]:
     """Makes products' tables of all that silver holds, once all others have it."""
-    lake = Lake(settings)
+    lake = Lake(settings, schemas_of(settings))
     for product in products:
         mark_incomplete(spark, lake, product)
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        others = [product for product in STANDARD if product not in products]
+        others = [product for product in products_of(settings) if product not in products]
         _started(spark, lake, settings, others, once=True).wait()
     return {product.table: make_anew(spark, lake, settings, product) for product in products}
 
@@ -92,7 +92,7 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
     declared = declared_in(settings)
     shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
     changes = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, {}).select(shard, *marks(declared))
-    made = tuple(product for product in STANDARD if product.below is None)
+    made = tuple(product for product in products_of(settings) if product.below is None)
     packed = changes.mapInArrow(PointPacker(declared, made), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     return fold_shards(packed, GoldFold(declared.numbers, settings.gold.rolling_points, idle_ms))
@@ -105,6 +105,7 @@ class _GoldBatch:
         self._lake = lake
         self._settings = settings
         self._products = products
+        self._all = products_of(settings)
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
@@ -116,7 +117,7 @@ class _GoldBatch:
                 parts.append(Part.collect(self._recomputed(parts[0]), inline))
             with interpreted(spark, when=parts[0].report.read.changes <= few):
                 averages = self._write(parts, txn)
-                made = merge_products(spark, self._lake, STANDARD, parts[0].folded, txn, self._products)
+                made = merge_products(spark, self._lake, self._all, parts[0].folded, txn, self._products)
                 outputs = [*filter(None, [averages]), *made]
         finally:
             folded.unpersist()

@@ -12,8 +12,8 @@ from sessionlake.config import Settings
 from sessionlake.errors import NotThereError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
-from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.declared import products_of
 from sessionlake.gold.products import LOGIC
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
 from sessionlake.lake.storage import quote
@@ -80,31 +80,34 @@ def explain(
     *,
     message: tuple[int, int] | None = None,
     at_most: int = 3,
-) -> Iterator[Explained]:
-    """Explains the rows of a table of gold that meet a condition.
+) -> tuple[list[Explained], bool]:
+    """Explains the rows of a table of gold that meet a condition, the first of them in the order of their keys.
 
     Args:
         where: in SQL, over the table's columns.
         message: partition and offset of a message, of which it is said whether it is in the figures.
         at_most: so many rows.
 
+    Returns:
+        The rows, and whether there are more.
+
     Raises:
-        UsageError: the table is none of gold's, or the condition is met by more rows.
+        UsageError: the table is none of gold's.
         NotThereError: no row meets the condition.
     """
     lake = Lake(settings)
-    products: dict[str, Product | None] = {AVERAGES: None} | {product.table: product for product in STANDARD}
+    products: dict[str, Product | None] = {AVERAGES: None}
+    products |= {product.table: product for product in products_of(settings)}
     if table not in products:
         raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(products)}")
     product = products[table]
+    keys = _AVERAGE_KEYS if product is None else product.row_keys
     frame = lake.read(spark, table).where(where) if where else lake.read(spark, table)
-    rows = _rows(frame.limit(at_most + 1))
+    rows = _rows(frame.orderBy(*map(quote, keys)).limit(at_most + 1))
     if not rows:
-        raise NotThereError(f"{table} has no row with {where}")
-    if len(rows) > at_most:
-        raise UsageError(f"more than {at_most} rows of {table} meet the condition: name their keys in --where")
-    for row in rows:
-        yield _explained(spark, lake, settings, (table, product), row, message)
+        raise NotThereError(f"{table} has no row with {where}" if where else f"{table} has no rows")
+    explained = [_explained(spark, lake, settings, (table, product), row, message) for row in rows[:at_most]]
+    return explained, len(rows) > at_most
 
 
 def _explained(

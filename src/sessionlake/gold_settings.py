@@ -1,0 +1,98 @@
+"""What gold computes, and the products that a configuration declares."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Self
+
+from pydantic import ByteSize, Field, field_validator, model_validator
+
+from sessionlake.capture import Duration, Section
+
+BATCH_BYTES = ByteSize(256 << 20)
+_NUMBER_KEYS = ("topic", "session_id", "row_id", "metric")
+_TEXT_KEYS = ("topic", "session_id", "row_id", "column", "value")
+
+
+class EventKind(StrEnum):
+    """What a product counts and adds up: each number that a change set, or each text."""
+
+    NUMBERS = "numbers"
+    TEXTS = "texts"
+
+
+class AggregateKind(StrEnum):
+    """What a column of a product comes from."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    MEAN = "mean"
+    VARIANCE = "variance"
+    FIRST = "first"
+    LAST = "last"
+    FIRST_TS = "first_ts"
+    LAST_TS = "last_ts"
+
+
+_OF_TEXTS = {AggregateKind.COUNT, AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
+
+
+class ProductSettings(Section):
+    """One table of gold that is declared: a row for each key, and each bucket of event time."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    of: EventKind = EventKind.NUMBERS
+    keys: tuple[str, ...] = Field(min_length=1)
+    """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`)."""
+    bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
+    """Length of the buckets of event time; unless set, all time is one."""
+    aggregates: dict[str, AggregateKind] = Field(min_length=1)
+    """The columns and what they come from."""
+
+    @field_validator("aggregates")
+    @classmethod
+    def _named(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
+        for name in value:
+            if not name.isidentifier() or name.startswith("_") or name != name.lower():
+                raise ValueError(f"{name!r} is no name of a column: lower-case letters, digits and _, a letter first")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
+        if strange := [key for key in self.keys if key not in known]:
+            raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
+        if len({*self.keys}) < len(self.keys) or {*self.keys, "window_start"} & {*self.aggregates}:
+            raise ValueError("a column is named twice")
+        if self.of is EventKind.TEXTS and (numeric := sorted({*self.aggregates.values()} - _OF_TEXTS)):
+            raise ValueError(f"texts have no {', '.join(numeric)}; of them there are {', '.join(sorted(_OF_TEXTS))}")
+        return self
+
+    @property
+    def table(self) -> str:
+        """Its two-level name."""
+        return f"gold.{self.name}"
+
+
+class GoldSettings(Section):
+    """Session changes to analytics."""
+
+    trigger: Duration = timedelta(seconds=20)
+    """A batch costs some CPU seconds whatever its size: at a quicker pace, gold would leave silver none."""
+    max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
+    """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least."""
+    rolling_points: int = Field(8, ge=1, le=1024)
+    shards: int = Field(64, gt=0, le=65_536)
+    products: tuple[ProductSettings, ...] = ()
+    """Tables of your own."""
+
+    @field_validator("products")
+    @classmethod
+    def _apart(cls, value: tuple[ProductSettings, ...]) -> tuple[ProductSettings, ...]:
+        names = [product.name for product in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two products have the name {', '.join(twice)}")
+        return value
