@@ -296,17 +296,19 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     assert more is False
     rows, more = explain(feed.spark, feed.settings, AVERAGES, "")
     assert ([row.key["ts"] for row in rows], more) == ([0, 20 * SECOND, 40 * SECOND], True)
-    with pytest.raises(
-        UsageError, match=r"'silver.sessions' cannot be explained: name one of gold"
-    ):
+    with pytest.raises(UsageError, match=r"'silver.sessions' cannot be explained: name one of gold"):
         explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
 
 
-def test_a_large_batch_is_written_from_the_workers(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    limit(monkeypatch, inline_bytes=10)
-    first = [change("s", "r", i, i * 10 * SECOND, price=float(i), qty=i) for i in range(30)]
+@pytest.mark.parametrize("driver_bytes", [1 << 20, 0])
+def test_a_large_batch_is_written_from_the_workers_and_merged_where_there_is_room(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, driver_bytes: int
+):
+    limit(monkeypatch, inline_bytes=10, driver_bytes=driver_bytes, rewritten_rows=driver_bytes)
+    first = [change("s", "r", i, i * 10 * SECOND, price=float(i), qty=i, status="on") for i in range(30)]
     late = [change("s", "r", 30 + i, at * SECOND, price=1.5) for i, at in enumerate([5, 285])]
     feed.write(first).run().write(late).run()
     assert (feed.averages(), feed.minutes()) == by_hand([*first, *late], 3)
+    feed.require_exact()

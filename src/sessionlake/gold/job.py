@@ -16,7 +16,8 @@ from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
 from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
-from sessionlake.gold.products import Made, make_anew, mark_incomplete, merge_products, refuse_other_logic, to_begin
+from sessionlake.gold.merging import ProductMerger
+from sessionlake.gold.products import Made, make_anew, mark_incomplete, refuse_other_logic, to_begin
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
@@ -117,7 +118,8 @@ class _GoldBatch:
                 parts.append(Part.collect(self._recomputed(parts[0]), inline))
             with interpreted(spark, when=parts[0].report.read.changes <= few):
                 averages = self._write(parts, txn)
-                made = merge_products(spark, self._lake, self._all, parts[0].folded, txn, self._products)
+                merger = ProductMerger(spark, self._lake, parts[0].folded, txn)
+                made = merger.merge(self._all, self._products)
                 outputs = [*filter(None, [averages]), *made]
         finally:
             folded.unpersist()

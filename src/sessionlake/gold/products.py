@@ -1,105 +1,24 @@
-"""Products kept up in their tables: a batch's part of each merged with the rows that it touches, in one commit.
-
-Merging twice would count twice: as every commit, these bear the batch's transaction, and a batch that is done again
-passes over the tables that have it.
-"""
+"""The life of a product's table: begun with all that gold has read, held to one logic, made anew."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
-from sessionlake.gold.fold.outputs import read_rows, unpack
 from sessionlake.gold.recompute import changes_read, recomputed
-from sessionlake.lake.commit import append, merge
-from sessionlake.lake.ledger import TableOutput
-from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import Mapped
-from sessionlake.streaming.folded import Folded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOGIC = "sessionlake.logic"
 """Property of a product's table: what its rows rest on. It is set once the table has all that gold has read."""
-# Up to so many values are named to the files.
-_NAMED = 1_000
-
-
-def merge_products(
-    spark: SparkSession,
-    lake: Lake,
-    products: Sequence[Product],
-    folded: Folded,
-    txn: Txn,
-    written: Collection[Product],
-) -> Iterator[TableOutput]:
-    """Merges a folded batch into the products' tables.
-
-    Args:
-        products: each behind the one that it is made from.
-        folded: with a kind for each product that is made of changes.
-        written: those whose tables take the batch in.
-    """
-    parts: dict[str, pa.Table] = {}
-    for product in products:
-        found = product.of_finer(parts[product.below.name]) if product.below else _part(product, folded)
-        parts[product.name] = found
-        if found.num_rows and product in written:
-            yield _merge(spark, lake, product, found, txn)
-
-
-def _part(product: Product, folded: Folded) -> pa.Table:
-    """What the batch comes to in a product by itself."""
-    from pyspark.sql import functions as F
-
-    payloads = folded.at_hand([product.name])
-    if payloads:
-        return product.merged(read_rows(payloads))
-    if payloads is not None:
-        return product.schema().empty_table()
-    ddl = ", ".join(f"`{name}` {sql}" for name, sql in product.columns)
-    large = Mapped(folded.frame.where(F.col("kind") == product.name).select("payload"), unpack, ddl)
-    return product.merged(large.frame.mapInArrow(large.function, large.ddl).toArrow().cast(product.schema()))
-
-
-def _merge(spark: SparkSession, lake: Lake, product: Product, part: pa.Table, txn: Txn) -> TableOutput:
-    held = lake.reader(spark).table(product.table, *_touched(product, part))
-    rows = product.merged(part, held) if held.num_rows else part
-    if held.num_rows:
-        others = tuple(name for name, _ in product.columns if name not in product.row_keys)
-        bounded = (START,) if START in product.row_keys else product.row_keys[-1:]
-        commit = merge(spark, lake, product.table, rows, Upsert(product.row_keys, others, bounded=bounded), txn)
-    else:
-        append(spark, lake, product.table, rows, txn)
-        commit = lake.last_commit(spark, product.table)
-    return TableOutput(product.table, commit.version, rows.num_rows)
-
-
-def _touched(product: Product, part: pa.Table) -> list[Condition]:
-    """Conditions that hold for all rows of the table with these keys, and for few others."""
-    conditions: list[Condition] = []
-    for name in product.row_keys:
-        values = pc.unique(part[name])
-        if len(values) <= _NAMED:
-            conditions.append((name, among, values.to_pylist()))
-        else:
-            ends = pc.min_max(values).as_py()
-            conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
-    return conditions
 
 
 def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
