@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from sessionlake.commands.doctor import Level
 from sessionlake.commands.recover import Lost, recover
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.gold import job as gold
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.ledger import RECOVERED
-from sessionlake.lake.names import CHANGES, LEDGER, MESSAGES, ROWS
+from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, MESSAGES, MINUTES, ROWS
 from sessionlake.lake.progress import ends
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.silver.rebuild.verify import verify
 from spark.test_silver_law import Pipeline, streams
-from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
+from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of
 
 FIRST, SECOND = islice(streams(seeds=1), 2)
 Damage = Callable[[Pipeline], None]
@@ -60,14 +63,13 @@ def recovered(run: Pipeline, lost: Lost) -> str:
     return "\n".join(said)
 
 
-def assert_goes_on_exactly(run: Pipeline) -> None:
-    """More messages come, and all tables and states are what they would be by themselves."""
+def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -> None:
+    """More messages come, and all tables are what they would be by themselves."""
     assert faults(run.settings) == set()
-    run.arrive(SECOND)
+    run.arrive(coming)
     run.stream()
     run.merge()
     assert_silver_is_the_truth(run.spark, run.settings, [*FIRST, *SECOND], ledger=False)
-    assert verify(run.spark, run.settings).exact
 
 
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
@@ -94,42 +96,125 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert_goes_on_exactly(run)
 
 
-def torn(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:7])
-    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
-
-
 def checkpoint(run: Pipeline, *below: str) -> Path:
     return Path(run.settings.checkpoint("silver"), *below)
 
 
-def lose_states(run: Pipeline) -> None:
-    shutil.rmtree(checkpoint(run, "state"))
+def torn(*below: str) -> Damage:
+    def damage(run: Pipeline) -> None:
+        file = checkpoint(run, *below)
+        file.write_bytes(file.read_bytes()[:7])
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    return damage
 
 
-def lose_everything_but_bronze(run: Pipeline) -> None:
-    """The checkpoint, files of a table, and all of another."""
+def everything_but_bronze(run: Pipeline) -> None:
+    """The checkpoint, the files of a table, and all of another."""
     shutil.rmtree(checkpoint(run))
     for file in folder_of(run.lake, CHANGES).glob("*.parquet"):
         file.unlink()
     shutil.rmtree(folder_of(run.lake, ROWS))
 
 
-@pytest.mark.parametrize(
-    ("damage", "doctor_says", "said"),
-    [
-        (lose_states, "states", "lacks the state of batch 0"),
-        (lose_everything_but_bronze, "files", "nothing was compared, since the live tables could not be read"),
-    ],
-)
-def test_what_is_lost_of_silver_is_made_once_more_from_bronze(
-    run: Pipeline, damage: Damage, doctor_says: str, said: str
-) -> None:
-    damage(run)
-    assert doctor_says in faults(run.settings)
-    assert said in recovered(run, Lost.SILVER)
+def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run: Pipeline) -> None:
+    everything_but_bronze(run)
+    assert {"files", "tables", "layers"} <= faults(run.settings)
+    said = recovered(run, Lost.SILVER)
+    assert re.search(r"found: the checkpoint \S+ is new, but the silver tables already hold data", said)
+    assert re.search(r"found: silver.session_changes names files that are gone \(part-", said)
+    assert "nothing was compared" in said
     assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
     assert_goes_on_exactly(run)
+
+
+def a_state(run: Pipeline) -> None:
+    """Of one shard."""
+    shutil.rmtree(max((checkpoint(run, "state", "0")).glob("[0-9]*")))
+
+
+def a_torn_state(run: Pipeline) -> None:
+    file = max(checkpoint(run, "state", "0", "0").glob("1*"))
+    torn(*file.relative_to(checkpoint(run)).parts)(run)
+
+
+def a_merged_table(run: Pipeline) -> None:
+    shutil.rmtree(folder_of(run.lake, ROWS))
+
+
+def the_note_of_a_half_committed_batch(run: Pipeline) -> None:
+    checkpoint(run).with_name("silver.committing.json").write_text("{")
+
+
+def its_last_batches(run: Pipeline) -> int:
+    """The checkpoint is put back from a backup that is older than the tables; how many messages came since."""
+    old = shutil.copytree(checkpoint(run), checkpoint(run).with_name("old"))
+    for message in SECOND[:2]:
+        run.arrive([message])
+        run.stream()
+    shutil.rmtree(checkpoint(run))
+    old.rename(checkpoint(run))
+    return 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (torn("metadata"), "metadata is not whole JSON"),
+        (torn("offsets", "0"), "offsets/0 is not whole JSON"),
+        (a_state, "lacks the state of batch 0"),
+        (a_torn_state, "the states in .* cannot be read"),
+        (a_merged_table, r"silver.session_rows is gone"),
+        (the_note_of_a_half_committed_batch, "committing.json cannot be read"),
+        (its_last_batches, "ends with batch 0, the tables hold batches up to 2"),
+    ],
+)
+def test_each_loss_of_silver_is_found_and_made_good(
+    run: Pipeline, damage: Callable[[Pipeline], int | None], found: str
+) -> None:
+    came = damage(run) or 0
+    assert re.search(f"found: .*{found}", recovered(run, Lost.SILVER))
+    assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
+    assert_goes_on_exactly(run, SECOND[came:])
+    assert verify(run.spark, run.settings).exact
+
+
+def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
+    for gone in (a_state, lambda run: shutil.rmtree(checkpoint(run, "state"))):
+        gone(run)
+        [finding] = [found for found in doctor._books(run.settings) if found.level is Level.FAIL]
+        assert (finding.what, "`sessionlake recover silver`" in finding.detail) == ("states", True)
+
+
+def test_gold_without_its_checkpoint_and_files_is_computed_anew(
+    spark: Any, run: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold.start(spark, run.settings, once=True).wait()
+    before = [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, MINUTES)]
+    assert all(before)
+    assert "nothing that is lost" in recovered(run, Lost.GOLD)
+    shutil.rmtree(Path(run.settings.checkpoint("gold"), "state"))
+    next(folder_of(run.lake, MINUTES).glob("*.parquet")).unlink()
+    assert faults(run.settings) == {"states", "files"}
+    with monkeypatch.context() as dying:
+        dying.setattr("sessionlake.silver.rebuild.endings.delete_rows", power_cut)
+        with pytest.raises(PowerCutError):
+            recovered(run, Lost.GOLD)
+    with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
+        gold.start(spark, run.settings, once=True)
+    assert "gold is emptied" in recovered(run, Lost.GOLD)
+    gold.start(spark, run.settings, once=True).wait()
+    assert [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, MINUTES)] == before
+    assert faults(run.settings) == set()
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def power_cut(*_: object) -> None:
+    raise PowerCutError
 
 
 @pytest.mark.parametrize("table", [MESSAGES, CHANGES])

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import LossError
 from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.names import BRONZE, LEDGER
+from sessionlake.lake.names import GOLD, LEDGER, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.errors import failure_of
@@ -52,10 +53,10 @@ def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> N
     lake = Lake(settings)
     batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
     if not lake.exists(spark, LEDGER):
-        raise LossError(f"{LEDGER} is gone, {batches}", mended(LEDGER, "put it back from a backup"))
+        raise LossError(f"{LEDGER} is gone, {batches}", mended(LEDGER))
     refuse_lost_files(spark, lake, LEDGER)
     if lacks_batches(spark, lake, layer):
-        remedy = mended(LEDGER, "put it back from a backup") if layer in RECOVERED else way_on(layer)
+        remedy = mended(LEDGER) if layer in RECOVERED else way_on(layer)
         raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", remedy)
 
 
@@ -137,7 +138,7 @@ def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
     lost = lake.storage.lost_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
-        raise LossError(f"{table} names files that are gone ({named})", mended(table))
+        raise LossError(f"{table} names files that are gone ({named})", mended(table, "put them back from a backup"))
 
 
 def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
@@ -157,15 +158,21 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
 
 
 def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Returns if tables that only grow hold all rows that the ledger says were written.
+    """Returns if the lake's own tables are there, and those that only grow hold what the ledger says was written.
+
+    Args:
+        tables: that only grow.
 
     Raises:
-        LossError: naming one that does not.
+        LossError: naming one that is not, or does not.
     """
     booked: Counter[str] = Counter()
     for row in rows_of(Books(lake.reader(spark), "outputs").current()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
+    for table in booked.keys() & TABLES.keys():
+        if booked[table] and not lake.exists(spark, table):
+            raise LossError(f"{table} is gone", mended(table))
     for table in tables:
         held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
@@ -174,11 +181,11 @@ def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
 
 
-def mended(table: str, otherwise: str = "put them back from a backup") -> str:
-    """What to do about a table's rows that are lost."""
+def mended(table: str, otherwise: str = "put it back from a backup") -> str:
+    """What to do about one of the lake's own tables of which something is lost."""
     layer = table.partition(".")[0]
     if table == LEDGER:
         return f"`sessionlake recover ledger` makes it anew from the tables; or {otherwise}"
-    if layer in RECOVERED and layer != BRONZE:
+    if layer in {SILVER, GOLD} and table != PROCESSOR_ERRORS:
         return f"`sessionlake recover {layer}` {RECOVERED[layer]}; or {otherwise}"
     return f"{otherwise[0].upper()}{otherwise[1:]}"
