@@ -74,18 +74,24 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
 
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
     before = ends(run.lake.reader(spark), "silver")
-    shutil.rmtree(folder_of(run.lake, LEDGER))
+    ledger = folder_of(run.lake, LEDGER)
+    away = shutil.move(ledger, run.settings.home / "away")
     assert faults(run.settings) == {"ledger"}
     with pytest.raises(
         LakeError, match=r"ops\.ledger is gone, though silver has committed.*sessionlake recover ledger"
     ):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert not folder_of(run.lake, LEDGER).exists()
+    assert not ledger.exists()
     run.lake.ensure(spark, [LEDGER])  # by another layer, say
     with pytest.raises(LakeError, match=r"ops\.ledger has no batch of silver, though"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
 
+    shutil.rmtree(ledger)
+    shutil.move(away, ledger)
+    next(ledger.glob("*.parquet")).unlink()
+    assert faults(run.settings) == {"files", "ledger"}
     said = recovered(run, Lost.LEDGER)
+    assert "found: ops.ledger names files that are gone" in said
     assert f"did not know of {len(FIRST)} messages" in said
     assert "every row is what it was before" in said
     reader = run.lake.reader(spark)
@@ -178,6 +184,17 @@ def test_each_loss_of_silver_is_found_and_made_good(
     assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
     assert_goes_on_exactly(run, SECOND[came:])
     assert verify(run.spark, run.settings).exact
+
+
+@pytest.mark.soak
+def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline) -> None:
+    log = max((folder_of(run.lake, CHANGES) / "_delta_log").glob("*.json"))
+    log.write_text("{torn")
+    with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read .*: .* remove the table"):
+        recovered(run, Lost.SILVER)
+    shutil.rmtree(folder_of(run.lake, CHANGES))
+    assert "found: silver.session_changes is gone" in recovered(run, Lost.SILVER)
+    assert_goes_on_exactly(run)
 
 
 def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:

@@ -29,7 +29,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.losses import first_loss, refuse_lost_files
+from sessionlake.streaming.losses import first_loss, refuse_lost_files, require_logs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +65,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
+    require_logs(spark, lake, [MESSAGES, LEDGER])
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)

@@ -19,7 +19,7 @@ from sessionlake.silver.rebuild import recover as silver
 from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.streaming.generations import require_whole
-from sessionlake.streaming.losses import first_loss, lacks_batches, refuse_unreadable
+from sessionlake.streaming.losses import first_loss, lacks_batches, refuse_unreadable, require_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +86,7 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(f"there is nothing in {settings.place} that a ledger could be made of")
+    require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     loss = first_loss(lambda: refuse_unreadable(spark, lake, [LEDGER]))
     say(f"found: {loss or 'a ledger that can be read'}")
     if loss and lake.exists(spark, LEDGER):

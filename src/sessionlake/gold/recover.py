@@ -19,6 +19,7 @@ from sessionlake.streaming.losses import (
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_unreadable,
+    require_logs,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
         LakeError: there is no gold, or silver or the ledger has lost something itself.
     """
     lake = Lake(settings)
+    require_logs(spark, lake, [CHANGES, LEDGER, *GOLD_TABLES])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
     refuse_interrupted_rebuild(settings)

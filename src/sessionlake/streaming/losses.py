@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import LossError
+from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import GOLD, LEDGER, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.progress import last_batch
@@ -81,7 +81,7 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
     batch = last_committed(checkpoint)
     if batch is None:
         return
-    stores = (checkpoint / "state" / "0" / str(number) for number in range(_stores(checkpoint, batch)))
+    stores = (checkpoint / "state" / "0" / str(number) for number in range(_stores(checkpoint, batch, layer)))
     lacking = next((store for store in stores if not any(store.glob(f"{batch + 1}*"))), None)
     if lacking is not None:
         raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", way_on(layer))
@@ -116,7 +116,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str, 
         raise LossError(f"the states in {checkpoint} cannot be read ({failure_of(error)})", way_on(layer)) from error
 
 
-def _stores(checkpoint: Path, batch: int) -> int:
+def _stores(checkpoint: Path, batch: int, layer: str) -> int:
     """How many state stores a stream has: settled by its first batch, and noted by Spark with each.
 
     Raises:
@@ -126,7 +126,8 @@ def _stores(checkpoint: Path, batch: int) -> int:
         metadata, _ = planned(checkpoint, batch)
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LossError(f"{checkpoint} does not say how many state stores it has ({error!r})") from None
+        lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
+        raise LossError(lost, way_on(layer)) from None
 
 
 def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
@@ -139,6 +140,25 @@ def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
         raise LossError(f"{table} names files that are gone ({named})", mended(table, "put them back from a backup"))
+
+
+def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if each of these tables is either not there, or has a log that can be read.
+
+    Raises:
+        LakeError: naming one that has not: whether to remove it is not for a program to decide.
+    """
+    for table in tables:
+        if not lake.exists(spark, table):
+            continue
+        try:
+            _ = lake.read(spark, table).schema
+            lake.storage.lost_files(spark, table)
+        except Exception as error:
+            raise LakeError(
+                f"the log of {table} cannot be read ({failure_of(error)}): if that is so for good, remove the table "
+                f"({lake.identifier(table)}) and run this again, which makes it anew"
+            ) from error
 
 
 def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:

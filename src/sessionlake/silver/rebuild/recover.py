@@ -21,6 +21,7 @@ from sessionlake.streaming.losses import (
     refuse_lost_ledger,
     refuse_lost_rows,
     refuse_unreadable,
+    require_logs,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
         LakeError: there is no silver, or bronze has lost something itself.
     """
     lake = Lake(settings)
+    require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no silver in {settings.place}: `sessionlake run silver` begins one")
     refuse_lost_ledger(spark, settings, LAYER)
