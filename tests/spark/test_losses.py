@@ -167,7 +167,7 @@ def its_last_batches(run: Pipeline) -> int:
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (torn("metadata"), "metadata is not whole JSON"),
+        (torn("metadata"), "metadata cannot be read"),
         (torn("offsets", "0"), "offsets/0 is not whole JSON"),
         (a_state, "lacks the state of batch 0"),
         (a_torn_state, "the states in .* cannot be read"),

@@ -92,14 +92,17 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
 
 
 def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
-    """The query's id, and the last batch that the ledger or the checkpoint knows; -1 if they know none."""
+    """The query's id, and the last batch that the ledger or the checkpoint knows; 0 if they know none.
+
+    So an entry of what they do not know has a number, too.
+    """
     reader = lake.reader(spark)
     entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
     app_id = of_checkpoint if latest is None else latest["app_id"]
     recorded = -1 if app_id is None else last_batch(reader, LAYER, app_id)
-    return app_id or str(uuid4()), max(planned, -1 if recorded is None else recorded)
+    return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
 def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
