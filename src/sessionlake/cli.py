@@ -52,6 +52,15 @@ class Layers(StrEnum):
     ALL = "all"
 
 
+class Losses(StrEnum):
+    """What `recover` takes: the words of `commands.recover.Lost`, without importing it."""
+
+    BRONZE = "bronze"
+    SILVER = "silver"
+    GOLD = "gold"
+    LEDGER = "ledger"
+
+
 class _Group(TyperGroup):
     """Turns whatever a command raises into one text and an exit code."""
 
@@ -218,6 +227,20 @@ def doctor(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     show(("level", "check", "found"), [(item.level, item.what, item.detail) for item in findings], form)
     if any(item.level is Level.FAIL for item in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def recover(
+    lost: Annotated[Losses, typer.Argument(metavar="LAYER", help="bronze, silver, gold, or the ledger of all.")],
+    config: Config = None,
+) -> None:
+    """Make good what is lost of a layer: its checkpoint, its states, files of its tables; or `ops.ledger`."""
+    settings = settings_of(config)
+    from sessionlake.commands import recover as command
+    from sessionlake.lake.tables import storage_of
+
+    storage_of(settings).require_writable()
+    with_spark(settings, lambda spark: command.recover(spark, settings, command.Lost(lost), say))
 
 
 @app.command()

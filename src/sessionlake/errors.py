@@ -59,6 +59,18 @@ class LakeError(SessionlakeError):
     """A table or checkpoint does not fit what the job expects; no table was changed."""
 
 
+class LossError(LakeError):
+    """Something stored is gone or damaged: do what the text ends with. No table was changed.
+
+    Attributes:
+        what: is wrong, without what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}. {remedy}" if remedy else what)
+        self.what = what
+
+
 class NotThereError(SessionlakeError):
     """What was asked for is not in the lake, or not yet: the text says what is."""
 

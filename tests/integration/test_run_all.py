@@ -213,7 +213,7 @@ def test_a_damaged_or_lost_checkpoint_is_told_changes_no_table_and_can_be_put_ba
             assert mine.checkpoint(layer) in str(raised.value)
     with damaged(Path(mine.checkpoint("silver")), tmp_path / "lost") as checkpoint:
         shutil.rmtree(checkpoint)
-        with pytest.raises(LakeError, match="sessionlake rebuild silver"):
+        with pytest.raises(LakeError, match="sessionlake recover silver"):
             run_once(spark, mine, Layer.SILVER, threading.Event())
     assert spark.streams.active == []
     assert count(spark, mine, "silver.session_changes") == 3

@@ -312,7 +312,8 @@ def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on
     world.send("a", 0, 3)
     world.send("b", 0, 3)
     world.run(world.settings)
-    world.generations.begin(world.generations.present.next_batch)  # and there it died
+    present = world.generations.present
+    world.generations.begin(present.next_batch, present.app_id)  # and there it died
     world.send("a", 3, 2)
     world.send("c", 0, 2)  # its partition was not there when the generation was noted
     world.run(world.settings)

@@ -1,9 +1,13 @@
-"""What is gone is noticed by doctor, and before a job writes on over it; what follows from bronze is made anew."""
+"""What is gone is noticed by doctor, and before a job writes on over it; what follows from the rest is recovered."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
+from collections.abc import Callable
+from itertools import islice
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,21 @@ import pytest
 
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
+from sessionlake.commands.recover import Lost, recover
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import CHANGES, LEDGER, MESSAGES
+from sessionlake.gold import job as gold
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.ledger import RECOVERED
+from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, MESSAGES, METRICS_1M, PRODUCTS, ROWS
+from sessionlake.lake.progress import ends
 from sessionlake.pipeline import Layer, run_once
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.verify import verify
 from spark.test_silver_law import Pipeline, streams
-from support.lakes import assert_silver_is_the_truth, folder_of
+from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of
+
+FIRST, SECOND = islice(streams(seeds=1), 2)
+Damage = Callable[[Pipeline], None]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +37,7 @@ def whole(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with some messages in silver."""
     home = tmp_path_factory.mktemp("whole") / "home"
     pipeline = Pipeline(spark, {"home": home})
-    pipeline.arrive(MESSAGES_OF_ALL)
+    pipeline.arrive(FIRST)
     pipeline.stream()
     pipeline.merge()
     assert faults(pipeline.settings) == set()
@@ -39,33 +51,187 @@ def run(spark: Any, location: dict[str, Any], whole: Path) -> Pipeline:
     return Pipeline(spark, location)
 
 
-MESSAGES_OF_ALL = next(streams(seeds=1))
-
-
 def faults(settings: Settings) -> set[str]:
     """What doctor finds wrong with the tables and checkpoints."""
     return {finding.what for finding in doctor._books(settings) if finding.level is Level.FAIL}
 
 
-def test_a_ledger_that_is_gone_is_not_begun_anew(spark: Any, run: Pipeline) -> None:
-    away = shutil.move(folder_of(run.lake, LEDGER), run.settings.home / "away")
-    assert faults(run.settings) == {"ledger"}
-    with pytest.raises(LakeError, match=r"ops\.ledger is gone, though silver has committed batches"):
-        run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert not folder_of(run.lake, LEDGER).exists()
-    shutil.move(away, folder_of(run.lake, LEDGER))
-    assert run_once(spark, run.settings, Layer.SILVER, threading.Event())
+def recovered(run: Pipeline, lost: Lost) -> str:
+    """Recovers, and returns what was said."""
+    said: list[str] = []
+    recover(run.spark, run.settings, lost, said.append)
+    return "\n".join(said)
 
 
-def test_states_that_are_gone_are_noticed_and_rebuilt(spark: Any, run: Pipeline) -> None:
-    states = Path(run.settings.checkpoint("silver")) / "state"
-    stores = sorted((states / "0").glob("[0-9]*"))
-    for gone in (stores[-1], states):  # of one shard, and of all
-        shutil.rmtree(gone)
-        assert faults(run.settings) == {"states"}
-    rebuild(spark, run.settings)
+def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -> None:
+    """More messages come, and all tables are what they would be by themselves."""
     assert faults(run.settings) == set()
-    assert_silver_is_the_truth(spark, run.settings, MESSAGES_OF_ALL, ledger=False)
+    run.arrive(coming)
+    run.stream()
+    run.merge()
+    assert_silver_is_the_truth(run.spark, run.settings, [*FIRST, *SECOND], ledger=False)
+
+
+def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
+    before = ends(run.lake.reader(spark), "silver")
+    ledger = folder_of(run.lake, LEDGER)
+    away = shutil.move(ledger, run.settings.home / "away")
+    assert faults(run.settings) == {"ledger"}
+    with pytest.raises(
+        LakeError, match=r"ops\.ledger is gone, though silver has committed.*sessionlake recover ledger"
+    ):
+        run_once(spark, run.settings, Layer.SILVER, threading.Event())
+    assert not ledger.exists()
+    run.lake.ensure(spark, [LEDGER])  # by another layer, say
+    with pytest.raises(LakeError, match=r"ops\.ledger has no batch of silver, though"):
+        run_once(spark, run.settings, Layer.SILVER, threading.Event())
+
+    shutil.rmtree(ledger)
+    shutil.move(away, ledger)
+    next(ledger.glob("*.parquet")).unlink()
+    assert faults(run.settings) == {"files", "ledger"}
+    said = recovered(run, Lost.LEDGER)
+    assert "found: ops.ledger names files that are gone" in said
+    assert f"did not know of {len(FIRST)} messages" in said
+    assert "every row is what it was before" in said
+    reader = run.lake.reader(spark)
+    assert ends(reader, "bronze") == ends(reader, "silver") == before
+    [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
+    assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
+    assert recovered(run, Lost.LEDGER) == "found: a ledger that can be read"
+    assert_goes_on_exactly(run)
+
+
+def checkpoint(run: Pipeline, *below: str) -> Path:
+    return Path(run.settings.checkpoint("silver"), *below)
+
+
+def torn(*below: str) -> Damage:
+    def damage(run: Pipeline) -> None:
+        file = checkpoint(run, *below)
+        file.write_bytes(file.read_bytes()[:7])
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    return damage
+
+
+def everything_but_bronze(run: Pipeline) -> None:
+    """The checkpoint, the files of a table, and all of another."""
+    shutil.rmtree(checkpoint(run))
+    for file in folder_of(run.lake, CHANGES).glob("*.parquet"):
+        file.unlink()
+    shutil.rmtree(folder_of(run.lake, ROWS))
+
+
+def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run: Pipeline) -> None:
+    everything_but_bronze(run)
+    assert {"files", "tables", "layers"} <= faults(run.settings)
+    said = recovered(run, Lost.SILVER)
+    assert re.search(r"found: the checkpoint \S+ is new, but the silver tables already hold data", said)
+    assert re.search(r"found: silver.session_changes names files that are gone \(part-", said)
+    assert "nothing was compared" in said
+    assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
+    assert_goes_on_exactly(run)
+
+
+def a_state(run: Pipeline) -> None:
+    """Of one shard."""
+    shutil.rmtree(max((checkpoint(run, "state", "0")).glob("[0-9]*")))
+
+
+def a_torn_state(run: Pipeline) -> None:
+    file = max(checkpoint(run, "state", "0", "0").glob("1*"))
+    torn(*file.relative_to(checkpoint(run)).parts)(run)
+
+
+def a_merged_table(run: Pipeline) -> None:
+    shutil.rmtree(folder_of(run.lake, ROWS))
+
+
+def the_note_of_a_half_committed_batch(run: Pipeline) -> None:
+    checkpoint(run).with_name("silver.committing.json").write_text("{")
+
+
+def its_last_batches(run: Pipeline) -> int:
+    """The checkpoint is put back from a backup that is older than the tables; how many messages came since."""
+    old = shutil.copytree(checkpoint(run), checkpoint(run).with_name("old"))
+    for message in SECOND[:2]:
+        run.arrive([message])
+        run.stream()
+    shutil.rmtree(checkpoint(run))
+    old.rename(checkpoint(run))
+    return 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (torn("metadata"), "metadata cannot be read"),
+        (torn("offsets", "0"), "offsets/0 is not whole JSON"),
+        (a_state, "lacks the state of batch 0"),
+        (a_torn_state, "the states in .* cannot be read"),
+        (a_merged_table, r"silver.session_rows is gone"),
+        (the_note_of_a_half_committed_batch, "committing.json cannot be read"),
+        (its_last_batches, "ends with batch 0, the tables hold batches up to 2"),
+    ],
+)
+def test_each_loss_of_silver_is_found_and_made_good(
+    run: Pipeline, damage: Callable[[Pipeline], int | None], found: str
+) -> None:
+    came = damage(run) or 0
+    assert re.search(f"found: .*{found}", recovered(run, Lost.SILVER))
+    assert "nothing that is lost; nothing was changed" in recovered(run, Lost.SILVER)
+    assert_goes_on_exactly(run, SECOND[came:])
+    assert verify(run.spark, run.settings).exact
+
+
+@pytest.mark.soak
+def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline) -> None:
+    log = max((folder_of(run.lake, CHANGES) / "_delta_log").glob("*.json"))
+    log.write_text("{torn")
+    with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read .*: .* remove the table"):
+        recovered(run, Lost.SILVER)
+    shutil.rmtree(folder_of(run.lake, CHANGES))
+    assert "found: silver.session_changes is gone" in recovered(run, Lost.SILVER)
+    assert_goes_on_exactly(run)
+
+
+def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
+    for gone in (a_state, lambda run: shutil.rmtree(checkpoint(run, "state"))):
+        gone(run)
+        [finding] = [found for found in doctor._books(run.settings) if found.level is Level.FAIL]
+        assert (finding.what, "`sessionlake recover silver`" in finding.detail) == ("states", True)
+
+
+def test_gold_without_its_checkpoint_and_files_is_computed_anew(
+    spark: Any, run: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold.start(spark, run.settings, once=True).wait()
+    before = [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)]
+    assert all(before)
+    assert "nothing that is lost" in recovered(run, Lost.GOLD)
+    shutil.rmtree(Path(run.settings.checkpoint("gold"), "state"))
+    next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
+    assert faults(run.settings) == {"states", "files"}
+    with monkeypatch.context() as dying:
+        dying.setattr("sessionlake.silver.rebuild.endings.delete_rows", power_cut)
+        with pytest.raises(PowerCutError):
+            recovered(run, Lost.GOLD)
+    with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
+        gold.start(spark, run.settings, once=True)
+    assert "gold is emptied" in recovered(run, Lost.GOLD)
+    gold.start(spark, run.settings, once=True).wait()
+    assert [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)] == before
+    assert faults(run.settings) == set()
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def power_cut(*_: object) -> None:
+    raise PowerCutError
 
 
 @pytest.mark.parametrize("table", [MESSAGES, CHANGES])
@@ -75,3 +241,4 @@ def test_a_file_that_is_gone_is_named(run: Pipeline, table: str) -> None:
     [finding] = [found for found in doctor._books(run.settings) if found.what == "files"]
     assert finding.level is Level.FAIL
     assert gone.name in finding.detail
+    assert ("sessionlake recover silver" in finding.detail) == (table == CHANGES)

@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path, name, text, why):
     with pytest.raises(LakeError, match=f"{name} {why}") as raised:
         require_readable(checkpoint(tmp_path, **{name: text}), "silver")
     assert str(tmp_path) in str(raised.value)
-    assert "sessionlake rebuild silver" in str(raised.value)
+    assert "sessionlake recover silver" in str(raised.value)
 
 
 def test_bytes_that_are_no_text_are_damage(tmp_path):

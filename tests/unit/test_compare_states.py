@@ -26,5 +26,5 @@ def test_states_of_other_messages_are_passed_over_with_the_reason(
 
 def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compare_states, "last_batches", lambda *_: (-1, 4))
-    with pytest.raises(LakeError, match=r"its checkpoint holds no state.*sessionlake rebuild silver"):
+    with pytest.raises(LakeError, match=r"its checkpoint holds no state.*sessionlake recover silver"):
         compare_states.compare_states(ANY, settings, ANY)

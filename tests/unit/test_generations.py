@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sessionlake.bronze.offsets import planned_ranges
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generations, require_whole
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_is_new_has_no_id_until_spark_gives_it_one(tmp_path):
 
 def test_another_generation_goes_on_with_id_and_numbers_and_touches_no_file_that_was_there(generations, checkpoint):
     before = files(checkpoint)
-    begun = generations.begin(generations.present.next_batch)
+    begun = generations.begin(generations.present.next_batch, ID)
     assert {name: content for name, content in files(checkpoint).items() if name in before} == before
     spark(begun.folder, {"a": 9, "b": 1}, {"a": 11, "b": 1}, query="another")
     present = generations.present
@@ -76,32 +76,32 @@ def test_another_generation_goes_on_with_id_and_numbers_and_touches_no_file_that
 
 
 def test_a_generation_that_is_noted_is_the_present_one_though_spark_has_not_begun_it(generations):
-    generations.begin(3)
+    generations.begin(3, ID)
     present = generations.present
     assert (present.number, present.newest, present.next_batch) == (1, None, 3)
     assert not present.folder.exists()
 
 
 def test_a_note_that_is_not_whole_is_none(generations, checkpoint):
-    generations.begin(3)
+    generations.begin(3, ID)
     (checkpoint / "generations" / "2.partial").write_bytes(b'{"first_')
     assert generations.present.number == 1
 
 
 def test_a_number_that_was_planned_is_not_given_to_other_messages_though_it_was_given_up(generations):
-    spark(generations.begin(3).folder, {"a": 9}, {"a": 10})
-    following = generations.begin(generations.present.next_batch)
+    spark(generations.begin(3, ID).folder, {"a": 9}, {"a": 10})
+    following = generations.begin(generations.present.next_batch, ID)
     assert (following.number, following.first_batch) == (2, 4)
 
 
 def test_two_changes_before_any_batch_leave_the_number_to_the_next_batch(generations):
-    spark(generations.begin(3).folder, {"a": 9})
-    assert generations.begin(generations.present.next_batch).first_batch == 3
+    spark(generations.begin(3, ID).folder, {"a": 9})
+    assert generations.begin(generations.present.next_batch, ID).first_batch == 3
 
 
 def test_superseded_generations_stay_until_the_present_one_has_committed_a_batch(generations, checkpoint):
     for _ in range(3):
-        begun = generations.begin(generations.present.next_batch)
+        begun = generations.begin(generations.present.next_batch, ID)
         spark(begun.folder, {"a": 9}, {"a": 10})
     generations.remove_superseded()
     assert {file.name for file in (checkpoint / "generations").iterdir()} == {
@@ -123,35 +123,67 @@ def test_the_first_generation_removes_nothing(generations, checkpoint):
 
 def test_a_removal_that_was_interrupted_is_finished_and_no_number_is_used_again(generations, checkpoint):
     for _ in range(2):
-        spark(generations.begin(3).folder, {"a": 9}, {"a": 10}, done=1)
+        spark(generations.begin(3, ID).folder, {"a": 9}, {"a": 10}, done=1)
     (checkpoint / "generations" / "1.json").unlink()  # its folder is still there
     assert generations.present.number == 2
     generations.remove_superseded()
     assert not (checkpoint / "generations" / "1").exists()
     shutil.rmtree(checkpoint / "generations" / "2")
     (checkpoint / "generations" / "7").mkdir()
-    assert generations.begin(4).number == 8
+    assert generations.begin(4, ID).number == 8
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"first_batch":"three"}'])
 def test_a_damaged_note_is_named_with_what_to_do(generations, checkpoint, content):
-    generations.begin(3)
+    generations.begin(3, ID)
     (checkpoint / "generations" / "1.json").write_text(content)
     with pytest.raises(LakeError, match=r"bronze: .*generations/1.json cannot be read.*backup"):
         require_whole(str(checkpoint), "bronze")
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("{}")])
-def test_a_later_generation_without_the_first_ones_id_is_refused(generations, checkpoint, damage):
-    generations.begin(3)
+def test_a_note_of_format_1_goes_by_the_first_ones_id_and_is_refused_without(generations, checkpoint, damage):
+    (checkpoint / "generations").mkdir()
+    (checkpoint / "generations" / "1.json").write_bytes(b'{"first_batch":3,"format":1}')
+    present = generations.present
+    assert (present.number, present.first_batch, present.app_id) == (1, 3, ID)
     damage(checkpoint / "metadata")
-    with pytest.raises(LakeError, match="metadata cannot be read"):
+    with pytest.raises(LossError, match="metadata cannot be read"):
         require_whole(str(checkpoint), "bronze")
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("{}")])
+def test_a_later_generation_knows_the_first_ones_id_though_that_is_lost(generations, checkpoint, damage):
+    generations.begin(3, ID)
+    damage(checkpoint / "metadata")
+    require_whole(str(checkpoint), "bronze")
+    assert (generations.present.app_id, generations.present.first_batch) == (ID, 3)
+
+
+def test_a_query_that_is_held_up_goes_on_only_in_another_generation(generations, checkpoint):
+    generations.hold(ID)
+    with pytest.raises(LossError, match=r"was interrupted\. Run `sessionlake recover bronze` again"):
+        require_whole(str(checkpoint), "bronze")
+    assert generations.survey() == (ID, 2)
+    generations.begin(5, ID)
+    assert (generations.present.number, generations.present.first_batch) == (2, 5)
+
+
+def test_what_can_be_read_of_a_damaged_checkpoint_says_how_far_it_was(generations, checkpoint):
+    spark(generations.begin(3, ID).folder, {"a": 9}, {"a": 10}, {"a": 11}, query="another")
+    assert generations.survey() == (ID, 4)
+    (checkpoint / "metadata").write_text("{}")
+    (checkpoint / "generations" / "2.json").write_text("{")
+    assert generations.survey() == (ID, 4)
+    (checkpoint / "generations" / "1.json").unlink()
+    assert generations.survey() == (None, 2)
+    shutil.rmtree(checkpoint)
+    assert generations.survey() == (None, -1)
 
 
 def test_of_a_whole_checkpoint_the_present_generation_is_looked_at(generations, checkpoint):
     require_whole(str(checkpoint), "bronze")
-    begun = generations.begin(3)
+    begun = generations.begin(3, ID)
     require_whole(str(checkpoint), "bronze")
     spark(begun.folder, {"a": 9}, {"a": 10})
     (checkpoint / "offsets" / "2").write_text("v1\n{torn")  # nobody reads it any more

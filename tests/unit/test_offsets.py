@@ -49,7 +49,7 @@ def test_a_topic_that_appears_later_starts_at_its_beginning(checkpoint: Path) ->
 
 
 def test_a_batch_that_the_checkpoint_lacks_is_an_error_that_names_the_file(checkpoint: Path) -> None:
-    with pytest.raises(LakeError, match=r"offsets/7.*restore the checkpoint"):
+    with pytest.raises(LakeError, match=r"offsets/7.*sessionlake recover bronze"):
         planned_ranges(str(checkpoint), 7)
 
 

@@ -52,7 +52,7 @@ def test_a_note_that_cannot_be_read_is_named_with_what_to_do_and_stays(settings,
     note.write_text(content)
     with (
         pytest.raises(
-            LakeError, match=r"silver.committing.json cannot be read .*backup.*remove the file and run again"
+            LakeError, match=r"silver.committing.json cannot be read .*recover silver.*backup.*remove it and run again"
         ),
         committing(settings, "silver", 3, "a", RANGES),
     ):

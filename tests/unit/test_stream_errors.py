@@ -137,7 +137,7 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     told = explain(recorded(name), "silver", str(tmp_path))
     assert type(told) is LakeError
     assert f"the checkpoint {tmp_path} is damaged: {place} is not whole JSON" in str(told)
-    assert "sessionlake rebuild silver" in str(told)
+    assert "sessionlake recover silver" in str(told)
     assert "clean-home" not in str(told)
 
 
@@ -236,11 +236,13 @@ def test_an_error_of_this_package_stays_as_it_is() -> None:
 
 
 def test_no_remedy_begins_with_an_empty_home() -> None:
-    for layer in ("bronze", "silver", "gold", "processor-own"):
+    for layer in ("bronze", "silver", "gold"):
+        assert way_on(layer).startswith(f"`sessionlake recover {layer}` ")
+    assert way_on("silver_tables") == way_on("silver")
+    for layer in ("processor-own", "publish-t-t"):
         assert way_on(layer).startswith("Put the checkpoint back from a backup")
-    assert "rebuild silver" in way_on("silver")
-    assert "clean-home" not in way_on("silver") + way_on("processor-own")
-    assert "Kafka no longer holds is lost" in way_on("bronze").replace("whatever it no longer", "Kafka no longer")
+    assert "clean-home" not in "".join(map(way_on, ("bronze", "silver", "gold", "processor-own")))
+    assert "Kafka no longer holds is lost" in way_on("publish-t-t").replace("whatever it no longer", "Kafka no longer")
 
 
 def _traceback(last: str) -> str:

@@ -29,7 +29,7 @@ def change(number: int) -> dict[str, Any]:
 
 def trace(judgement: Judgement, changes: int = 0) -> Trace:
     message = TracedMessage(b"s", "s", "update", 5, 10, NOON, 33, NOON)
-    bronze, silver = (BatchCommit(batch, "q", NOON, {}) for batch in (1, 7))
+    bronze, silver = (BatchCommit(batch, "q", NOON, {}, recovered=False) for batch in (1, 7))
     rows = [change(number) for number in range(changes)]
     return Trace("capture.a", 0, 4, bronze, message, silver, judgement, None, rows, None)
 
@@ -51,6 +51,12 @@ def text(found: Trace) -> str:
 )
 def test_what_class_window_does_is_told(found, said):
     assert said in text(found)
+
+
+def test_an_entry_that_was_recovered_is_not_taken_for_the_message_s_own_batch():
+    found = trace(RELEASED)
+    told = text(replace(found, bronze=replace(found.bronze, recovered=True)))
+    assert "batch 1 or one before it, by 2026-01-02 12:00:00.000Z, when the ledger was recovered" in told
 
 
 @pytest.mark.parametrize(("changes", "more"), [(20, None), (21, "and 1 more: --format json has all")])

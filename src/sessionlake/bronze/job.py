@@ -12,7 +12,7 @@ from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
-from sessionlake.errors import LAST_RESORT, LakeError, SessionlakeError
+from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
@@ -26,6 +26,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
@@ -168,7 +169,7 @@ class _BronzeBatch:
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
-        entry = _entry(self._settings, txn, ranges, commit.version, started)
+        entry = entry_of(self._settings, txn, ranges, commit.version, started)
         write(spark, lake, entry)
         self._log.advance(ranges)
         self._book.advance(ranges)
@@ -195,17 +196,12 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     """Gives the last batch its ledger row if it is in the table and died before that; whether it is in the table.
 
     Raises:
-        LakeError: the ledger knows later batches of this checkpoint.
+        LossError: the ledger knows later batches of this checkpoint.
         OffsetHoleError: the batch in the table does not go on where the one before it ended.
     """
     if generation.app_id is None:
         return False
-    recorded, batch = last_batch(lake.reader(spark), LAYER, generation.app_id), generation.newest
-    if recorded is not None and recorded >= generation.next_batch:
-        raise LakeError(
-            f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "
-            f"up to {recorded}: it is older than they are. Put the newer one back. {LAST_RESORT}"
-        )
+    recorded, batch = require_as_new(spark, lake, generation), generation.newest
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
@@ -216,8 +212,24 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     log = OffsetLog.load(spark, lake, LAYER, txn)
     log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
-    write(spark, lake, _entry(settings, txn, ranges, version, datetime.now(UTC)))
+    write(spark, lake, entry_of(settings, txn, ranges, version, datetime.now(UTC)))
     return True
+
+
+def require_as_new(spark: SparkSession, lake: Lake, generation: Generation) -> int | None:
+    """The last batch of the query that the ledger knows.
+
+    Raises:
+        LossError: it is later than all that the checkpoint knows.
+    """
+    recorded = last_batch(lake.reader(spark), LAYER, generation.app_id)
+    if recorded is not None and recorded >= generation.next_batch:
+        raise LossError(
+            f"the checkpoint {generation.folder} goes on with batch {generation.next_batch}, the tables hold batches "
+            f"up to {recorded}: it is older than they are",
+            way_on(LAYER),
+        )
+    return recorded
 
 
 def _give_up(spark: SparkSession, lake: Lake, generation: Generation) -> None:
@@ -256,9 +268,14 @@ def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:
     )
 
 
-def _entry(
+def entry_of(
     settings: Settings, txn: Txn, ranges: tuple[OffsetRange, ...], version: int, started: datetime
 ) -> LedgerEntry:
+    """What the ledger says of messages taken in.
+
+    Args:
+        version: of the table, with them.
+    """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(
         layer=LAYER,

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, LossError
+from sessionlake.lake.names import BRONZE
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.streaming.checkpoint import way_on
 
 Offsets = dict[TopicPartition, int]
 _VERSION = "v1"
@@ -45,7 +47,5 @@ def read_offsets(file: Path) -> Offsets:
             )
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
-        raise LakeError(
-            f"bronze: the checkpoint file {file} cannot be read ({error}): restore the checkpoint"
-        ) from error
+        raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", way_on(BRONZE)) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}

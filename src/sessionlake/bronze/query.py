@@ -293,7 +293,7 @@ class BronzeQuery(LayerQuery):
         if begun and not offsets.goes_on_at(positions, settled=settled):
             as_before = settled and offsets.ended_at(positions)
             left, begun = generation, False
-            generation = self._generations.begin(left.next_batch)
+            generation = self._generations.begin(left.next_batch, left.app_id)
             if not settled:
                 self._give_up(left)
                 if self._settle(left):  # it has come meanwhile, by another process

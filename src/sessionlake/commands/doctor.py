@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,14 +13,20 @@ from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError,
 from sessionlake.history.missing import missing_offsets
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, SILVER
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
 from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.generations import require_whole
-from sessionlake.streaming.losses import has_committed, refuse_lost_files, refuse_lost_ledger, refuse_lost_state
+from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.losses import (
+    has_committed,
+    refuse_lost_files,
+    refuse_lost_ledger,
+    refuse_lost_rows,
+    refuse_lost_state,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,7 +122,7 @@ def _checkpoints(settings: Settings) -> str:
         if not folder.is_dir():
             continue
         require_whole(str(folder), layer)
-        if not (folder / "metadata").is_file():
+        if _query_id(settings, layer) is None:
             raise LakeError(f"{folder} has no metadata file. {way_on(layer)}")
         found.append(layer)
     return ", ".join(found) or "none yet"
@@ -192,41 +197,31 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
             what = f"{missing} offsets are missing" if missing > 0 else f"{-missing} messages are there twice"
             raise LakeError(
                 f"{span.layer}: topic {span.topic}, partition {span.partition}, offsets {span.first} to "
-                f"{span.last}: {what}; restore its tables and its checkpoint from the "
-                f"same backup{_or_rebuild(span.layer)}. {LAST_RESORT}"
+                f"{span.last}: {what}; {_put_right(span.layer)}"
             )
     return f"contiguous in {len({(span.topic, span.partition) for span in found})} topic-partitions"
 
 
 def _as_booked(spark: SparkSession, lake: Lake) -> str:
-    booked: Counter[str] = Counter()
-    for row in rows_of(Books(lake.reader(spark), "outputs").current()):
-        for output in row["outputs"]:
-            booked[output["table"]] += output["rows"]
-    for table in _GROWING:
-        held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
-        # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
-        if held < booked[table]:
-            raise LakeError(
-                f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand; "
-                f"restore the table (Delta's time travel: RESTORE TABLE){_or_rebuild(table)}. {LAST_RESORT}"
-            )
+    refuse_lost_rows(spark, lake, _GROWING)
     return "hold what the ledger says was written"
 
 
-def _or_rebuild(what: str) -> str:
-    """What else can be done about a layer or table, if it is silver's."""
-    silver = what.partition(".")[0] == "silver"
-    return ", or build silver once more from bronze (sessionlake rebuild silver)" if silver else ""
+def _put_right(layer: str) -> str:
+    """What to do about a layer whose offsets are not in order."""
+    back = "restore its tables and its checkpoint from the same backup"
+    if layer == SILVER:
+        return f"`sessionlake rebuild silver` builds it once more from bronze; or {back}"
+    return f"{back}. {LAST_RESORT}"
+
+
+def _query_id(settings: Settings, layer: str) -> str | None:
+    return Generations(settings.checkpoint(layer), layer).present.app_id
 
 
 def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
     ran = {row["layer"] for row in rows_of(Books(reader).current()) if not row["app_id"].startswith(REBUILD)}
-    lost = [
-        layer
-        for layer in _checkpointed(settings)
-        if layer in ran and not (Path(settings.checkpoint(layer)) / "metadata").is_file()
-    ]
+    lost = [layer for layer in _checkpointed(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
         ways = " ".join(f"{layer}: {way_on(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.rebuild import EVERYTHING, Rebuilt, rebuild
 from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
 
@@ -51,13 +51,23 @@ def rebuild_silver(
     """Puts a silver built from bronze in the place of the live one."""
     with claimed(spark, settings, Layer.ALL, "rebuilds silver"):
         found = rebuild(spark, settings, version=version, selection=selection)
-    if found.verified is None:
+    say_rebuilt(found, say, selection)
+
+
+def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> None:
+    """Says what came of a rebuild."""
+    if found.finished:
         say(f"the interrupted rebuild of bronze.messages@v{found.version} is published; run it again for another")
         return
     say(f"silver is rebuilt from bronze.messages@v{found.version}: {found.messages} messages, batch {found.batch}")
     if not selection.everything:
         say(f"replaced are {selection} alone")
-    if found.verified.first is None:
+    if found.verified is None:
+        say(
+            "nothing was compared, since the live tables could not be read; gold is emptied, and computed anew when it "
+            "runs next"
+        )
+    elif found.verified.first is None:
         say("every row is what it was before")
     else:
         what = f"{found.verified.different} of {found.verified.sessions} sessions were other before"

@@ -78,6 +78,8 @@ def _message(found: Trace) -> str:
 
 
 def _commit(commit: BatchCommit) -> str:
+    if commit.recovered:
+        return f"batch {commit.batch} or one before it, by {_time(commit.committed_at)}, when the ledger was recovered"
     return f"batch {commit.batch}, committed {_time(commit.committed_at)}{_wrote(commit)}"
 
 

@@ -17,7 +17,7 @@ from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.merging import ProductMerger
-from sessionlake.gold.products import Made, make_anew, mark_incomplete, refuse_other_logic, to_begin
+from sessionlake.gold.products import Made, begin_again, make_anew, mark_incomplete, refuse_other_logic, to_begin
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
@@ -61,6 +61,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
     refuse_other_logic(spark, lake, products)
     lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
     hold_settings(spark, lake, settings.gold)
+    begin_again(spark, lake, products)
     new = to_begin(spark, lake, products)
     if new:
         make_products(spark, settings, new)

@@ -12,11 +12,14 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
 from sessionlake.gold.recompute import changes_read, recomputed
+from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+KEPT_UP = "sessionlake.products"
+"""Property of `gold.rolling_average`: the products that gold keeps up."""
 LOGIC = "sessionlake.logic"
 """Property of a product's table: what its rows rest on. It is set once the table has all that gold has read."""
 
@@ -34,6 +37,18 @@ def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[Produ
                 f"{product.table} was made by other logic ({found}, now {product.logic}): "
                 f"`sessionlake rebuild {product.table}` makes it anew"
             )
+
+
+def begin_again(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
+    """Notes which products gold keeps up; one that it did not keep up before has missed batches, and is made anew."""
+    names = [product.name for product in products]
+    before = lake.storage.properties(spark, AVERAGES).get(KEPT_UP)
+    noted = names if before is None else before.split(",")
+    for product in products:
+        if product.name not in noted:
+            mark_incomplete(spark, lake, product)
+    if before != ",".join(names):
+        lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(names))
 
 
 def to_begin(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> list[Product]:

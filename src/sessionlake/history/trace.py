@@ -16,6 +16,7 @@ from sessionlake.history.fate import Content, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.ledger import RECOVERED
 from sessionlake.lake.names import (
     BRONZE,
     CHANGES,
@@ -59,12 +60,14 @@ class BatchCommit:
 
     Attributes:
         versions: of the tables it wrote.
+        recovered: whether the entry stands for all batches until then, since the ledger's own were lost.
     """
 
     batch: int
     app_id: str
     committed_at: datetime
     versions: Mapping[str, int]
+    recovered: bool
 
 
 @dataclass(frozen=True)
@@ -209,9 +212,9 @@ def _took_in(
     return None if found is None else BatchCommit(*_head(found))
 
 
-def _head(row: Row) -> tuple[int, str, datetime, dict[str, int]]:
+def _head(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
     versions = {output["table"]: output["version"] for output in row["outputs"]}
-    return row["batch_id"], row["app_id"], row["committed_at"], versions
+    return row["batch_id"], row["app_id"], row["committed_at"], versions, row["source"] == RECOVERED
 
 
 def _changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:

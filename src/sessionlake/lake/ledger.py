@@ -27,6 +27,9 @@ COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 REBUILD = "rebuild:"
 """What the application id of a rebuild's entry begins with: the layer's entries before it tell of tables replaced."""
 
+RECOVERED = "recovered"
+"""The `source` of an entry that was made of what a table holds: of a batch, or of all batches before it together."""
+
 
 @dataclass(frozen=True)
 class OffsetRange:

@@ -16,9 +16,9 @@ import msgspec
 import pandas as pd
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.names import SILVER
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
 
 
@@ -53,7 +53,7 @@ def read(place: Path) -> Handover | None:
     """The handover in a folder, if there is one.
 
     Raises:
-        LakeError: it cannot be read.
+        LossError: it cannot be read.
     """
     file = place / "handover.json"
     if not file.is_file():
@@ -61,7 +61,7 @@ def read(place: Path) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LakeError(f"{file} is damaged ({error}): run `sessionlake rebuild silver` again") from None
+        raise LossError(f"{file} is damaged ({error})", way_on(SILVER)) from None
 
 
 def in_force(settings: Settings) -> Handover | None:

@@ -8,21 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.lake.names import SILVER, SILVER_TABLES
+from sessionlake.errors import LAST_RESORT, LossError
+from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 
 # Spark goes back no further than the batch before the last one.
 _LATEST = 2
 _NO_OFFSET = "-"
 # The version, the metadata, and a line a source.
 _PLANNED_LINES = 3
+# What `sessionlake recover` does about a layer whose checkpoint, or whose tables, are lost.
+RECOVERED = {
+    BRONZE: "goes on behind what its table holds",
+    SILVER: "makes it once more from bronze",
+    GOLD: "has it computed anew from silver",
+}
 
 
 def way_on(layer: str) -> str:
     """What to do about a checkpoint that cannot be read or is not there: first whatever keeps all data."""
+    named = SILVER if layer == SILVER_TABLES else layer
+    if named in RECOVERED:
+        return f"`sessionlake recover {named}` {RECOVERED[named]}; or put the checkpoint back from a backup"
     back = "Put the checkpoint back from a backup"
-    if layer in {SILVER, SILVER_TABLES}:
-        return f"{back}, or build silver once more from bronze (sessionlake rebuild silver)"
     if layer.startswith("processor-"):
         return f"{back}, or start the processor over under another name"
     return f"{back}; `sessionlake doctor` says whether the tables are whole. {LAST_RESORT}"
@@ -35,7 +42,7 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
         instead: what can be done where there is no backup; by default, what its layer allows.
 
     Raises:
-        LakeError: naming the file that is not, and what to do.
+        LossError: naming the file that is not, and what to do.
     """
     folder = Path(checkpoint)
     for file in _entries(folder):
@@ -43,9 +50,8 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
         if why is not None:
             remedy = f"Put the checkpoint back from a backup, or {instead}" if instead else way_on(layer)
             place = file.relative_to(folder)
-            raise LakeError(
-                f"{layer}: the checkpoint {folder} is damaged: {place} {why}. No table was changed. {remedy}"
-            )
+            damaged = f"{layer}: the checkpoint {folder} is damaged: {place} {why}"
+            raise LossError(damaged, f"No table was changed. {remedy}")
 
 
 def last_committed(checkpoint: str | Path) -> int | None:

@@ -183,9 +183,9 @@ _CAUSES = (
     ),
     KnownFailure(
         LakeError,
-        "a table is gone, or files of it are: removed by hand, or by VACUUM before they were read. Put them back from "
-        "a backup; `sessionlake doctor` says what is missing, and silver's tables can be built once more from bronze "
-        "(sessionlake rebuild silver)",
+        "a table is gone, or files of it are: removed by hand, or by VACUUM before they were read. "
+        "`sessionlake doctor` says what is missing, and what mends it: `sessionlake recover` makes silver, gold and "
+        "the ledger anew, and what is gone of others is to be put back from a backup",
         conditions=(
             "DELTA_SCHEMA_NOT_SET",
             "DELTA_TABLE_NOT_FOUND",

@@ -9,7 +9,8 @@ those of one query: their transactions bear the id of generation 0, and their nu
     <checkpoint>/generations/3/        generation 3: Spark's, as above
 
 A generation is the present one as soon as its note is there, which is before Spark sees its folder. Whatever is in the
-folder is written by Spark alone. Generation 0 stays for good: its folder holds the others, and its id names them all.
+folder is written by Spark alone. Generation 0 stays for good: its folder holds the others, and its id names them all. A
+note repeats that id: so another generation can be begun though what Spark wrote before it is damaged, or gone.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.checkpoint import last_committed, last_planned, require_readable, way_on, write_whole
 
 _FOLDER = "generations"
+_HELD = -1
 _OF_ONE = re.compile(r"(\d+)(\.json)?")
 
 
@@ -35,10 +38,14 @@ class _Note(msgspec.Struct, frozen=True):
 
     Attributes:
         first_batch: the number of its first batch, which Spark counts as 0.
+        app_id: the id of generation 0; None in a note of format 1, which did not have it.
+
+    A note without a first batch holds the query up until another generation is begun.
     """
 
     first_batch: int
-    format: int = 1
+    app_id: str | None = None
+    format: int = 2
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Generations:
         """The one that the query goes on in.
 
         Raises:
-            LakeError: its note, or generation 0's id, cannot be read.
+            LossError: its note, or generation 0's id where the note lacks it, cannot be read; or the query is held up.
         """
         number = max((number for number in self._numbers() if self._note(number).is_file()), default=0)
         if not number:
@@ -104,16 +111,43 @@ class Generations:
             note = msgspec.json.decode(self._note(number).read_bytes(), type=_Note)
         except (OSError, msgspec.MsgspecError) as error:
             raise self._damaged(self._note(number), str(error)) from None
-        app_id = self._app_id()
+        if note.first_batch == _HELD:
+            unfinished = f"{self._layer}: the recovery of its checkpoint {self._first} was interrupted"
+            raise LossError(unfinished, f"Run `sessionlake recover {self._layer}` again")
+        app_id = note.app_id or self._app_id()
         if app_id is None:  # under another, everything that is in the tables would be written once more
             raise self._damaged(self._first / "metadata", "it is missing")
         return Generation(number, self._folder / str(number), note.first_batch, app_id)
 
-    def begin(self, first_batch: int) -> Generation:
-        """Makes another generation the present one; Spark begins it with the starting offsets that it is then given."""
-        number = max(self._numbers(), default=0) + 1
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._note(number), msgspec.json.encode(_Note(first_batch)))
+    def survey(self) -> tuple[str | None, int]:
+        """The query's id and the last number of a batch, by whatever can be read; None and -1 where nothing says it."""
+        notes = [(number, note) for number in sorted(self._numbers()) if (note := self._readable(number)) is not None]
+        numbers = [_latest(self._first)]
+        for number, note in notes:
+            numbers.append(note.first_batch + _latest(self._folder / str(number)))
+        named = [note.app_id for _, note in notes if note.app_id is not None]
+        if not named:
+            with suppress(LossError):
+                return self._app_id(), max(numbers)
+        return (named[-1] if named else None), max(numbers)
+
+    def hold(self, app_id: str) -> None:
+        """Holds the query up until another generation is begun, though this process dies.
+
+        Args:
+            app_id: the id of generation 0.
+        """
+        self._write(_Note(_HELD, app_id))
+
+    def begin(self, first_batch: int, app_id: str | None) -> Generation:
+        """Makes another generation the present one; Spark begins it with the starting offsets that it is then given.
+
+        Nothing of those before it is read.
+
+        Args:
+            app_id: the id of generation 0; by None, as what is in its folder says.
+        """
+        self._write(_Note(first_batch, app_id))
         return self.present
 
     def remove_superseded(self) -> None:
@@ -125,6 +159,17 @@ class Generations:
             if number < present.number:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
                 self._note(number).unlink(missing_ok=True)
+
+    def _write(self, note: _Note) -> None:
+        number = max(self._numbers(), default=0) + 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._note(number), msgspec.json.encode(note))
+
+    def _readable(self, number: int) -> _Note | None:
+        try:
+            return msgspec.json.decode(self._note(number).read_bytes(), type=_Note)
+        except (OSError, msgspec.MsgspecError):
+            return None
 
     def _note(self, number: int) -> Path:
         return self._folder / f"{number}.json"
@@ -145,10 +190,15 @@ class Generations:
 
     def _damaged(self, file: Path, why: str) -> LakeError:
         place = file.relative_to(self._first)
-        return LakeError(
-            f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why}). "
-            f"No table was changed. {way_on(self._layer)}"
+        return LossError(
+            f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
+            f"No table was changed. {way_on(self._layer)}",
         )
+
+
+def _latest(folder: Path) -> int:
+    """Spark's own number of the last batch in a checkpoint; -1 before the first."""
+    return max((number for number in (last_planned(folder), last_committed(folder)) if number is not None), default=-1)
 
 
 def require_whole(checkpoint: str, layer: str) -> None:

@@ -11,31 +11,44 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD, OffsetRange
+from sessionlake.lake.names import AVERAGES, BRONZE, GOLD, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import way_on, write_whole
+from sessionlake.streaming.generations import Generations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Every batch of a layer leaves rows in one of these.
+_FILLED = {BRONZE: (MESSAGES,), SILVER: (PROGRESS, QUARANTINE), GOLD: (AVERAGES, METRICS_1M)}
 
 
 def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
     """Stops a job whose checkpoint is new while its tables are not: it would write everything twice.
 
     Raises:
-        LakeError: naming the checkpoint and what to do.
+        LossError: naming the checkpoint and what to do.
     """
     checkpoint = settings.checkpoint(layer)
-    if (Path(checkpoint) / "metadata").exists():
+    if Generations(checkpoint, layer).present.app_id is not None:
         return
-    entries = rows_of(Books(lake.reader(spark)).current(("layer", eq, layer)))
-    if not all(entry["app_id"].startswith(REBUILD) for entry in entries):
-        raise LakeError(
+    entries = list(rows_of(Books(lake.reader(spark)).current(("layer", eq, layer))))
+    of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
+    if not all(of_rebuild) or (not entries and is_filled(spark, lake, layer)):
+        raise LossError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
-            f"everything twice. {way_on(layer)}"
+            "everything twice",
+            way_on(layer),
         )
+
+
+def is_filled(spark: SparkSession, lake: Lake, layer: str) -> bool:
+    """Whether the layer has taken in anything, by its tables alone."""
+    return any(lake.reader(spark).any(table) for table in _FILLED.get(layer, ()))
 
 
 def rebuild_journal(settings: Settings) -> Path:
@@ -80,6 +93,12 @@ class Begun(msgspec.Struct):
     offsets: list[tuple[str, int, int, int]]
 
 
+_FINISHED_BY_HAND = (
+    "Put the file back from a backup. Without one, see to it that the settings are those of the last run, remove it "
+    "and run again: the batch is finished by them"
+)
+
+
 @contextmanager
 def committing(
     settings: Settings, layer: str, batch: int, config_hash: str, offsets: Sequence[OffsetRange]
@@ -109,7 +128,7 @@ def begun(settings: Settings, layer: str) -> Begun | None:
     """The batch that a layer is committing, or was when its process died.
 
     Raises:
-        LakeError: its note cannot be read.
+        LossError: its note cannot be read.
     """
     note = _begun(settings, layer)
     try:
@@ -117,11 +136,15 @@ def begun(settings: Settings, layer: str) -> Begun | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise LakeError(
-            f"{layer}: {note} cannot be read ({error}): it says which batch was half committed, and by which settings. "
-            "Put it back from a backup. Without one, see to it that the settings are those of the last run, remove the "
-            "file and run again: the batch is finished by them"
+        raise LossError(
+            f"{layer}: {note} cannot be read ({error}): it says which batch was half committed, and by which settings",
+            (f"{way_on(layer)}. Or by hand: " if layer == SILVER else "") + _FINISHED_BY_HAND,
         ) from None
+
+
+def forget_begun(settings: Settings, layer: str) -> None:
+    """Removes the note of a batch, of which no table has anything any more."""
+    _begun(settings, layer).unlink(missing_ok=True)
 
 
 def _begun(settings: Settings, layer: str) -> Path:

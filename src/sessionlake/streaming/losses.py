@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.lake.names import LEDGER
+from sessionlake.errors import LakeError, LossError
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.names import GOLD, LEDGER, PROCESSOR_ERRORS, SILVER
+from sessionlake.lake.progress import last_batch
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import last_committed, planned, way_on
+from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
+from sessionlake.streaming.errors import failure_of
+from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.guards import is_filled, refuse_fresh_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,61 +27,185 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
+def first_loss(*checks: Callable[[], object]) -> str | None:
+    """What the first of the checks that finds a loss says of it; None if none does."""
+    for check in checks:
+        try:
+            check()
+        except LossError as loss:
+            return loss.what
+    return None
+
+
 def has_committed(settings: Settings, layer: str) -> bool:
     """Whether the layer's checkpoint tells of a committed batch, in any of its generations."""
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 
 def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> None:
-    """Stops a job that has committed batches while there is no ledger: a new one would balance, and know of none.
+    """Stops a job that has committed batches of which the ledger has none: it would balance, and know nothing of them.
 
     Raises:
-        LakeError: naming the checkpoint that tells of the batches.
+        LossError: naming the checkpoint that tells of the batches.
     """
-    if has_committed(settings, layer) and not Lake(settings).exists(spark, LEDGER):
-        checkpoint = settings.checkpoint(layer)
-        raise LakeError(
-            f"{LEDGER} is gone, though {layer} has committed batches ({checkpoint}): put it back from a backup. "
-            f"{LAST_RESORT}"
-        )
+    if not has_committed(settings, layer):
+        return
+    lake = Lake(settings)
+    batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
+    if not lake.exists(spark, LEDGER):
+        raise LossError(f"{LEDGER} is gone, {batches}", mended(LEDGER))
+    refuse_lost_files(spark, lake, LEDGER)
+    if lacks_batches(spark, lake, layer):
+        remedy = mended(LEDGER) if layer in RECOVERED else way_on(layer)
+        raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", remedy)
+
+
+def lacks_batches(spark: SparkSession, lake: Lake, layer: str) -> bool:
+    """Whether the ledger has no batch of a layer that has begun."""
+    return not lake.reader(spark).any(LEDGER, ("layer", eq, layer)) and has_begun(spark, lake, layer)
+
+
+def has_begun(spark: SparkSession, lake: Lake, layer: str) -> bool:
+    """Whether a layer has taken in anything, by its checkpoint, its tables or the ledger."""
+    noted = has_committed(lake.settings, layer) or is_filled(spark, lake, layer)
+    return noted or lake.reader(spark).any(LEDGER, ("layer", eq, layer))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
     """Returns if every state store has the last committed batch, or nothing is committed yet.
 
     Raises:
-        LakeError: naming a folder that lacks it.
+        LossError: naming a folder that lacks it.
     """
     checkpoint = Path(settings.checkpoint(layer))
     batch = last_committed(checkpoint)
     if batch is None:
         return
-    stores = (checkpoint / "state" / "0" / str(number) for number in range(_stores(checkpoint, batch)))
+    stores = (checkpoint / "state" / "0" / str(number) for number in range(_stores(checkpoint, batch, layer)))
     lacking = next((store for store in stores if not any(store.glob(f"{batch + 1}*"))), None)
     if lacking is not None:
-        raise LakeError(f"{layer}: {lacking} lacks the state of batch {batch}. {way_on(layer)}")
+        raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", way_on(layer))
 
 
-def _stores(checkpoint: Path, batch: int) -> int:
+def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str, first_batch: int = 0) -> None:
+    """Returns if a stateful layer's checkpoint is whole, has all of its states, and is as new as the ledger.
+
+    Args:
+        first_batch: the number of its first batch.
+
+    Raises:
+        LossError: saying what is wrong.
+    """
+    checkpoint, lake = settings.checkpoint(layer), Lake(settings)
+    require_whole(checkpoint, layer)
+    refuse_fresh_checkpoint(spark, lake, settings, layer)
+    refuse_lost_state(settings, layer)
+    committed = last_committed(checkpoint)
+    done = first_batch - 1 if committed is None else first_batch + committed
+    app_id = Generations(checkpoint, layer).present.app_id
+    recorded = None if app_id is None else last_batch(lake.reader(spark), layer, app_id)
+    # A batch's ledger row comes before its checkpoint.
+    if recorded is not None and recorded > done + 1:
+        old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"
+        raise LossError(old, way_on(layer))
+    if committed is None:
+        return
+    try:
+        spark.read.format("statestore").load(checkpoint).write.format("noop").mode("overwrite").save()
+    except Exception as error:
+        raise LossError(f"the states in {checkpoint} cannot be read ({failure_of(error)})", way_on(layer)) from error
+
+
+def _stores(checkpoint: Path, batch: int, layer: str) -> int:
     """How many state stores a stream has: settled by its first batch, and noted by Spark with each.
 
     Raises:
-        LakeError: the note is not whole.
+        LossError: the note is not whole.
     """
     try:
         metadata, _ = planned(checkpoint, batch)
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LakeError(f"{checkpoint} does not say how many state stores it has ({error!r})") from None
+        lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
+        raise LossError(lost, way_on(layer)) from None
 
 
 def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
     """Returns if every file that the table's present version names is there, as far as that can be seen.
 
     Raises:
-        LakeError: naming some that are gone.
+        LossError: naming some that are gone.
     """
     lost = lake.storage.lost_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
-        raise LakeError(f"{table} names files that are gone ({named}): put them back from a backup")
+        raise LossError(f"{table} names files that are gone ({named})", mended(table, "put them back from a backup"))
+
+
+def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if each of these tables is either not there, or has a log that can be read.
+
+    Raises:
+        LakeError: naming one that has not: whether to remove it is not for a program to decide.
+    """
+    for table in tables:
+        if not lake.exists(spark, table):
+            continue
+        try:
+            _ = lake.read(spark, table).schema
+            lake.storage.lost_files(spark, table)
+        except Exception as error:
+            raise LakeError(
+                f"the log of {table} cannot be read ({failure_of(error)}): if that is so for good, remove the table "
+                f"({lake.identifier(table)}) and run this again, which makes it anew"
+            ) from error
+
+
+def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if every row of these tables can be read.
+
+    Raises:
+        LossError: naming one that is not there, or cannot be read.
+    """
+    for table in tables:
+        if not lake.exists(spark, table):
+            raise LossError(f"{table} is gone", mended(table))
+        refuse_lost_files(spark, lake, table)
+        try:
+            lake.read(spark, table).write.format("noop").mode("overwrite").save()
+        except Exception as error:
+            raise LossError(f"{table} cannot be read ({failure_of(error)})", mended(table)) from error
+
+
+def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if the lake's own tables are there, and those that only grow hold what the ledger says was written.
+
+    Args:
+        tables: that only grow.
+
+    Raises:
+        LossError: naming one that is not, or does not.
+    """
+    booked: Counter[str] = Counter()
+    for row in rows_of(Books(lake.reader(spark), "outputs").current()):
+        for output in row["outputs"]:
+            booked[output["table"]] += output["rows"]
+    for table in booked.keys() & TABLES.keys():
+        if booked[table] and not lake.exists(spark, table):
+            raise LossError(f"{table} is gone", mended(table))
+    for table in tables:
+        held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
+        # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
+        if held < booked[table]:
+            lost = f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand"
+            raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
+
+
+def mended(table: str, otherwise: str = "put it back from a backup") -> str:
+    """What to do about one of the lake's own tables of which something is lost."""
+    layer = table.partition(".")[0]
+    if table == LEDGER:
+        return f"`sessionlake recover ledger` makes it anew from the tables; or {otherwise}"
+    if layer in {SILVER, GOLD} and table != PROCESSOR_ERRORS:
+        return f"`sessionlake recover {layer}` {RECOVERED[layer]}; or {otherwise}"
+    return f"{otherwise[0].upper()}{otherwise[1:]}"

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,16 +20,10 @@ from sessionlake import __version__
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
-from sessionlake.lake.commit import delete_rows, retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import (
-    AVERAGES,
-    CHANGES,
-    GOLD,
-    LEDGER,
     MESSAGES,
-    PRODUCTS,
     PROGRESS,
     SESSIONS,
     SILVER_TABLES,
@@ -47,6 +40,7 @@ from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
+from sessionlake.silver.rebuild.endings import reset_gold, retire_query
 from sessionlake.silver.rebuild.replay import (
     REPLAYED,
     Replayed,
@@ -58,14 +52,12 @@ from sessionlake.silver.rebuild.replay import (
 )
 from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.guards import rebuild_journal, refuse_half_committed
+from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVERYTHING = Selection()
-_GOLD = (AVERAGES, *PRODUCTS)
 
 
 @dataclass(frozen=True)
@@ -76,13 +68,15 @@ class Rebuilt:
         version: of bronze.
         batch: the number the rebuild has among silver's batches.
         messages: how many it took in.
-        verified: how the tables before it compare; None if it finished an interrupted publication.
+        verified: how the tables before it compare; None if nothing was compared.
+        finished: whether it finished an interrupted publication.
     """
 
     version: int
     batch: int
     messages: int
     verified: Verified | None
+    finished: bool = False
 
 
 class _Plan(msgspec.Struct):
@@ -104,12 +98,14 @@ def rebuild(
     version: int | None = None,
     selection: Selection = EVERYTHING,
     slice_messages: int | None = None,
+    compares: bool = True,
 ) -> Rebuilt:
     """Builds silver from bronze and puts it in the place of the live tables.
 
     Args:
         version: of bronze to build from, the latest by default; the stream goes on behind it.
         selection: the sessions to replace; all others stay as they are.
+        compares: whether the live tables are compared; if not, they are not read, and count as changed.
 
     Raises:
         LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
@@ -120,13 +116,14 @@ def rebuild(
     with interpreted(spark, when=is_small(spark, lake)):
         if plan is not None:
             _publish(spark, settings, lake, plan)
-            return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None)
+            return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None, finished=True)
         started = datetime.now(UTC)
         latest = lake.last_commit(spark, MESSAGES).version
         if version is not None and not 0 <= version <= latest:
             raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
         version = latest if version is None else version
-        TableMerger(spark, settings).catch_up()
+        if compares:
+            TableMerger(spark, settings).catch_up()
         if not selection.everything:
             refuse_half_committed(settings, LAYER)
             _require_known(spark, lake, version, selection)
@@ -135,7 +132,7 @@ def rebuild(
         replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
         if not selection.everything:
             _fill_up(spark, settings, lake, selection)
-        found = compare_tables(spark, settings, lake)
+        found = compare_tables(spark, settings, lake) if compares else None
         plan = _plan(spark, lake, replayed, found, started)
         begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
         handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
@@ -220,17 +217,27 @@ def _states(
         yield shard, state.encode(columns)
 
 
-def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified, started: datetime) -> _Plan:
+def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified | None, started: datetime) -> _Plan:
     last = last_batch(lake.reader(spark), LAYER)
+    if last is None and found is not None:  # a ledger that is lost
+        last = _newest(spark, lake)
     return _Plan(
         rebuild=uuid.uuid4().hex[:12],
         version=replayed.version,
         batch=0 if last is None else last + 1,
         started_at=started,
-        changed=sorted(found.tables),
+        changed=sorted(COMPARED if found is None else found.tables),
         ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
         counts=counts_of(replayed.partitions),
     )
+
+
+def _newest(spark: SparkSession, lake: Lake) -> int | None:
+    """The last batch that the tables have rows of."""
+    from pyspark.sql import functions as F
+
+    found = lake.read(spark, PROGRESS).agg(F.max("_batch")).first()
+    return None if found is None else found[0]
 
 
 def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
@@ -239,7 +246,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     told = {"sessionlake": __version__, "config": config_hash(settings), "rebuild": plan.rebuild}
     text = json.dumps(told | {"bronze_version": plan.version})
     outputs = []
-    _retire_query(spark, lake, LAYER, REPLAYED)
+    retire_query(spark, lake, LAYER, REPLAYED)
     for table in REPLAYED:
         rows = _numbered(_built(spark, beside, table), plan.batch)
         fault_point(f"before:publish:{table}")
@@ -248,7 +255,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         fault_point(f"after:publish:{table}")
         outputs.append(TableOutput(table, lake.last_commit(spark, table).version, rows.count()))
     if plan.changed:
-        _reset_gold(spark, settings, lake, plan)
+        reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
     write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
     write(spark, lake, _merged(settings, plan, txn))
     lake.add_version(spark, MESSAGES, plan.version)
@@ -256,17 +263,9 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     lake.storage.require_claims()
     handover.swap(settings, plan.rebuild)
     note_going_on(settings)
+    forget_begun(settings, LAYER)
     rebuild_journal(settings).unlink()
     clear(spark, settings)
-
-
-def _retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
-    """What a process that stands still has yet to commit of a query that ends here must not come into the tables."""
-    app_id = Generations(lake.settings.checkpoint(layer), layer).present.app_id
-    if app_id is not None and lake.storage.token(layer):
-        last = Txn.last(app_id)
-        for txn in (last, last.second):
-            retire(spark, lake, (*tables, LEDGER), txn)
 
 
 def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
@@ -312,18 +311,3 @@ def _merged(settings: Settings, plan: _Plan, txn: Txn) -> LedgerEntry:
         messages=plan.counts["messages"],
         config_hash=config_hash(settings),
     )
-
-
-def _reset_gold(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
-    """Empties gold: what it was computed from has changed, so it is computed anew when it runs next."""
-    checkpoint = Path(settings.checkpoint("gold"))
-    aside = checkpoint.with_name(f"gold.before-{plan.rebuild}")
-    known = [table for table in _GOLD if lake.exists(spark, table)]
-    if checkpoint.exists() and not aside.exists():
-        _retire_query(spark, lake, GOLD, known)
-        checkpoint.rename(aside)
-    txn = Txn(f"{REBUILD}{plan.rebuild}:gold", plan.batch)
-    for table in known:
-        delete_rows(spark, lake, table, txn)
-    if known:
-        write(spark, lake, LedgerEntry("gold", txn, CHANGES, plan.started_at, config_hash=config_hash(settings)))

@@ -1,0 +1,147 @@
+"""`sessionlake recover bronze`: a new generation of bronze's checkpoint, which goes on behind what its table holds.
+
+Where bronze stands is said three times: by its checkpoint, by the ledger, and by the table itself. So what the table
+has and the ledger has not is written into the ledger, which is where a new generation takes its starting offsets from.
+Nothing is read twice, and nothing passed over. Killed at any point, it can be run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from operator import eq
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from sessionlake.bronze.job import LAYER, entry_of, require_as_new
+from sessionlake.bronze.subscription import QueryOffsets
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.commit import retire
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.ledger import RECOVERED, OffsetRange, write
+from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
+from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.progress import last_batch
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.losses import first_loss, refuse_lost_files, require_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class RecoveredBronze:
+    """The outcome.
+
+    Attributes:
+        found: what was wrong with the checkpoint; None if nothing can be seen.
+        booked: messages that the table had, and the ledger had not.
+        generation: of the checkpoint, that the next start begins.
+        batch: the number of its first batch.
+    """
+
+    found: str | None
+    booked: int
+    generation: int
+    batch: int
+
+
+def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
+    """Begins a new generation behind what the table holds.
+
+    Raises:
+        LakeError: there is no bronze.
+        LossError: files of `bronze.messages` or of the ledger are gone.
+        OffsetHoleError: the table lacks messages behind those that the ledger knows, or has some more than once.
+    """
+    lake = Lake(settings)
+    if not lake.exists(spark, MESSAGES):
+        raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
+    require_logs(spark, lake, [MESSAGES, LEDGER])
+    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
+    for table in (MESSAGES, LEDGER):
+        refuse_lost_files(spark, lake, table)
+    found = first_loss(lambda: _require_sound(spark, lake, settings))
+    app_id, known = _last_known(spark, lake, settings)
+    generations = Generations(settings.checkpoint(LAYER), LAYER)
+    generations.hold(app_id)  # what the present one would do next, it could not do any more
+    number = _retired(spark, lake, app_id, known)
+    fault_point("after:bronze.retired")
+    booked = _book(spark, lake, settings, Txn(app_id, number - 1))
+    begun = generations.begin(number + 1, app_id)
+    return RecoveredBronze(found, booked, begun.number, begun.first_batch)
+
+
+def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
+    """Returns if nothing is wrong with the checkpoint that can be seen from outside."""
+    checkpoint = settings.checkpoint(LAYER)
+    require_whole(checkpoint, LAYER)
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    present = Generations(checkpoint, LAYER).present
+    require_as_new(spark, lake, present)
+    if present.newest is not None:
+        QueryOffsets(present.folder).start()
+
+
+def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
+    """The query's id, and the last batch that the ledger or the checkpoint knows; 0 if they know none.
+
+    So an entry of what they do not know has a number, too.
+    """
+    reader = lake.reader(spark)
+    entries = list(rows_of(Books(reader).entries(("layer", eq, LAYER))))
+    latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
+    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).survey()
+    app_id = of_checkpoint if latest is None else latest["app_id"]
+    recorded = -1 if app_id is None else last_batch(reader, LAYER, app_id)
+    return app_id or str(uuid4()), max(planned, recorded or 0, 0)
+
+
+def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
+    """The first number behind all batches that the table has, retired: so none that was planned comes in any more.
+
+    Numbers that were planned and given up are in neither ledger nor table; that of a batch which died before its ledger
+    row is in the table alone. Of a number that the table knows, or of one before it, Delta makes no commit.
+    """
+    number = known
+    before = after = lake.last_commit(spark, MESSAGES).version
+    while after == before:
+        number += 1
+        retire(spark, lake, [MESSAGES], Txn(app_id, number))
+        after = lake.last_commit(spark, MESSAGES).version
+    return number
+
+
+def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
+    """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
+    log = OffsetLog.load(spark, lake, LAYER)
+    ranges = _behind(spark, lake, log.ends)
+    if not ranges:
+        return 0
+    log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    version = lake.last_commit(spark, MESSAGES).version
+    entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
+    # A ledger that was emptied remembers the transactions of its former entries.
+    write(spark, lake, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
+    return entry.messages
+
+
+def _behind(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
+    """What the table holds behind these offsets."""
+    from pyspark.sql import functions as F
+
+    known = spark.createDataFrame(
+        [(*place, end) for place, end in ends.items()], "topic string, partition int, end long"
+    )
+    rows = lake.read(spark, MESSAGES).join(F.broadcast(known), ["topic", "partition"], "left")
+    later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
+    found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
+    return tuple(OffsetRange(*row) for row in sorted(found))

@@ -1,0 +1,107 @@
+"""`sessionlake recover`: what is lost of a layer, or of the ledger, is made again from what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from sessionlake.bronze import recover as bronze
+from sessionlake.commands.rebuild import say_rebuilt
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.gold import recover as gold
+from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.pipeline import Layer, claimed
+from sessionlake.silver.rebuild import recover as silver
+from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.replay import REPLAYED
+from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.losses import first_loss, lacks_batches, refuse_unreadable, require_logs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+
+
+class Lost(StrEnum):
+    """What is recovered."""
+
+    BRONZE = "bronze"
+    SILVER = "silver"
+    GOLD = "gold"
+    LEDGER = "ledger"
+
+
+def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say) -> None:
+    """Recovers what is lost, and says what was found and done.
+
+    Raises:
+        LakeError: there is nothing of the layer yet, or what it is made of is lost itself.
+    """
+    # Gold is emptied where silver has changed, and layers that follow must not read what is half done.
+    layers = {Lost.BRONZE: Layer.BRONZE, Lost.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
+    work = {Lost.BRONZE: _bronze, Lost.SILVER: _silver, Lost.GOLD: _gold, Lost.LEDGER: _ledger}[lost]
+    with claimed(spark, settings, layers, f"recovers {lost}"):
+        work(spark, settings, say)
+
+
+def _bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
+    done = bronze.recover(spark, settings)
+    say(f"found: {done.found or 'nothing that is wrong with the checkpoint; it is begun anew all the same'}")
+    if done.booked:
+        say(f"{LEDGER} did not know of {done.booked} messages in {MESSAGES}: it has an entry of them, as recovered")
+    say(
+        f"bronze goes on behind what its table holds, with batch {done.batch} in generation {done.generation} of its "
+        "checkpoint: `sessionlake run bronze`"
+    )
+
+
+def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
+    done = silver.recover(spark, settings)
+    for loss in done.found:
+        say(f"found: {loss}")
+    if done.rebuilt is None:
+        say(
+            "found: nothing that is lost; nothing was changed. `sessionlake verify silver` compares it with bronze, "
+            "`sessionlake rebuild silver` makes it once more all the same"
+        )
+        return
+    say_rebuilt(done.rebuilt, say)
+
+
+def _gold(spark: SparkSession, settings: Settings, say: Say) -> None:
+    found = gold.recover(spark, settings)
+    for loss in found:
+        say(f"found: {loss}")
+    told = "gold is emptied, and computed anew when it runs next" if found else None
+    say(told or "found: nothing that is lost; nothing was changed")
+
+
+def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
+    """Layer by layer, those that the ledger has no batch of: so it can be run again wherever it has ended."""
+    lake = Lake(settings)
+    if not lake.exists(spark, MESSAGES):
+        raise LakeError(f"there is nothing in {settings.place} that a ledger could be made of")
+    require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
+    loss = first_loss(lambda: refuse_unreadable(spark, lake, [LEDGER]))
+    say(f"found: {loss or 'a ledger that can be read'}")
+    if loss and lake.exists(spark, LEDGER):
+        none = lake.read(spark, LEDGER).limit(0)
+        txn = Txn("recover", lake.last_commit(spark, LEDGER).version)
+        lake.overwrite(spark, LEDGER, none, txn, "{}", changes=True)
+    lake.ensure(spark, [LEDGER])
+    unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
+    if lacks_batches(spark, lake, BRONZE) or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
+        _bronze(spark, settings, say)
+    if lacks_batches(spark, lake, SILVER):
+        say_rebuilt(rebuild(spark, settings, compares=unread is None), say)
+    if lacks_batches(spark, lake, GOLD):
+        gold.empty(spark, settings)
+        say("gold is emptied, and computed anew when it runs next")
+    for own in settings.processors:
+        if lacks_batches(spark, lake, own.layer):
+            say(f"{own.layer}: nothing says what its batches took in: start the processor over under another name")

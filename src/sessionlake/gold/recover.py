@@ -1,0 +1,55 @@
+"""`sessionlake recover gold`: what is lost of gold is found, and all of it left to be computed anew from silver."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.gold.declared import schemas_of
+from sessionlake.gold.job import LAYER
+from sessionlake.lake.names import CHANGES, LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
+from sessionlake.streaming.guards import refuse_interrupted_rebuild
+from sessionlake.streaming.losses import (
+    first_loss,
+    has_begun,
+    refuse_lost_checkpoint,
+    refuse_lost_ledger,
+    refuse_unreadable,
+    require_logs,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
+    """Empties gold, if something of it is lost; returns what that is.
+
+    Raises:
+        LakeError: there is no gold, or silver or the ledger has lost something itself.
+    """
+    lake, own = Lake(settings), gold_tables(settings)
+    require_logs(spark, lake, [CHANGES, LEDGER, *own])
+    if not has_begun(spark, lake, LAYER):
+        raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
+    refuse_interrupted_rebuild(settings)
+    refuse_lost_ledger(spark, settings, LAYER)
+    refuse_unreadable(spark, lake, [LEDGER, CHANGES])
+    checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
+    tables = first_loss(lambda: refuse_unreadable(spark, lake, own))
+    found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
+    if found:
+        empty(spark, settings)
+    return found
+
+
+def empty(spark: SparkSession, settings: Settings) -> None:
+    """Leaves gold as before its first batch: the next start computes it from silver."""
+    lake = Lake(settings, schemas_of(settings))
+    lake.ensure(spark, [*gold_tables(settings), LEDGER])
+    reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

@@ -1,0 +1,75 @@
+"""What ends when tables are replaced: the query that wrote them, and what was computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import eq
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.commit import delete_rows, retire
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.ledger import REBUILD, LedgerEntry, config_hash, write
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, PRODUCTS
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.streaming.generations import Generations
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import SparkSession
+
+
+def gold_tables(settings: Settings) -> tuple[str, ...]:
+    """All that gold writes."""
+    return (AVERAGES, *PRODUCTS, *(product.table for product in settings.gold.products))
+
+
+def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
+    """What a process that stands still has yet to commit of a query that ends here must not come into the tables."""
+    if lake.storage.token(layer):
+        for app_id in _query_ids(spark, lake, layer):
+            last = Txn.last(app_id)
+            for txn in (last, last.second):
+                retire(spark, lake, (*tables, LEDGER), txn)
+
+
+def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
+    """Of the checkpoint's query, or, where that cannot be told, of those that the ledger names."""
+    try:
+        app_id = Generations(lake.settings.checkpoint(layer), layer).present.app_id
+    except LakeError:
+        app_id = None
+    if app_id is not None:
+        return {app_id}
+    entries = rows_of(Books(lake.reader(spark)).entries(("layer", eq, layer)))
+    return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
+
+
+def reset_gold(
+    spark: SparkSession, settings: Settings, lake: Lake, name: str, batch: int, started_at: datetime
+) -> None:
+    """Empties gold, which is then computed anew when it runs next. Repeatable after a crash.
+
+    Until the ledger row, which comes last, gold does not start: its checkpoint is new, and the ledger has its batches.
+
+    Args:
+        name: of what empties it.
+    """
+    checkpoint = Path(settings.checkpoint(GOLD))
+    aside = checkpoint.with_name(f"{GOLD}.before-{name}")
+    known = [table for table in gold_tables(settings) if lake.exists(spark, table)]
+    if checkpoint.exists() and not aside.exists():
+        retire_query(spark, lake, GOLD, known)
+        checkpoint.rename(aside)
+    fault_point("after:gold.aside")
+    txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
+    for table in known:
+        delete_rows(spark, lake, table, txn)
+        fault_point(f"after:empty:{table}")
+    if known:
+        write(spark, lake, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))

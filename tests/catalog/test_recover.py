@@ -1,0 +1,40 @@
+"""What is lost beside a catalog's tables is made good as beside a home's, under leases."""
+
+from __future__ import annotations
+
+import shutil
+from operator import eq
+from typing import Any
+
+import pytest
+
+from sessionlake.commands.recover import Lost
+from sessionlake.lake.ledger import RECOVERED
+from sessionlake.lake.names import LEDGER
+from sessionlake.streaming.generations import Generations
+from spark.test_losses import FIRST, SECOND, recovered
+from spark.test_silver_law import Pipeline
+from support.lakes import assert_silver_is_the_truth, rows_of
+
+
+@pytest.mark.soak
+def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str, Any]) -> None:
+    run = Pipeline(spark, location)
+    run.arrive(FIRST)
+    run.stream()
+    run.merge()
+    shutil.rmtree(run.settings.checkpoint("silver"))
+    assert "every row is what it was before" in recovered(run, Lost.SILVER)
+    run.arrive(SECOND)
+    run.stream()
+    run.merge()
+    assert_silver_is_the_truth(spark, run.settings, [*FIRST, *SECOND], ledger=False)
+
+    for messages in (len([*FIRST, *SECOND]), None):
+        said = recovered(run, Lost.BRONZE)
+        assert ("did not know of" in said) == (messages is not None)
+        [entry] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
+        assert (entry["source"], entry["messages"]) == (RECOVERED, len([*FIRST, *SECOND]))
+        present = Generations(run.settings.checkpoint("bronze"), "bronze").present
+        assert present.app_id == entry["app_id"]
+        assert present.first_batch > entry["batch_id"] + 1

@@ -1,0 +1,84 @@
+"""Bronze over a real broker, with what it has lost made good: every message once, and the books balance."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.test_topics import World, power_cut
+from sessionlake.commands.recover import Lost, recover
+from sessionlake.config import OnTopicChange, Settings
+from sessionlake.errors import LakeError, SessionlakeError
+from sessionlake.lake.names import LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.pipeline import Layer
+from support.lakes import folder_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
+    return World(spark, broker_settings, tmp_path.name)
+
+
+def recovered(world: World, lost: Lost = Lost.BRONZE) -> str:
+    said: list[str] = []
+    recover(world.spark, world.settings, lost, said.append)
+    return "\n".join(said)
+
+
+def checkpoint(world: World, *below: str) -> Path:
+    return Path(world.settings.checkpoint(Layer.BRONZE), *below)
+
+
+def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_the_table(world, monkeypatch):
+    world.send("a", 0, 3)
+    world.send("b", 0, 2)
+    world.run(world.settings)
+    world.send("a", 3, 2)
+    world.dies("write", world.settings, monkeypatch)  # in the table, and not in the ledger
+    shutil.rmtree(checkpoint(world))
+    with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
+        world.run(world.settings)
+    with monkeypatch.context() as dying:
+        dying.setattr("sessionlake.bronze.recover._book", power_cut)
+        with pytest.raises(SessionlakeError, match="power cut"):
+            recovered(world)
+    with pytest.raises(LakeError, match=r"was interrupted\. Run `sessionlake recover bronze` again"):
+        world.run(world.settings)
+    assert "did not know of 2 messages" in recovered(world)
+    world.send("a", 5, 2)
+    world.run(world.settings)
+    world.assert_one_query_read_everything_once(a=7, b=2)
+
+    folder = world.generations.present.folder
+    for file in (folder / "offsets" / "0", checkpoint(world, "generations", f"{folder.name}.json")):
+        file.write_text("v1\n{torn")
+        with pytest.raises(LakeError, match="sessionlake recover bronze"):
+            world.run(world.settings)
+    assert "cannot be read" in recovered(world)
+    assert "nothing that is wrong" in recovered(world)
+    world.send("b", 2, 1)
+    world.run(world.settings)
+    world.assert_one_query_read_everything_once(a=7, b=3)
+
+
+def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world):
+    world.create("a")
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.delete("a")
+    world.create("a")
+    world.send("a", 0, 4)
+    world.run(world.under(OnTopicChange.RESTART))
+    next(folder_of(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
+    with pytest.raises(LakeError, match=r"ledger names files that are gone.*sessionlake recover ledger"):
+        world.run(world.settings)
+    assert "did not know of 7 messages" in recovered(world, Lost.LEDGER)
+    world.send("a", 4, 1)
+    world.run(world.settings)
+    world.assert_one_query_read_everything_once(a=8)
