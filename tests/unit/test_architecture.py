@@ -40,6 +40,7 @@ ROOMS = (
     "examples",
     "history",
     "lab",
+    "retention",
     "maintenance",
     "pipeline",
     "commands",

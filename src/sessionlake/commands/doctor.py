@@ -16,6 +16,7 @@ from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, TOPICS
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.progress import spans
+from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, jumped, jumps, latest, read_topics, topics_of
@@ -205,15 +206,21 @@ def _as_booked(spark: SparkSession, lake: Lake) -> str:
     for row in rows_of(Books(lake.reader(spark), "outputs").current()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
-    for table in _GROWING:
-        held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
+    counts = {table: lake.read(spark, table).count() if lake.exists(spark, table) else 0 for table in _GROWING}
+    gone = {table: found.gone for table, found in retained(lake.reader(spark)).items()}  # noted before it is gone
+    for table, held in counts.items():
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
-        if held < booked[table]:
+        if held < booked[table] - gone.get(table, 0):
             raise LakeError(
-                f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand; "
+                f"{table} holds {held} rows, the ledger says {booked[table]}{_less(gone.get(table, 0))}: rows were "
+                "removed by hand; "
                 f"restore the table (Delta's time travel: RESTORE TABLE){_or_rebuild(table)}. {LAST_RESORT}"
             )
-    return "hold what the ledger says was written"
+    return f"hold what the ledger says was written{_less(sum(gone.get(table, 0) for table in _GROWING))}"
+
+
+def _less(removed: int) -> str:
+    return f", less {removed} that maintain.retention removed" if removed else ""
 
 
 def _or_rebuild(what: str) -> str:

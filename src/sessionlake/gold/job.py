@@ -20,7 +20,7 @@ from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, MINUTES
 from sessionlake.lake.storage import quote
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -69,7 +69,7 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
     metrics = metrics_of(settings)
     shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
     values = [_value(name).alias(value_field(i)) for i, name in enumerate(metrics)]
-    points = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, {}).select(
+    points = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS).select(
         shard,
         "topic",
         "session_id",

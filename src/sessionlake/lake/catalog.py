@@ -14,6 +14,7 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.conflicts import conflicts, repeated
+from sessionlake.lake.expired import LIMIT, Expired
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
@@ -163,7 +164,11 @@ class Catalog(Storage):
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`."""
         row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
-        return NO_COMMIT if row is None else Commit.of(row["version"], row["operationMetrics"])
+        if row is None:
+            return NO_COMMIT
+        metrics = dict(row["operationMetrics"])
+        written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
+        return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
     # -- reading
 
@@ -221,6 +226,21 @@ class Catalog(Storage):
         except conflicts():
             return None
         return Compacted(before, self._files(spark, table)[0])
+
+    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
+        """See `Storage`."""
+        rows = (
+            self.read(spark, table, {}).alias("t").join(self._limits(spark, expired), expired.condition(), "left_semi")
+        )
+        return rows.count()
+
+    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
+        """See `Storage`."""
+        merge = self.delta(spark, table).alias("t").merge(self._limits(spark, expired), expired.condition())
+        merge.whenMatchedDelete().execute()
+
+    def _limits(self, spark: SparkSession, expired: Expired) -> DataFrame:
+        return as_frame(spark, expired.limits.select([*expired.keys, LIMIT])).alias("s")
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`: what VACUUM has to do shows only when it is done."""

@@ -17,7 +17,7 @@ from sessionlake.lake.ledger import COUNTS, LedgerEntry, OffsetRange, TableOutpu
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import enclosing, within
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -117,7 +117,7 @@ def packed(
     """
     from pyspark.sql import functions as F
 
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger}
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **PASSING_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)

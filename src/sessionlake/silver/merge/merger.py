@@ -25,6 +25,7 @@ from sessionlake.lake.names import (
     CUTS,
     LEDGER,
     PROGRESS,
+    RETAINED,
     ROWS,
     SESSIONS,
     SILVER,
@@ -104,6 +105,7 @@ class TableMerger:
         self._settings = settings
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
         if self._lake.storage.keeps_functions:
+            self._lake.ensure(self._spark, [RETAINED])
             create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
         for key, value in self._lake.storage.merge_conf.items():
             self._spark.conf.set(key, value)
