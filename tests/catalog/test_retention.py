@@ -1,0 +1,16 @@
+"""Rows that leave a catalog's tables: streams run on, the books balance, and what is gone is not told wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark import test_retention as over_folders
+
+
+def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    cut = over_folders.Cut(spark, location)
+    over_folders.test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut)
+    over_folders.test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut)
+    over_folders.test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut)
