@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from sessionlake.commands.doctor import _as_booked
+from sessionlake.commands.doctor import _as_booked, _contiguous
+from sessionlake.commands.maintain import maintain_once, told
 from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.rebuild import verify_silver
 from sessionlake.commands.show import OutputFormat
+from sessionlake.config import MaintainSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
+from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
-from sessionlake.lake.commit import append
-from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.lake.retained import retained
+from sessionlake.lake.commit import remove_rows
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
+from sessionlake.lake.names import (
+    CHANGES,
+    CUTS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    SILVER,
+    SNAPSHOT_INDEX,
+    SNAPSHOTS,
+)
+from sessionlake.lake.retained import CLAIM, retained
+from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.maintenance import Maintenance
-from sessionlake.retention.cut import Removed
+from sessionlake.maintenance import Maintained
+from sessionlake.retention import cut as module
+from sessionlake.retention.cut import Removed, Retention
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.rebuild.replay import replay
 from sessionlake.silver.stream_times import _of_bronze
 from sessionlake.silver.tables.as_of import AsOf
 from support.folding import truth_of
-from support.lakes import assert_silver_is_the_truth
-from support.retention import BATCHES, CUT, MINUTE, START, TOPIC, Aging
+from support.lakes import assert_silver_is_the_truth, write_rows
+from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
 
 GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
 FLOOR = 10
@@ -100,14 +119,10 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
 
 def test_sql_tells_the_same_and_refuses_the_same(cut: Cut) -> None:
     create_session_as_of(cut.spark, cut.settings)
-
-    def asked(session: str, minute: int) -> list[Any]:
-        at = f"timestamp_millis({START + minute * MINUTE})"
-        return list(fetch(cut.spark, cut.settings, f"SELECT * FROM session_as_of('{session}', {at})")[1])
-
-    assert len(asked("long", 4 + 30 * 5)) == 3
+    asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
+    assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
     with pytest.raises(UsageError, match="session_changes does not reach back so far"):
-        asked("long", 4 + 30 * 2)
+        fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
 
 
 def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Cut) -> None:
@@ -119,7 +134,7 @@ def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Cut) -> None:
 
 def test_a_trace_tells_what_is_gone(cut: Cut) -> None:
     assert trace(cut.reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
-    with pytest.raises(NotThereError, match="bronze.messages begins at offset 6, by maintain.retention: 3 is gone"):
+    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, by maintain.retention: 3 is gone"):
         trace(cut.reader, cut.settings, TOPIC, 0, 3)
     with pytest.raises(NotThereError, match=r"judged it in batch 1, and retention has removed rows of silver\.\w+ th"):
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
@@ -131,7 +146,9 @@ def test_verify_compares_what_is_left_and_neither_it_nor_a_rebuild_goes_by_a_bro
     assert [line.partition(" of ")[2].partition(" ")[0] for line in since] == [EVENTS, QUARANTINE, CHANGES, SNAPSHOTS]
     assert all(line.endswith("it is compared from there on") for line in since)
     assert states.startswith("exact, too")
-    with pytest.raises(LakeError, match="bronze.messages begins at offset 6, by maintain.retention: silver cannot be"):
+    with pytest.raises(
+        LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
+    ):
         replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
 
 
@@ -141,3 +158,99 @@ def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Cut)
     assert _of_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
     with pytest.raises(LakeError, match=r"stream time up to offset 4 cannot be told"):
         _of_bronze(cut.spark, cut.lake, {place: 4})
+
+
+def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(cut: Cut) -> None:
+    reader = cut.reader
+    before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
+    held = reader.table(LEDGER).num_rows
+    assert cut.cut(1, LEDGER) == {LEDGER: Removed(8)}
+    assert cut.cut(1, LEDGER) == {LEDGER: Removed(0)}
+    assert reader.table(LEDGER).num_rows == held - 8
+    assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
+    assert _as_booked(cut.spark, cut.lake).endswith("less 21 that maintain.retention removed")
+    assert _contiguous(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
+    assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
+    with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
+        trace(reader, cut.settings, TOPIC, 0, 12)
+    with pytest.raises(
+        LakeError, match=r"batch 1: retention has removed rows of ops\.ledger that were committed before"
+    ):
+        answer_as_of(cut.spark, cut.settings, "SELECT * FROM silver.sessions", 1, OutputFormat.CSV)
+    assert answer_as_of(cut.spark, cut.settings, "SELECT * FROM silver.sessions", 2, OutputFormat.CSV) == 2
+
+
+class Events:
+    """A lake of events alone, of four batches of one each."""
+
+    def __init__(self, spark: Any, location: dict[str, Any]) -> None:
+        maintain = MaintainSettings(retention={"events": SPAN})
+        self.settings = Settings(**location, maintain=maintain)
+        self.spark, self.lake, self.moments = spark, Lake(self.settings), list[datetime]()
+        self.lake.ensure(spark, [EVENTS, LEDGER])
+        for number in range(4):
+            rows = [{"topic": TOPIC, "partition": 0, "offset": number, "_batch": number}]
+            write_rows(spark, self.lake, EVENTS, rows)
+            ranges = (OffsetRange(TOPIC, 0, number, number, 1),)
+            write(spark, self.lake, LedgerEntry(SILVER, Txn("s", number), MESSAGES, datetime.now(UTC), offsets=ranges))
+            self.moments.append(datetime.now(UTC))
+
+    def cut(self, batch: int) -> int:
+        return Retention(self.spark, self.settings).cut(EVENTS, self.moments[batch] + SPAN).rows
+
+    def noted(self) -> tuple[int, int]:
+        found = retained(self.lake.reader(self.spark))[EVENTS]
+        return found.removed, found.pending
+
+    def left(self) -> int:
+        return self.lake.reader(self.spark).table(EVENTS).num_rows
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    events = Events(spark, location)
+
+    def die(*given: Any) -> None:
+        if gone:
+            remove_rows(*given)
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "remove_rows", die)
+        with pytest.raises(StoppedError):
+            events.cut(1)
+    assert events.noted() == (0, 2)
+    assert events.left() == (2 if gone else 4)
+    assert events.cut(2) == (1 if gone else 3)
+    assert (events.noted(), events.left()) == ((3, 0), 1)
+
+
+def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they_are_a_24th_older(
+    spark: Any, location: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Events(spark, location)
+    late = Retention.cut
+    now = events.moments[1] + SPAN
+    monkeypatch.setattr(Retention, "cut", lambda self, table, _, **how: late(self, table, now, **how))
+    maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
+    assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
+    beside = Retention(spark, events.settings)
+    assert late(beside, EVENTS, now, at_leisure=True) == Removed(0)
+    soon = max(events.moments[3] + SPAN, now)
+    assert late(beside, EVENTS, soon, at_leisure=True) == Removed(0)  # looked at just now
+    assert late(beside, EVENTS, soon + SPAN / 24, at_leisure=True) == Removed(2)
+    assert told(Maintained(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+
+
+def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:
+    events = Events(spark, location)
+    with events.lake.storage.claim(spark, CLAIM, "verifies silver"):
+        found = Retention(spark, events.settings).cut(EVENTS, events.moments[3] + SPAN)
+    assert found.rows == 0
+    assert "verifies silver" in found.waits or "another process" in found.waits

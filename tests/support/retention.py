@@ -23,7 +23,7 @@ from support.lakes import write_bronze
 TOPIC, START, MINUTE = "capture.a", 1_700_000_040_000, 60_000
 CUT = (MESSAGES, CHANGES, PROGRESS, SNAPSHOTS, QUARANTINE, EVENTS)
 SPAN = timedelta(hours=1)
-NAMES = ("bronze", "changes", "progress", "snapshots", "quarantine", "events")
+NAMES = ("bronze", "changes", "progress", "snapshots", "quarantine", "events", "ledger")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def _old() -> list[Said]:
 def _long(first: int, end: int) -> list[Said]:
     """One that goes on: a message every half hour."""
     head = [Said(4, "long", "snapshot", 0, (("x", 0.25), ("y", 0.5), ("z", 1.0)))] if first == 0 else []
-    return head + [Said(4 + 30 * n, "long", "update", n, (("xyz"[n % 3], float(n)),)) for n in range(max(1, first), end)]
+    return head + [
+        Said(4 + 30 * n, "long", "update", n, (("xyz"[n % 3], float(n)),)) for n in range(max(1, first), end)
+    ]
 
 
 BATCHES = [

@@ -33,7 +33,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.progress import windows
 from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.lake.retained import cut_of
+from sessionlake.lake.retained import cut_of, retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
@@ -130,6 +130,10 @@ def _found(reader: TableReader, rows: Sequence[Row], batch: int) -> tuple[int, d
         end = _merged(entries, batch)
         if end is not None and _versions(entries, end).keys() == written:
             break
+    else:
+        cut = retained(reader).get(LEDGER)
+        if cut is not None:  # which table had which version may be among what is gone
+            raise LakeError(f"batch {batch}: {cut.since}, and does not say what it left")
     return _as_of(entries, batch)
 
 

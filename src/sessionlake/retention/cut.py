@@ -36,6 +36,7 @@ from sessionlake.lake.retained import CLAIM, CUT_TOGETHER, LIMITS, Retained, exp
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.retention import rules
+from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 
@@ -49,6 +50,7 @@ _SETTINGS = {
     SNAPSHOTS: "snapshots",
     QUARANTINE: "quarantine",
     EVENTS: "events",
+    LEDGER: "ledger",
 }
 _PLACE = ("topic", "partition")
 _SESSION = ("topic", "session_id")
@@ -106,6 +108,8 @@ class Retention:
         self._looked[table] = now
         try:
             with self._lake.storage.claim(self._spark, CLAIM, "removes old rows"):
+                if table == LEDGER:
+                    return Removed(cut_ledger(self._spark, self._lake, now - span))
                 return self._cut(table, now - span)
         except (ClaimedError, _WaitsError) as error:
             return Removed(waits=str(error))
@@ -233,6 +237,8 @@ class Retention:
         later = reader.table(PROGRESS, ("_batch", gt, last_merged(reader)), columns=columns)
         merged = reader.table(SESSIONS, columns=columns) if reader.exists(SESSIONS) else later
         whole = pa.concat_tables([merged.cast(later.schema), later])
+        firsts = pc.fill_null(whole["first_offset"], 0)
+        whole = whole.set_column(whole.schema.get_field_index("first_offset"), "first_offset", firsts)
         keys = ["topic", "partition", "session_id"]
         # Of two rows of a session the earlier beginning and the later end: it stays the longer for it.
         found = whole.group_by(keys).aggregate([("first_offset", "min"), ("last_kafka_timestamp", "max")])

@@ -50,12 +50,10 @@ def of_messages(
     limits = dict(aged)
     for ends in read:
         limits = {place: min(limit, ends.get(place, -1)) for place, limit in limits.items()}
-    firsts = held.group_by(["topic", "partition"]).aggregate([("first_offset", "min")])
-    for row in firsts.to_pylist():
+    for row in held.select(["topic", "partition", "first_offset"]).to_pylist():
         place = row["topic"], row["partition"]
         if place in limits:
-            first = row["first_offset_min"]
-            limits[place] = -1 if first is None else min(limits[place], first - 1)
+            limits[place] = min(limits[place], (row["first_offset"] or 0) - 1)
     return {place: limit for place, limit in limits.items() if limit >= 0}
 
 
