@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from spark import test_retention as over_folders
+from spark.test_retention import (  # noqa: F401
+    test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died,
+)
 
 
 def test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on(

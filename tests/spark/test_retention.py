@@ -17,6 +17,7 @@ from sessionlake.commands.show import OutputFormat
 from sessionlake.config import MaintainSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
+from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
 from sessionlake.lake.commit import remove_rows
@@ -33,14 +34,15 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.retained import CLAIM, retained
+from sessionlake.lake.retained import CLAIM, retained, store
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
 from sessionlake.retention import cut as module
 from sessionlake.retention.cut import Removed, Retention
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.rebuild.replay import replay
+from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.replay import Selection, replay
 from sessionlake.silver.stream_times import _of_bronze
 from sessionlake.silver.tables.as_of import AsOf
 from support.folding import truth_of
@@ -57,12 +59,9 @@ class Cut(Aging):
 
     def __init__(self, spark: Any, location: dict[str, Any]) -> None:
         super().__init__(spark, location)
-        for _ in range(3):
-            self.take_in()
-        self.removed = self.cut(1, *(table for table in CUT if table != MESSAGES))
-        self.said: list[str] = []
-        self.verified = verify_silver(spark, self.settings, self.said.append)
-        self.removed |= self.cut(1, MESSAGES)
+        for number in range(3):
+            self.take_in(with_gold=number > 1)
+        self.removed = self.cut(1)
         self.take_in()
 
 
@@ -90,12 +89,11 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Cut) ->
     assert _as_booked(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention removed"
     )
-    own = cut.lake.delta(cut.spark, MESSAGES)
-    version = cut.lake.last_commit(cut.spark, MESSAGES).version
-    own.delete("offset = 12")
-    with pytest.raises(LakeError, match=r"holds 16 rows, the ledger says 23, less 6 that maintain.retention removed"):
+    known = retained(cut.reader)
+    store(cut.spark, cut.lake, {**known, MESSAGES: replace(known[MESSAGES], removed=5)})
+    with pytest.raises(LakeError, match=r"holds 17 rows, the ledger says 23, less 5 that maintain\.retention removed"):
         _as_booked(cut.spark, cut.lake)
-    own.restoreToVersion(version)
+    store(cut.spark, cut.lake, known)
 
 
 def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Cut) -> None:
@@ -117,6 +115,7 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
         table_as_of(reader, cut.settings, over, AsOf(ts=START + 2 * MINUTE))
 
 
+@pytest.mark.soak
 def test_sql_tells_the_same_and_refuses_the_same(cut: Cut) -> None:
     create_session_as_of(cut.spark, cut.settings)
     asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
@@ -140,16 +139,37 @@ def test_a_trace_tells_what_is_gone(cut: Cut) -> None:
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
 
 
-def test_verify_compares_what_is_left_and_neither_it_nor_a_rebuild_goes_by_a_bronze_that_is_cut(cut: Cut) -> None:
-    assert cut.verified
-    *since, states = cut.said[1:]
-    assert [line.partition(" of ")[2].partition(" ")[0] for line in since] == [EVENTS, QUARANTINE, CHANGES, SNAPSHOTS]
-    assert all(line.endswith("it is compared from there on") for line in since)
-    assert states.startswith("exact, too")
+def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Cut) -> None:
     with pytest.raises(
         LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
     ):
         replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
+
+
+@pytest.mark.soak
+def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    aging = Aging(spark, location)
+    for number in range(3):
+        aging.take_in(with_gold=number > 1)
+    aging.cut(1, *(table for table in CUT if table != MESSAGES))
+    said: list[str] = []
+    assert verify_silver(spark, aging.settings, said.append)
+    *since, states = said[1:]
+    assert [line.partition(" of ")[2].partition(" ")[0] for line in since] == [EVENTS, QUARANTINE, CHANGES, SNAPSHOTS]
+    assert all(line.endswith("it is compared from there on") for line in since)
+    assert states.startswith("exact, too")
+    with pytest.raises(LakeError, match="sessions cannot be rebuilt one by one"):
+        rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
+    rebuilt = rebuild(spark, aging.settings)
+    assert rebuilt.verified is not None
+    assert rebuilt.verified.exact
+    assert retained(aging.reader) == {}
+    assert aging.cut(1) | {MESSAGES: Removed()} == dict.fromkeys(CUT, Removed())  # all is as old as the rebuild
+    aging.take_in()
+    assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
+    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
 
 
 def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Cut) -> None:
@@ -164,20 +184,18 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(cut: 
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
     held = reader.table(LEDGER).num_rows
-    assert cut.cut(1, LEDGER) == {LEDGER: Removed(8)}
+    assert cut.cut(1, LEDGER) == {LEDGER: Removed(6)}
     assert cut.cut(1, LEDGER) == {LEDGER: Removed(0)}
-    assert reader.table(LEDGER).num_rows == held - 8
+    assert reader.table(LEDGER).num_rows == held - 6
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
     assert _as_booked(cut.spark, cut.lake).endswith("less 21 that maintain.retention removed")
     assert _contiguous(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
         trace(reader, cut.settings, TOPIC, 0, 12)
-    with pytest.raises(
-        LakeError, match=r"batch 1: retention has removed rows of ops\.ledger that were committed before"
-    ):
-        answer_as_of(cut.spark, cut.settings, "SELECT * FROM silver.sessions", 1, OutputFormat.CSV)
-    assert answer_as_of(cut.spark, cut.settings, "SELECT * FROM silver.sessions", 2, OutputFormat.CSV) == 2
+    with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
+        as_of_batch(cut.spark, cut.settings, 0)
+    assert [as_of_batch(cut.spark, cut.settings, batch).batch for batch in (1, 2)] == [1, 2]
 
 
 class Events:
