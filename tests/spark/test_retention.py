@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sessionlake.commands.doctor import _as_booked, _contiguous
@@ -14,12 +15,13 @@ from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.rebuild import verify_silver
 from sessionlake.commands.show import OutputFormat
-from sessionlake.config import MaintainSettings, Settings
+from sessionlake.config import Integrity, MaintainSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
+from sessionlake.lake.books import Sums
 from sessionlake.lake.commit import remove_rows
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.names import (
@@ -40,11 +42,14 @@ from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
 from sessionlake.retention import cut as module
 from sessionlake.retention.cut import Removed, Retention
+from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import Selection, replay
 from sessionlake.silver.stream_times import _of_bronze
 from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.streaming import losses
+from sessionlake.streaming.losses import refuse_lost_ledger
 from support.folding import truth_of
 from support.lakes import assert_silver_is_the_truth, write_rows
 from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
@@ -139,6 +144,12 @@ def test_a_trace_tells_what_is_gone(cut: Cut) -> None:
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
 
 
+def test_a_topic_whose_changes_are_gone_is_not_folded_from_its_first_change_on(cut: Cut) -> None:
+    once = cut.settings.capture.model_copy(update={"integrity": Integrity.ONCE})
+    with pytest.raises(LakeError, match=r"topic capture\.a is of class once, .* set the class back"):
+        job.start(cut.spark, cut.settings.model_copy(update={"capture": once}))
+
+
 def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Cut) -> None:
     with pytest.raises(
         LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
@@ -180,7 +191,9 @@ def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Cut)
         _of_bronze(cut.spark, cut.lake, {place: 4})
 
 
-def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(cut: Cut) -> None:
+def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
+    cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
     held = reader.table(LEDGER).num_rows
@@ -193,6 +206,11 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(cut: 
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
         trace(reader, cut.settings, TOPIC, 0, 12)
+    refuse_lost_ledger(cut.spark, cut.settings, SILVER)
+    with monkeypatch.context() as patch:
+        patch.setattr(losses, "stored_sums", lambda _: Sums(None, pa.table({})))
+        with pytest.raises(LakeError, match=r"ops\.positions, which has their only sums, is gone"):
+            refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
         as_of_batch(cut.spark, cut.settings, 0)
     assert [as_of_batch(cut.spark, cut.settings, batch).batch for batch in (1, 2)] == [1, 2]

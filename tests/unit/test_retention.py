@@ -75,24 +75,18 @@ def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_o
     assert limits.keys() <= aged.keys()
 
 
-@given(cuts, sessions, st.lists(names), st.sets(st.sampled_from(TOPICS)))
-def test_of_changes_stays_all_since_the_last_whole_table_that_is_old_and_all_that_late_fills_need(
-    kept, held, late, once
-):
+@given(cuts, st.lists(names), st.sets(st.sampled_from(TOPICS)))
+def test_of_changes_stays_all_since_the_last_whole_table_that_is_old_and_all_that_late_fills_need(kept, late, once):
     filled = pa.Table.from_pylist([{"topic": t, "session_id": s} for t, s in late], CUT.remove(2))
-    limits = by_session(rules.of_changes(cuts_of(kept), table_of(held), filled, once))
-    of_state = {(place[0], session) for place, session, _, _ in held}
-    exempt = {name for name in of_state if name[0] in once} | set(late)
-    assert limits == {
-        name: max(at for of, at in kept if of == name) for name in {of for of, _ in kept} if name not in exempt
-    }
+    limits = by_session(rules.of_changes(cuts_of(kept), filled, once))
+    cut = {of for of, _ in kept if of[0] not in once} - set(late)
+    assert limits == {name: max(at for of, at in kept if of == name) for name in cut}
 
 
 @given(cuts, st.data())
 def test_of_whole_tables_stays_the_last_old_one_and_that_which_changes_go_on_from(kept, data):
     old = data.draw(st.lists(st.sampled_from(kept)) if kept else st.just([]))
-    nobody = table_of([]), pa.table({"topic": pa.array([], pa.string()), "session_id": pa.array([], pa.string())})
-    floors = rules.of_changes(cuts_of(old), *nobody, set())
+    floors = rules.of_changes(cuts_of(old), cuts_of([]), set())
     limits, told_from = by_session(rules.of_snapshots(cuts_of(kept), floors)), by_session(floors)
     for name in {of for of, _ in kept}:
         left = [at for of, at in kept if of == name and at > limits.get(name, -1)]
@@ -102,15 +96,11 @@ def test_of_whole_tables_stays_the_last_old_one_and_that_which_changes_go_on_fro
 
 @given(cuts, cuts)
 def test_limits_are_never_moved_back(before, now):
-    first, second = (rules.limits_of(rules.of_changes(cuts_of(found), *_nobody(), set())) for found in (before, now))
+    first, second = (rules.limits_of(rules.of_changes(cuts_of(found), cuts_of([]), set())) for found in (before, now))
     both = by_session(rules.advanced(first, second, ("topic", "session_id")))
     for limits in (by_session(first), by_session(second)):
         assert all(both[name] >= limit for name, limit in limits.items())
     assert both.keys() == by_session(first).keys() | by_session(second).keys()
-
-
-def _nobody() -> tuple[pa.Table, pa.Table]:
-    return table_of([]), cuts_of([])
 
 
 @given(

@@ -111,7 +111,10 @@ class Retention:
                 if table == LEDGER:
                     return Removed(cut_ledger(self._spark, self._lake, now - span))
                 return self._cut(table, now - span)
-        except (ClaimedError, _WaitsError) as error:
+        except ClaimedError as error:
+            del self._looked[table]
+            return Removed(waits=str(error))
+        except _WaitsError as error:
             return Removed(waits=str(error))
 
     def _cut(self, table: str, bound: datetime) -> Removed:
@@ -173,9 +176,9 @@ class Retention:
             batch = min(batch, self._read_by_gold())
             filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(_SESSION))
             rule = RuleBook(self._settings.capture)
-            kept, held = self._kept(batch), self._remembered()
+            kept = self._kept(batch)
             once = {topic for topic in kept["topic"].to_pylist() if rule.of(topic).integrity is Integrity.ONCE}
-            return _Due(rules.of_changes(kept, held, filled_late, once), batch)
+            return _Due(rules.of_changes(kept, filled_late, once), batch)
         if table == SNAPSHOTS:
             floors = known[CHANGES].limits if CHANGES in known else LIMITS.empty_table()
             return _Due(rules.of_snapshots(self._kept(batch), floors), batch)

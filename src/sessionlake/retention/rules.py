@@ -57,21 +57,20 @@ def of_messages(
     return {place: limit for place, limit in limits.items() if limit >= 0}
 
 
-def of_changes(kept: pa.Table, held: pa.Table, filled_late: pa.Table, once: Collection[str]) -> pa.Table:
+def of_changes(kept: pa.Table, filled_late: pa.Table, once: Collection[str]) -> pa.Table:
     """The last position that may go from `session_changes`, of each session: that of its last whole table that is old.
 
-    So each later moment is told from that table and the changes since. A session that has had a late fill, or may still
-    get one, keeps all: its table is told by seq, and a late fill may belong before any of its whole tables.
+    So each later moment is told from that table and the changes since. A session that has had a late fill, or may ever
+    get one, keeps all: its tables are folded in seq order, from its first change on, where no whole table will do.
 
     Args:
         kept: cuts whose tables are kept, and old enough: `topic, session_id, position`.
-        held: the sessions that silver remembers.
-        filled_late: those that have had a late fill.
+        filled_late: the sessions that have had a late fill.
         once: the topics whose messages may be filled in late, by their class.
     """
     last = kept.group_by(SESSION).aggregate([("position", "max")]).rename_columns([*SESSION, "limit"])
-    open_ = pc.and_(pc.is_in(last["topic"], value_set=pa.array(once, pa.string())), are_of(last, held))
-    return limits_of(last.filter(pc.invert(pc.or_(open_, are_of(last, filled_late)))))
+    in_seq_order = pc.is_in(last["topic"], value_set=pa.array(once, pa.string()))
+    return limits_of(last.filter(pc.invert(pc.or_(in_seq_order, are_of(last, filled_late)))))
 
 
 def of_snapshots(kept: pa.Table, changes: pa.Table) -> pa.Table:

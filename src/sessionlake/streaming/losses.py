@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.books import stored_sums
+from sessionlake.lake.names import LEDGER, POSITIONS
+from sessionlake.lake.retained import retained
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import last_committed, planned, way_on
 
@@ -27,9 +29,14 @@ def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> N
     """Stops a job that has committed batches while there is no ledger: a new one would balance, and know of none.
 
     Raises:
-        LakeError: naming the checkpoint that tells of the batches.
+        LakeError: naming the checkpoint that tells of the batches; or the sums are gone of entries that were removed.
     """
-    if has_committed(settings, layer) and not Lake(settings).exists(spark, LEDGER):
+    lake = Lake(settings)
+    there = lake.exists(spark, LEDGER)
+    cut = retained(lake.reader(spark)).get(LEDGER) if there else None
+    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
+        raise LakeError(f"{cut.since}, and {POSITIONS}, which has their only sums, is gone: put it back from a backup")
+    if has_committed(settings, layer) and not there:
         checkpoint = settings.checkpoint(layer)
         raise LakeError(
             f"{LEDGER} is gone, though {layer} has committed batches ({checkpoint}): put it back from a backup. "
