@@ -30,7 +30,7 @@ LONG = {
     "test_sums_go_on_from_sums_and_are_those_of_all",
     "test_live_jobs_take_in_what_comes",
     "test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on",
-    "test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died[True]",
+    "test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
 from sessionlake.lake.books import Sums
 from sessionlake.lake.commit import remove_rows
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
@@ -36,9 +35,9 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.retained import CLAIM, retained, store
+from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
+from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
 from sessionlake.retention import cut as module
 from sessionlake.retention.cut import Removed, Retention
@@ -222,14 +221,20 @@ class Events:
     def __init__(self, spark: Any, location: dict[str, Any]) -> None:
         maintain = MaintainSettings(retention={"events": SPAN})
         self.settings = Settings(**location, maintain=maintain)
-        self.spark, self.lake, self.moments = spark, Lake(self.settings), list[datetime]()
+        self.spark, self.lake = spark, Lake(self.settings)
         self.lake.ensure(spark, [EVENTS, LEDGER])
-        for number in range(4):
-            rows = [{"topic": TOPIC, "partition": 0, "offset": number, "_batch": number}]
-            write_rows(spark, self.lake, EVENTS, rows)
-            ranges = (OffsetRange(TOPIC, 0, number, number, 1),)
-            write(spark, self.lake, LedgerEntry(SILVER, Txn("s", number), MESSAGES, datetime.now(UTC), offsets=ranges))
-            self.moments.append(datetime.now(UTC))
+        self.moments = [datetime.now(UTC) + timedelta(minutes=number) for number in range(4)]
+        place = {"topic": TOPIC, "partition": 0}
+        write_rows(spark, self.lake, EVENTS, [place | {"offset": n, "_batch": n} for n in range(4)])
+        zero = dict.fromkeys(("messages", "applied", "duplicates", "quarantined", "held"), 0)
+        entry = {"layer": SILVER, "app_id": "s", "outputs": [], "decisions": [], **zero}
+        entries = [
+            entry
+            | {"batch_id": n, "committed_at": moment - timedelta(seconds=1)}
+            | {"offsets": [place | {"first": n, "last": n, "messages": 1}]}
+            for n, moment in enumerate(self.moments)
+        ]
+        write_rows(spark, self.lake, LEDGER, entries)
 
     def cut(self, batch: int) -> int:
         return Retention(self.spark, self.settings).cut(EVENTS, self.moments[batch] + SPAN).rows
@@ -240,6 +245,24 @@ class Events:
 
     def left(self) -> int:
         return self.lake.reader(self.spark).table(EVENTS).num_rows
+
+
+def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [EVENTS])
+    place = {"topic": TOPIC, "partition": 0}
+    write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
+    limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
+    old = expired(EVENTS, limits, 0)
+    assert lake.storage.count_expired(spark, EVENTS, old) == 2
+    before = lake.last_commit(spark, EVENTS).version
+    remove_rows(spark, lake, EVENTS, old)
+    assert lake.last_commit(spark, EVENTS) == Commit(before + 2, 0)  # behind that which lets rows go
+    left = [row["offset"] for row in lake.reader(spark).rows(EVENTS, columns=["offset"])]
+    assert sorted(left, key=str) == [1, 3, None]
+    assert lake.storage.count_expired(spark, EVENTS, old) == 0
 
 
 class StoppedError(Exception):
