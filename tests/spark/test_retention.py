@@ -15,7 +15,7 @@ from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.rebuild import verify_silver
 from sessionlake.commands.show import OutputFormat
-from sessionlake.config import Integrity, MaintainSettings, Settings
+from sessionlake.config import Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
@@ -305,6 +305,19 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     assert late(beside, EVENTS, soon, at_leisure=True) == Removed(0)  # looked at just now
     assert late(beside, EVENTS, soon + SPAN / 24, at_leisure=True) == Removed(2)
     assert told(Maintained(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+
+
+def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
+    events = Events(spark, location)
+    events.lake.ensure(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
+    own = ProcessorSettings(name="logins", target="a:B")
+    spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
+    settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
+    found = {table: Retention(spark, settings).cut(table, events.moments[3] + SPAN) for table in (MESSAGES, CHANGES)}
+    assert {table: done.waits.partition(":")[0] for table, done in found.items()} == {
+        MESSAGES: "processor-logins has not begun",
+        CHANGES: "gold has not begun",
+    }
 
 
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:

@@ -55,12 +55,12 @@ def told(found: VerifiedBronze) -> Iterator[str]:
         yield "nothing to compare: of what bronze has, Kafka holds nothing any more"
     if found.removed:
         yield f"not compared: {found.removed} messages of bronze that Kafka holds no longer"
-    if found.gone:
-        yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
     if overlap.gone:
         yield f"  of topics that are gone: {_some(overlap.gone)}"
     if overlap.anew:
         yield f"  of topics that were made anew, and not read since: {_some(overlap.anew)}"
+    if found.gone:
+        yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
     if overlap.unread:
         yield f"not compared: {overlap.unread} offsets of Kafka that bronze has not read"
 
