@@ -54,6 +54,7 @@ __all__ = [
     "PayloadSettings",
     "ProcessorSettings",
     "PublishSettings",
+    "RetentionSettings",
     "SchemaSettings",
     "Settings",
     "SilverSettings",
@@ -135,13 +136,46 @@ class PublishSettings(Section):
     """Of files of the change feed, as they are stored: about what a batch sends, and one version at least."""
 
 
+_RETENTION = Field(None, ge=timedelta(hours=1))
+
+
+class RetentionSettings(Section):
+    """How long rows stay, from their commit on; without one, for good. What is still needed stays longer."""
+
+    bronze: Duration | None = _RETENTION
+    """`bronze.messages`."""
+    changes: Duration | None = _RETENTION
+    """`silver.session_changes`: moments of a session before its last whole table that is so old cannot be told then."""
+    progress: Duration | None = _RETENTION
+    """`silver.session_progress`."""
+    snapshots: Duration | None = _RETENTION
+    """`silver.session_snapshots` with its index, and `silver.session_cuts`."""
+    quarantine: Duration | None = _RETENTION
+    """`silver.quarantine`."""
+    events: Duration | None = _RETENTION
+    """`silver.integrity_events`."""
+    ledger: Duration | None = _RETENTION
+    """`ops.ledger`, whose sums stay: at least as long as anything else that does not stay for good."""
+
+    @model_validator(mode="after")
+    def _ledger_is_longest(self) -> Self:
+        spans = {name: getattr(self, name) for name in type(self).model_fields if name != "ledger"}
+        for name, span in spans.items():
+            if self.ledger is not None and span is not None and span > self.ledger:
+                raise ValueError(
+                    f"ledger is shorter than {name}: the ledger says how old that is, and must stay as long"
+                )
+        return self
+
+
 class MaintainSettings(Section):
-    """Files merged, and files and log entries that nobody needs removed."""
+    """Files merged, and files, log entries and rows that nobody needs removed."""
 
     interval: Duration = Field(timedelta(minutes=1), ge=timedelta(seconds=1))
     """In which each table is looked at once."""
     keep: Duration = Field(timedelta(hours=6), ge=timedelta(hours=1))
     """How far back every version of a table can be read. All that time, each commit has a file in the table's log."""
+    retention: RetentionSettings = RetentionSettings()
 
 
 class ProcessorSettings(Section):
@@ -236,6 +270,13 @@ class Settings(BaseSettings):
             if twice := sorted({item for item in given if given.count(item) > 1}):
                 raise ValueError(f"two processors have the {'name' if what == 'name' else 'table'} {', '.join(twice)}")
         return value
+
+    @model_validator(mode="after")
+    def _tables_are_apart(self) -> Self:
+        own = self.own_tables
+        if twice := sorted({table for table in own if own.count(table) > 1}):
+            raise ValueError(f"a processor and a product of gold have the table {', '.join(twice)}")
+        return self
 
     @model_validator(mode="after")
     def _home_is_not_a_file(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from enum import StrEnum
 from typing import Self
@@ -37,6 +38,9 @@ class AggregateKind(StrEnum):
     LAST_TS = "last_ts"
 
 
+_COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
+# An event's place in time is one among those of the same metric of the same row alone.
+_IN_ORDER = {AggregateKind.FIRST, AggregateKind.LAST}
 _OF_TEXTS = {AggregateKind.COUNT, AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
 
 
@@ -56,7 +60,7 @@ class ProductSettings(Section):
     @classmethod
     def _named(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
         for name in value:
-            if not name.isidentifier() or name.startswith("_") or name != name.lower():
+            if not _COLUMN.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a column: lower-case letters, digits and _, a letter first")
         return value
 
@@ -67,6 +71,8 @@ class ProductSettings(Section):
             raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
         if len({*self.keys}) < len(self.keys) or {*self.keys, "window_start"} & {*self.aggregates}:
             raise ValueError("a column is named twice")
+        if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:
+            raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
         if self.of is EventKind.TEXTS and (numeric := sorted({*self.aggregates.values()} - _OF_TEXTS)):
             raise ValueError(f"texts have no {', '.join(numeric)}; of them there are {', '.join(sorted(_OF_TEXTS))}")
         return self

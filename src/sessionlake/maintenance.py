@@ -1,4 +1,4 @@
-"""Tables kept small while they grow: files merged, and files and log entries removed that nobody has yet to read.
+"""Tables kept small while they grow: files merged, and files, log entries and old rows removed that nobody needs.
 
 A little at a time, beside the layers: one table, then a pause. What is merged says the same rows, and streams pass over
 it. What is removed is older than `maintain.keep`, and than all that a layer, a processor or a publication has to read.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from sessionlake.lake.storage import Compacted, Kept, Vacuumed
 from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.tables import Lake
 from sessionlake.publish.job import KEYS
+from sessionlake.retention.cut import Retention
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -35,12 +37,14 @@ class Maintained:
     Attributes:
         compacted: None if few files were small.
         vacuumed: None if it was put off.
+        rows: how many old rows were removed.
         waits: why nothing was removed, or merged; empty if nothing is in the way.
     """
 
     table: str
     compacted: Compacted | None = None
     vacuumed: Vacuumed | None = None
+    rows: int = 0
     waits: str = ""
 
 
@@ -71,6 +75,7 @@ class Maintenance:
         self._spark = spark.newSession()  # what OPTIMIZE and VACUUM are told stands in the session
         self._settings = settings
         self._lake = Lake(settings)
+        self._retention = Retention(self._spark, settings)
         self._on_done = on_done or (lambda _: None)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -128,21 +133,25 @@ class Maintenance:
         return [table for table in [*TABLES, *self._settings.own_tables] if self._lake.exists(self._spark, table)]
 
     def _maintain(self, table: str, *, at_leisure: bool) -> Maintained:
-        """One table: merges what is due; removes what has expired, at leisure only if that is much."""
-        storage, reading = self._lake.storage, readers(self._settings, table)
+        """One table: rows, merging, files. At leisure, files that have expired are removed only if they are many."""
+        reading = readers(self._settings, table)
         if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
             return Maintained(table, waits="silver has not begun: it reads what is there in the order in which it came")
+        removed = self._retention.cut(table, datetime.now(UTC), at_leisure=at_leisure)
         compacted = self._compact(table)
         if table == LEDGER:
             advance(self._spark, self._lake)
         waits = self._unfit(table) or _in_the_way(reading)
-        if waits:
-            return Maintained(table, compacted, waits=waits)
+        vacuumed = None if waits else self._vacuum(table, reading, at_leisure=at_leisure)
+        return Maintained(table, compacted, vacuumed, removed.rows, "; ".join(filter(None, (removed.waits, waits))))
+
+    def _vacuum(self, table: str, reading: Sequence[Reader], *, at_leisure: bool) -> Vacuumed | None:
+        storage = self._lake.storage
         since = min((reader.since for reader in reading if reader.since is not None), default=None)
         kept = Kept(self._settings.maintain.keep, since)
         if at_leisure and not storage.has_expired(self._spark, table, kept):
-            return Maintained(table, compacted)
-        return Maintained(table, compacted, storage.vacuum(self._spark, table, kept))
+            return None
+        return storage.vacuum(self._spark, table, kept)
 
     def _compact(self, table: str) -> Compacted | None:
         """Merges files until those that are left are few, or large."""

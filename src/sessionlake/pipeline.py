@@ -289,16 +289,19 @@ def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: thread
 
 
 @contextmanager
-def claimed(spark: SparkSession, settings: Settings, layer: Layer, doing: str | None = None) -> Iterator[None]:
+def claimed(
+    spark: SparkSession, settings: Settings, layer: Layer, doing: str | None = None, *others: str
+) -> Iterator[None]:
     """Keeps other processes from running the same layers over the same tables.
 
     Args:
         doing: what is done with them, as in "rebuilds silver"; by default they run.
+        others: what is claimed with them.
 
     Raises:
         ClaimedError: another process has one of them already, or has taken it over meanwhile.
     """
     with ExitStack() as held:
-        for part in parts_of(settings, layer):
+        for part in (*parts_of(settings, layer), *others):
             held.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
         yield

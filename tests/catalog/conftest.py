@@ -31,6 +31,8 @@ LONG = {
     "test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it",
     "test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read",
     "test_live_jobs_take_in_what_comes",
+    "test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on",
+    "test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died",
 }
 
 

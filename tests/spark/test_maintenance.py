@@ -349,7 +349,7 @@ def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys:
     append_events(lake, 5)
     maintain_once(spark, settings, None, OutputFormat.JSON)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    idle = dict(zip(COLUMNS[1:], (None, None, 0, 0, ""), strict=True))
+    idle = dict(zip(COLUMNS[1:], (None, None, 0, 0, None, ""), strict=True))
     assert rows == [
         {"table": CUTS} | idle,
         {"table": QUARANTINE} | idle,

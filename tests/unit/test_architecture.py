@@ -43,6 +43,7 @@ ROOMS = (
     "history",
     "report",
     "lab",
+    "retention",
     "maintenance",
     "pipeline",
     "commands",

@@ -10,20 +10,23 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import LakeError
-from sessionlake.history import status
+from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.lake import positions, progress
-from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.books import Books, rows_of, stored_sums
 from sessionlake.lake.ledger import COUNTS, REBUILD
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
-from sessionlake.lake.positions import SCHEMA, require_true, summed
+from sessionlake.lake.positions import SCHEMA, carried_to, require_true, summed
 from sessionlake.lake.progress import batches_after, covering, ends, last_batch, last_merged, spans
+from sessionlake.lake.retained import LIMITS, Retained
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.retention.ledger import _needed
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from support.tables import Tables
@@ -147,6 +150,20 @@ def outcome(answer: Callable[[], Any]) -> Any:
         return str(error)
 
 
+def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
+    """All that is asked of a ledger but what single entries tell."""
+    patch.setattr(Lake, "reader", lambda *_: reader)
+    patch.setattr(Lake, "exists", lambda *_: True)
+    patch.setattr(status, "kafka_ends", lambda _: None)
+    layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
+    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader)]
+    found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
+    for layer in layers:
+        found += [ends(reader, layer), last_batch(reader, layer)]
+        found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
+    return [*found, [row["batch_id"] for row in batches_after(reader, "silver", last_merged(reader), "outputs")]]
+
+
 def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
     """All that anyone asks of a ledger."""
     patch.setattr(Lake, "reader", lambda *_: reader)
@@ -228,6 +245,59 @@ def test_sums_that_do_not_go_with_the_ledger_are_not_gone_by(seed, what, configu
     rows = ledger.table()
     assert not Books(in_short(rows, sums)).in_short
     assert answers(in_short(rows, sums), configured, monkeypatch) == answers(whole(rows), configured, monkeypatch)
+
+
+def removed_before(rows: pa.Table, cut: datetime) -> pa.Table:
+    return rows.filter(pc.field("committed_at") >= cut)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, configured, monkeypatch):
+    rnd = random.Random(seed)
+    ledger = Ledger(rnd).grow(rnd.choice([30, 70]))
+    rows = ledger.table()
+    stored = pa.table({name: pa.array([], kind.type) for name, kind in zip(SCHEMA.names, SCHEMA, strict=True)})
+    left = rows
+    for _ in range(2):
+        wanted = rnd.choice(ledger.rows)["committed_at"]
+        before = stored_sums(in_short(left, stored)).cut or wanted
+        cut = max(before, min(_needed(in_short(left, stored), configured, wanted)))
+        stored = carried_to(in_short(left, stored), cut)
+        expected = totals(whole(ledger.table()), configured, monkeypatch)
+        assert totals(in_short(left, stored), configured, monkeypatch) == expected  # not removed yet
+        left = removed_before(left, cut)
+        assert totals(in_short(left, stored), configured, monkeypatch) == expected
+        ledger.now += timedelta(seconds=1)
+        held = len(ledger.rows)
+        left = pa.concat_tables([left, ledger.grow(rnd.choice([0, 40])).table().slice(held)])
+    reader, known = in_short(left, stored), whole(ledger.table())
+    copies = summed(Books(reader, *COLUMNS, carried=False).entries, ledger.now)
+    reader = in_short(left, pa.concat_tables([stored, copies]))
+    assert totals(reader, configured, monkeypatch) == totals(known, configured, monkeypatch)
+    assert require_true(reader) == (copies.num_rows > 0)
+    for batch in range((last_batch(known, "silver") or -1) + 1):
+        was, now = (_told_of(table, configured, batch, monkeypatch) for table in (known, reader))
+        assert now == was or "retention has removed rows of ops.ledger" in str(now) or isinstance(was, str)
+
+
+def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
+    cut = {LEDGER: Retained(LEDGER, NOON, -1, 0, 0, LIMITS.empty_table())}
+    patch.setattr(batch_as_of, "retained", lambda _: cut)
+    patch.setattr(Lake, "reader", lambda *_: reader)
+    point = outcome(partial(as_of_batch, None, settings, batch))
+    return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_entry_by_a_clock_that_was_set_back_behind_a_cut_counts_all_the_same(seed, configured, monkeypatch):
+    ledger = Ledger(random.Random(seed)).grow(60)
+    cut = min(_needed(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"]))
+    stored = carried_to(whole(ledger.table()), cut)
+    ledger.now = NOON
+    ledger.take_in("bronze", dict.fromkeys(PLACES, 1))
+    left = pa.concat_tables([removed_before(ledger.table(), cut), ledger.table().slice(len(ledger.rows) - 1)])
+    expected = totals(whole(ledger.table()), configured, monkeypatch)
+    assert totals(in_short(left, stored), configured, monkeypatch) == expected
 
 
 def test_a_batch_that_is_made_once_more_though_it_is_in_the_sums_is_left_out():

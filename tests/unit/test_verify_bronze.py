@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from sessionlake.bronze.compare import FIELDS, OFFSET, Compared, Difference, compare
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.topic_rules import Seen
-from sessionlake.bronze.verify import VerifiedBronze
+from sessionlake.bronze.verify import VerifiedBronze, _left
 from sessionlake.commands.verify_bronze import told
 from sessionlake.lake.offset_ranges import slices
 from sessionlake.lake.progress import Span
+from sessionlake.lake.retained import Beginning
 from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
@@ -178,6 +179,14 @@ def test_slices_hold_every_offset_once_and_in_order_and_are_of_a_size(spans, num
     assert len(parts) == number
 
 
+def test_what_retention_has_removed_is_not_compared():
+    taken = [Span("bronze", "t", 0, 0, 9, 10), Span("bronze", "t", 1, 4, 9, 6)]
+    left = _left(taken, {("t", 0): Beginning(6, NOW), ("t", 1): Beginning(2, NOW)})
+    seen = {"t": Seen("id", {0: (5, 12), 1: (0, 10)})}
+    found = overlap(left, {}, seen)
+    assert (found.ranges, found.unread) == ({("t", 0): (7, 9), ("t", 1): (4, 9)}, 2)
+
+
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
     exact = VerifiedBronze(Compared(12, 0, None), Overlap({("t", 0): (0, 11)}, 0, (), ()), 0)
     assert list(told(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
@@ -191,5 +200,7 @@ def test_the_answer_says_what_was_compared_and_what_could_not_be():
         "  of topics that were made anew, and not read since: c",
         "not compared: 3 offsets of Kafka that bronze has not read",
     ]
+    cut = VerifiedBronze(Compared(12, 0, None), Overlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
+    assert list(told(cut))[1:] == ["not compared: 3 messages that maintain.retention has removed from bronze"]
     nothing = VerifiedBronze(Compared(0, 0, None), Overlap({}, 0, ("a",), ()), 5)
     assert next(told(nothing)) == "nothing to compare: of what bronze has, Kafka holds nothing any more"

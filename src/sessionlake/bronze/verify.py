@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +25,8 @@ from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.lake.names import BRONZE, MESSAGES
 from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
-from sessionlake.lake.progress import spans
+from sessionlake.lake.progress import Span, spans
+from sessionlake.lake.retained import Beginning, beginnings, retained
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.protocol.types import TopicPartition
@@ -49,11 +50,13 @@ class VerifiedBronze:
         compared: the messages that both sides should have.
         overlap: where they are, and why there are no more.
         removed: how many messages of bronze Kafka holds no longer.
+        gone: how many retention has removed from bronze.
     """
 
     compared: Compared
     overlap: Overlap
     removed: int
+    gone: int = 0
 
 
 def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
@@ -67,6 +70,8 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
     taken = spans(lake.reader(spark), BRONZE)  # before the topics: whose offsets are shifted is then known of all
     if not taken:
         raise LakeError("bronze holds no messages yet: `sessionlake run bronze --once` takes in what Kafka holds")
+    cut = retained(lake.reader(spark)).get(MESSAGES)
+    taken = _left(taken, beginnings(lake.reader(spark)))
     known = latest(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
@@ -78,8 +83,15 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
         parts = slices(both.ranges, -(-offsets // SLICE_OFFSETS))
         compared = sum((sides.compare(part) for part in parts if part), Compared())
-    removed = max(0, sum(span.messages for span in taken) - compared.messages)
-    return VerifiedBronze(compared, both, removed)
+    gone = 0 if cut is None else cut.gone
+    removed = max(0, sum(span.messages for span in taken) - gone - compared.messages)
+    return VerifiedBronze(compared, both, removed, gone)
+
+
+def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
+    """What bronze has taken in, from where it begins."""
+    firsts = {place: at.last + 1 for place, at in gone.items()}
+    return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
 
 
 def hashed(messages: DataFrame) -> DataFrame:

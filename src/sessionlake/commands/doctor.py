@@ -15,6 +15,7 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, SILVER
 from sessionlake.lake.positions import require_true
+from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
@@ -22,6 +23,7 @@ from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
     has_committed,
+    less,
     refuse_lost_files,
     refuse_lost_ledger,
     refuse_lost_rows,
@@ -204,7 +206,8 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
 
 def _as_booked(spark: SparkSession, lake: Lake) -> str:
     refuse_lost_rows(spark, lake, _GROWING)
-    return "hold what the ledger says was written"
+    gone = sum(found.gone for table, found in retained(lake.reader(spark)).items() if table in _GROWING)
+    return f"hold what the ledger says was written{less(gone)}"
 
 
 def _put_right(layer: str) -> str:

@@ -9,7 +9,10 @@ from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.job import make_products
+from sessionlake.gold.products import whole
+from sessionlake.gold.recompute import refuse_removed
 from sessionlake.gold.verify import verify_gold
+from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, claimed
 
 if TYPE_CHECKING:
@@ -21,14 +24,17 @@ Say = Callable[[str], None]
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says of each table whether it is what silver makes of it; so they all are."""
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
-        found = verify_gold(spark, settings, products_of(settings))
+        products = products_of(settings)
+        complete = whole(spark, Lake(settings), products)
+        found = verify_gold(spark, settings, complete)
     for one in found:
         if one.first is None:
             say(f"{one.table} is exact: {one.rows:,} rows")
         else:
             say(f"{one.table}: {one.different:,} of {one.rows:,} rows differ; the first difference:\n  {one.first}")
-    if not found:
-        say("gold has not run yet")
+    for product in products:
+        if product not in complete:
+            say(f"{product.table} is not compared: it is yet to be made, by `sessionlake run gold`")
     return all(one.first is None for one in found)
 
 
@@ -40,6 +46,7 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
         names = ", ".join(product.table for product in known)
         raise UsageError(f"{table} is no product of gold: there are {names}")
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
+        refuse_removed(Lake(settings), spark)
         for name, made in make_products(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
             say(f"{name} is made anew: {made.rows:,} rows; {what}")

@@ -14,7 +14,7 @@ from sessionlake.maintenance import Maintained, Maintenance
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLUMNS = ("table", "files_before", "files_after", "removed_files", "freed_bytes", "waits")
+COLUMNS = ("table", "files_before", "files_after", "removed_files", "freed_bytes", "removed_rows", "waits")
 
 
 def maintain_once(spark: SparkSession, settings: Settings, table: str | None, form: OutputFormat) -> None:
@@ -56,10 +56,12 @@ def told(done: Maintained) -> str:
         parts.append(f"{done.compacted.before} files, now {done.compacted.after}")
     if done.vacuumed is not None:
         parts.append(f"{done.vacuumed.files} files removed, {done.vacuumed.freed} bytes freed")
+    if done.rows:
+        parts.append(f"{done.rows} old rows removed")
     return f"{done.table}: {'; '.join(parts)}" if parts else ""
 
 
 def _row(done: Maintained) -> tuple[object, ...]:
     files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
     freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
-    return (done.table, *files, *freed, done.waits)
+    return (done.table, *files, *freed, done.rows or None, done.waits)

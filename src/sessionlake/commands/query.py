@@ -12,6 +12,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
+from sessionlake.streaming.errors import failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +62,7 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     Raises:
         UsageError: as `answer`.
     """
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     named = mentioned(sql, tables(settings))
@@ -72,6 +74,8 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     except PySparkException as error:
         hint = "" if named else f" Tables: {', '.join(tables(settings))}"
         raise UsageError(f"query: {one_line(str(error))}{hint}") from error
+    except Py4JError as error:  # what is raised while it is computed need not be one of Spark's
+        raise UsageError(f"query: {failure_of(error)}") from error
 
 
 def tables(settings: Settings) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 from sessionlake.silver.rebuild.rebuild import EVERYTHING, Rebuilt, rebuild
@@ -20,13 +21,15 @@ Say = Callable[[str], None]
 
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says whether silver is what bronze makes of it; so it returns."""
-    with claimed(spark, settings, Layer.SILVER, "verifies silver"):
+    with claimed(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
         found = verify(spark, settings)
     if found.first is None:
         say(f"exact: {found.sessions} sessions, every row of every silver table")
     else:
         what = f"{found.different} of {found.sessions} sessions differ from a rebuild"
         say(f"{what}; the first difference:\n  {found.first}")
+    for since in found.cut:
+        say(f"{since}: it is compared from there on")
     if found.states is not None:
         say(_of_states(found.states))
     return found.exact
@@ -49,7 +52,7 @@ def rebuild_silver(
     spark: SparkSession, settings: Settings, version: int | None, selection: Selection, say: Say
 ) -> None:
     """Puts a silver built from bronze in the place of the live one."""
-    with claimed(spark, settings, Layer.ALL, "rebuilds silver"):
+    with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
         found = rebuild(spark, settings, version=version, selection=selection)
     say_rebuilt(found, say, selection)
 

@@ -9,7 +9,8 @@ from sessionlake.bronze.verify import VerifiedBronze, verify
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import MESSAGES
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.retained import CLAIM
+from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.runtime.kafka import require_broker
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def preflight(settings: Settings) -> None:
 
 def verify_bronze(spark: SparkSession, settings: Settings, say: Callable[[str], None]) -> bool:
     """Says whether bronze holds what Kafka does, and what could not be compared; whether it does it returns."""
-    found = verify(spark, settings)
+    with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
+        found = verify(spark, settings)
     for line in told(found):
         say(line)
     return found.compared.first is None
@@ -57,6 +59,8 @@ def told(found: VerifiedBronze) -> Iterator[str]:
         yield f"  of topics that are gone: {_some(overlap.gone)}"
     if overlap.anew:
         yield f"  of topics that were made anew, and not read since: {_some(overlap.anew)}"
+    if found.gone:
+        yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
     if overlap.unread:
         yield f"not compared: {overlap.unread} offsets of Kafka that bronze has not read"
 

@@ -17,8 +17,8 @@ _KINDS: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.SUM: Sum("value"),
     AggregateKind.MIN: Extreme("value", greatest=False),
     AggregateKind.MAX: Extreme("value", greatest=True),
-    AggregateKind.MEAN: Mean("_sum", "_count"),
-    AggregateKind.VARIANCE: Variance("_sum", "_squares", "_count"),
+    AggregateKind.MEAN: Mean("__sum", "__count"),
+    AggregateKind.VARIANCE: Variance("__sum", "__squares", "__count"),
     AggregateKind.FIRST: Endmost("value", last=False),
     AggregateKind.LAST: Endmost("value", last=True),
     AggregateKind.FIRST_TS: Extreme("ts", greatest=False, type="bigint"),
@@ -47,9 +47,9 @@ def _product(declared: ProductSettings) -> Product:
     aggregates = {name: _KINDS[kind] for name, kind in declared.aggregates.items()}
     kinds = {*declared.aggregates.values()}
     if kinds & {AggregateKind.MEAN, AggregateKind.VARIANCE}:
-        aggregates |= {"_count": Count(), "_sum": Sum("value")}
+        aggregates |= {"__count": Count(), "__sum": Sum("value")}
     if AggregateKind.VARIANCE in kinds:
-        aggregates["_squares"] = Sum("value", squared=True)
+        aggregates["__squares"] = Sum("value", squared=True)
     return Product(
         declared.name,
         declared.keys,

@@ -17,14 +17,23 @@ from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
 from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.merging import ProductMerger
-from sessionlake.gold.products import Made, begin_again, make_anew, mark_incomplete, refuse_other_logic, to_begin
+from sessionlake.gold.products import (
+    Made,
+    make_anew,
+    mark_incomplete,
+    mark_left_out,
+    note_kept_up,
+    refuse_other_logic,
+    to_begin,
+    whole,
+)
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import as_frame
@@ -55,33 +64,45 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
         LakeError: the checkpoint is new and the tables are not, or they were built with another number of points or
             of shards, or a product by other logic, or a rebuild of silver was interrupted.
     """
-    lake, products = Lake(settings, schemas_of(settings)), products_of(settings)
-    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    refuse_interrupted_rebuild(settings)
+    lake, products = _checked(spark, settings), products_of(settings)
     refuse_other_logic(spark, lake, products)
-    lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
-    hold_settings(spark, lake, settings.gold)
-    begin_again(spark, lake, products)
+    mark_left_out(spark, lake, products)
     new = to_begin(spark, lake, products)
+    lake.ensure(spark, [product.table for product in products if product not in new])
     if new:
         make_products(spark, settings, new)
     return _started(spark, lake, settings, products, once=once)
 
 
 def make_products(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> dict[str, Made]:
-    """Makes products' tables of all that silver holds, once all others have it."""
-    lake = Lake(settings, schemas_of(settings))
+    """Makes products' tables of all that silver holds, once all others that are whole have it.
+
+    Raises:
+        LakeError: as `start`.
+    """
+    lake = _checked(spark, settings)
     for product in products:
         mark_incomplete(spark, lake, product)
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        others = [product for product in products_of(settings) if product not in products]
+        others = whole(spark, lake, products_of(settings))
         _started(spark, lake, settings, others, once=True).wait()
     return {product.table: make_anew(spark, lake, settings, product) for product in products}
+
+
+def _checked(spark: SparkSession, settings: Settings) -> Lake:
+    """The lake, if gold may go on in it; see `start`."""
+    lake = Lake(settings, schemas_of(settings))
+    refuse_fresh_checkpoint(spark, lake, settings, LAYER)
+    refuse_interrupted_rebuild(settings)
+    lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
+    hold_settings(spark, lake, settings.gold)
+    return lake
 
 
 def _started(
     spark: SparkSession, lake: Lake, settings: Settings, products: Sequence[Product], *, once: bool
 ) -> LayerQuery:
+    note_kept_up(spark, lake, products)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     batch = _GoldBatch(lake, settings, products)
     return query.start(folded(spark, lake, settings), batch, trigger=settings.gold.trigger, once=once)
@@ -93,7 +114,8 @@ def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
 
     declared = declared_in(settings)
     shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
-    changes = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, {}).select(shard, *marks(declared))
+    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS)
+    changes = read.select(shard, *marks(declared))
     made = tuple(product for product in products_of(settings) if product.below is None)
     packed = changes.mapInArrow(PointPacker(declared, made), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)

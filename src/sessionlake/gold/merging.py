@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.fold.outputs import read_rows, unpack
+from sessionlake.gold.recompute import GROUPS
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.reading import Condition, TooLargeError, among
@@ -120,7 +121,7 @@ class ProductMerger:
         held = self.lake.read(self.spark, product.table).join(part.select(*keys), list(product.row_keys), "left_semi")
         fresh = part.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
-        shard = F.pmod(F.xxhash64(*keys), F.lit(self.spark.sparkContext.defaultParallelism))
+        shard = F.pmod(F.xxhash64(*keys), F.lit(GROUPS))
 
         def merged(table: pa.Table) -> pa.Table:
             is_fresh = table[_FRESH]

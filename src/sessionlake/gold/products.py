@@ -39,16 +39,29 @@ def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[Produ
             )
 
 
-def begin_again(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
-    """Notes which products gold keeps up; one that it did not keep up before has missed batches, and is made anew."""
-    names = [product.name for product in products]
-    before = lake.storage.properties(spark, AVERAGES).get(KEPT_UP)
-    noted = names if before is None else before.split(",")
+def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
+    """Marks the products that gold did not keep up when it ran last: they have missed batches."""
+    noted = _kept_up(spark, lake)
     for product in products:
-        if product.name not in noted:
+        if noted is not None and product.name not in noted:
             mark_incomplete(spark, lake, product)
-    if before != ",".join(names):
+
+
+def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
+    """Notes which products take in what comes from now on."""
+    names = sorted(product.name for product in products)
+    if _kept_up(spark, lake) != names:
         lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(names))
+
+
+def _kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
+    noted = lake.storage.properties(spark, AVERAGES).get(KEPT_UP)
+    return None if noted is None else noted.split(",") if noted else []
+
+
+def whole(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> list[Product]:
+    """Products whose tables have all that gold has read, by their present logic."""
+    return [product for product in products if _logic(spark, lake, product) == product.logic]
 
 
 def to_begin(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> list[Product]:
@@ -75,34 +88,33 @@ class Made:
 
 
 def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Product) -> Made:
-    """Puts all that gold has read into the product's table, in one commit.
+    """Puts all that gold has read into the product's table, in one commit; a table of other columns is dropped first.
 
     Raises:
         LakeError: gold has stopped within a version of silver's table.
     """
-    changes = changes_read(spark, lake, settings)
-    if changes is None:
-        lake.ensure(spark, [product.table])
-        made = Made(0, None)
-    else:
-        if not lake.exists(spark, product.table):
-            lake.ensure(spark, [product.table])
-        whole = recomputed(changes, product, declared_in(settings)).localCheckpoint()
-        made = Made(whole.count(), _first_other(lake.read(spark, product.table), whole, product))
-        lake.storage.make_sure(product.table)
-        writer = whole.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-        lake.storage.save(writer, product.table)
-        lake.ensure(spark, [product.table])
+    changes, table = changes_read(spark, lake, settings), product.table
+    present = lake.storage.columns(spark, table) if lake.exists(spark, table) else None
+    if present is not None and (changes is None or present != dict(product.columns)):
+        lake.drop(spark, table)  # what files tell of their columns, and how rows are clustered, goes by the definition
+    lake.ensure(spark, [table])
+    made = Made(0, None)
+    if changes is not None:
+        rows = recomputed(changes, product, declared_in(settings)).localCheckpoint()
+        made = Made(rows.count(), _first_other(lake.read(spark, table), rows, product))
+        lake.storage.make_sure(table)
+        lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
     # Last: without it the table is taken for one that is not whole.
-    lake.set_property(spark, product.table, LOGIC, product.logic)
+    lake.storage.make_sure(table)
+    lake.set_property(spark, table, LOGIC, product.logic)
     return made
 
 
-def _first_other(live: DataFrame, whole: DataFrame, product: Product) -> str | None:
-    """The first row that is other than in the live table; None, too, where its columns are."""
-    if not {*product.row_keys, *product.results} <= {*live.columns}:
+def _first_other(live: DataFrame, rows: DataFrame, product: Product) -> str | None:
+    """The first row that is other than in the live table; None, too, where that was empty."""
+    if live.isEmpty():
         return None
-    return compared(product.table, product.row_keys, product.results, live, whole).first
+    return compared(product.table, product.row_keys, product.results, live, rows).first
 
 
 def _logic(spark: SparkSession, lake: Lake, product: Product) -> str | None:

@@ -15,6 +15,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.lake.names import CHANGES, GOLD
+from sessionlake.lake.retained import retained
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BOUNDARY = -1
+GROUPS = 256
+"""In so many groups rows are merged on the cluster: each must fit into a worker's memory."""
 
 
 def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
@@ -30,13 +33,29 @@ def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     Raises:
         LakeError: gold has stopped within a version of the table.
     """
-    version = _version_read(settings)
+    version = version_read(settings)
     if version is None:
         return None
     return lake.read(spark, CHANGES, version).select(*marks(declared_in(settings)))
 
 
-def _version_read(settings: Settings) -> int | None:
+def refuse_removed(lake: Lake, spark: SparkSession) -> None:
+    """Returns if every change that gold has read is still there.
+
+    Raises:
+        LakeError: retention has removed some.
+    """
+    found = retained(lake.reader(spark)).get(CHANGES)
+    if found is not None and found.gone:
+        raise LakeError(f"{found.since}: what gold made of them cannot be computed once more")
+
+
+def version_read(settings: Settings) -> int | None:
+    """The version of `silver.session_changes` up to which gold has read; None before its first batch.
+
+    Raises:
+        LakeError: it has stopped within a version, or within a batch.
+    """
     checkpoint = Path(settings.checkpoint(GOLD))
     batch = last_committed(checkpoint)
     if batch is None:
@@ -72,7 +91,7 @@ def recomputed(changes: DataFrame, product: Product, declared: Declared) -> Data
 
     ddl = ", ".join(f"`{name}` {sql}" for name, sql in product.columns)
     parts = changes.mapInArrow(_Parts(product, declared), ddl)
-    shard = F.pmod(F.xxhash64(*product.row_keys), F.lit(changes.sparkSession.sparkContext.defaultParallelism))
+    shard = F.pmod(F.xxhash64(*product.row_keys), F.lit(GROUPS))
 
     def merged(table: pa.Table) -> pa.Table:
         return product.merged(table)

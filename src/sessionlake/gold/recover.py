@@ -10,7 +10,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.job import LAYER
-from sessionlake.lake.names import CHANGES, LEDGER
+from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.streaming.guards import refuse_interrupted_rebuild
@@ -51,5 +51,5 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
 def empty(spark: SparkSession, settings: Settings) -> None:
     """Leaves gold as before its first batch: the next start computes it from silver."""
     lake = Lake(settings, schemas_of(settings))
-    lake.ensure(spark, [*gold_tables(settings), LEDGER])
+    lake.ensure(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

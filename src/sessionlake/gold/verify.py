@@ -10,7 +10,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.changes import declared_in, events_of
 from sessionlake.gold.compare import Compared, compared
-from sessionlake.gold.recompute import changes_read
+from sessionlake.gold.recompute import changes_read, refuse_removed
 from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -26,9 +26,10 @@ def verify_gold(spark: SparkSession, settings: Settings, products: Sequence[Prod
     """Compares rolling averages and products with what the changes that gold has read come to.
 
     Raises:
-        LakeError: gold has stopped within a version of silver's table.
+        LakeError: gold has stopped within a version of silver's table, or retention has removed rows of it.
     """
     lake, declared = Lake(settings), declared_in(settings)
+    refuse_removed(lake, spark)
     changes = changes_read(spark, lake, settings)
     if changes is None:
         return []
@@ -45,8 +46,9 @@ def _by_sql(events: DataFrame, product: Product) -> DataFrame:
     from pyspark.sql import functions as F
 
     if product.bucket_ms is not None:
-        start = F.timestamp_millis(F.expr(f"ts - pmod(ts, {product.bucket_ms}L)"))
-        events = events.where(F.col("ts").between(FIRST_MS, LAST_MS)).withColumn(START, start)
+        start = F.expr(f"ts - pmod(ts, {product.bucket_ms}L)")
+        within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
+        events = events.where(within).withColumn(START, F.timestamp_millis(start))
     results = [F.expr(one.sql()).alias(name) for name, one in product.aggregates.items()]
     sizes = [
         F.expr(size).alias(f"~{name}")

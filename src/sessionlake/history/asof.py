@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
@@ -15,8 +18,10 @@ from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
 from sessionlake.silver.tables.snapshots import change_columns, rows_schema
@@ -143,6 +148,12 @@ class _Question:
         Raises:
             LakeError: the moment is not known.
         """
+        base, rows = self._answer()
+        self._refuse_cut(base)  # behind the reading: what is noted there goes after that
+        return self._sorted(rows)
+
+    def _answer(self) -> tuple[pa.Table | None, pa.Table]:
+        """The cut that the moment is told from, if there is one, and the table."""
         self._refuse_later()
         cuts = self._moment.cuts_before(self._merged_cuts(), self._history)
         seen = None
@@ -152,12 +163,13 @@ class _Question:
                 continue
             seen = self._seen(base)
             if not self._session.in_seq_order or can_follow(base, seen):
-                return self._sorted(table_after(self._snapshot(base), seen, self._columns, self._history))
+                return base, table_after(self._snapshot(base), seen, self._columns, self._history)
         seen = self._seen(None)
         if not seen.num_rows:
+            self._refuse_cut(None)
             self._refuse_earlier()
         nothing = rows_schema(self._columns).empty_table()
-        return self._sorted(table_after(nothing, seen, self._columns, self._history))
+        return None, table_after(nothing, seen, self._columns, self._history)
 
     def _merged_cuts(self) -> pa.Table:
         """The session's cuts of which the tables are kept, less those that are still to be merged."""
@@ -174,7 +186,10 @@ class _Question:
             (name, operator.eq, base[name][0].as_py()) for name in ("snapshot_at", "reason", "position")
         ]
         schema = rows_schema(self._columns)
-        return self._reader.table(SNAPSHOTS, *self._own, *same, columns=schema.names).cast(schema)
+        found = self._reader.table(SNAPSHOTS, *self._own, *same, columns=schema.names).cast(schema)
+        if "rows" in base.column_names and base["rows"][0].as_py() not in (None, found.num_rows):
+            raise LakeError(f"{self._session}: retention removes rows of {SNAPSHOTS} just now: ask once more")
+        return found
 
     def _seen(self, base: pa.Table | None) -> pa.Table:
         """The changes since a cut, or since the beginning, that the moment has seen."""
@@ -190,8 +205,18 @@ class _Question:
         return self._moment.seen(self._reader.table(CHANGES, *self._own, *since, columns=columns), self._history)
 
     def _reached(self, ts: int, offset: int | None = None) -> bool:
-        """Whether the topic-partition's stream time had come to this (ms) with this offset, or the one asked for."""
+        """Whether the topic-partition's stream time had come to this (ms) with this offset, or the one asked for.
+
+        Raises:
+            LakeError: it is not in bronze any more.
+        """
         until = self._moment.offset if offset is None else offset
+        gone = self._beginnings.get((self._session.topic, self._session.partition))
+        if gone is not None and until is not None and until < gone.last:
+            place = self._session.topic, self._session.partition
+            raise LakeError(f"{begins(place, gone)}: stream time with offset {until} cannot be told")
+        if gone is not None and gone.highest_ms >= ts:
+            return True
         return self._reader.any(
             MESSAGES,
             ("topic", operator.eq, self._session.topic),
@@ -200,7 +225,25 @@ class _Question:
             ("timestamp", operator.ge, _from_ms(ts)),
         )
 
+    @cached_property
+    def _beginnings(self) -> Mapping[TopicPartition, Beginning]:
+        return beginnings(self._reader)
+
     # -- what is not known
+
+    def _refuse_cut(self, base: pa.Table | None) -> None:
+        """Refuses what was told without changes that are gone."""
+        session = self._session
+        floor = floor_of(self._reader, session.topic, session.session_id)
+        if floor is None or (base is not None and base["position"][0].as_py() >= floor):
+            return
+        kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
+        at = int(milliseconds(kept["snapshot_at"])[0])
+        raise LakeError(
+            f"{session}: {CHANGES} begins behind its whole table of {_told(at)} ({at}; offset "
+            f"{kept['offset'][0].as_py()}, next seq {kept['next_seq'][0].as_py()}), by maintain.retention: nothing "
+            "older can be told"
+        )
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment

@@ -33,6 +33,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.progress import windows
 from sessionlake.lake.reading import Condition, TableReader, among
+from sessionlake.lake.retained import cut_of, retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
@@ -75,8 +76,15 @@ class AsOfBatch:
         if table not in SILVER_WRITES:
             raise LakeError(f"{table} is not read as of a batch of silver; its tables are {', '.join(SILVER_WRITES)}")
         appended = any(name == _BATCH for name, _ in TABLES[table].columns)
+        by_rows = appended and not self.rebuilt
+        found = cut_of(self.lake.reader(spark), table) if by_rows else None
+        if found is not None and found.batch > self.batch:
+            raise LakeError(
+                f"{found.since}, of batches up to {found.batch}: it can be read as of that batch, or a later one, not "
+                f"of {self.batch}"
+            )
         # A table that nothing had been written to by then is as it was created.
-        version = None if appended and not self.rebuilt else self.versions.get(table, 0)
+        version = None if by_rows else self.versions.get(table, 0)
         frame = self.lake.read(spark, table, version)
         return frame.where(F.col(_BATCH) <= self.batch) if appended else frame
 
@@ -122,6 +130,10 @@ def _found(reader: TableReader, rows: Sequence[Row], batch: int) -> tuple[int, d
         end = _merged(entries, batch)
         if end is not None and _versions(entries, end).keys() == written:
             break
+    else:
+        cut = retained(reader).get(LEDGER)
+        if cut is not None:  # which table had which version may be among what is gone
+            raise LakeError(f"batch {batch}: {cut.since}, and does not say what it left")
     return _as_of(entries, batch)
 
 

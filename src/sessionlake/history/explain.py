@@ -15,6 +15,7 @@ from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.changes import declared_in, events_of, marks
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.products import LOGIC
+from sessionlake.gold.recompute import version_read
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -130,7 +131,7 @@ def _explained(
         offsets=tuple(
             Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
         ),
-        batches=tuple(_gold_batches(lake, spark, [(one["first_batch"], one["last_batch"]) for one in found])),
+        batches=tuple(_gold_batches(lake, spark, [one["batch"] for one in _rows(events.select("batch").distinct())])),
         logic=lake.storage.properties(spark, table).get(LOGIC),
         holds=None if message is None else _holds(events, message),
     )
@@ -148,8 +149,6 @@ def _spans() -> list[Any]:
         F.countDistinct("offset").alias("messages"),
         F.min("offset").alias("first"),
         F.max("offset").alias("last"),
-        F.min("batch").alias("first_batch"),
-        F.max("batch").alias("last_batch"),
     ]
 
 
@@ -183,7 +182,7 @@ def _events(spark: SparkSession, lake: Lake, settings: Settings, row: Row, *, nu
     from pyspark.sql import functions as F
 
     declared = declared_in(settings)
-    changes = lake.read(spark, CHANGES)
+    changes = lake.read(spark, CHANGES, version_read(settings))
     for name in ("topic", "session_id", "row_id"):
         if name in row:
             changes = changes.where(F.col(name) == F.lit(row[name]))
@@ -196,11 +195,13 @@ def _holds(events: DataFrame, message: tuple[int, int]) -> bool:
     return not events.where(f"partition = {int(partition)} AND offset = {int(offset)}").isEmpty()
 
 
-def _gold_batches(lake: Lake, spark: SparkSession, batches: Sequence[tuple[int, int]]) -> Iterator[GoldBatch]:
-    """Gold's batches that took in these ranges of silver's."""
-    first, last = min(low for low, _ in batches), max(high for _, high in batches)
-    conditions = (("layer", eq, GOLD), ("source_to", ge, first), ("source_from", le, last))
+def _gold_batches(lake: Lake, spark: SparkSession, brought: Sequence[int]) -> Iterator[GoldBatch]:
+    """Gold's batches that took in these of silver's."""
+    if not brought:
+        return
+    conditions = (("layer", eq, GOLD), ("source_to", ge, min(brought)), ("source_from", le, max(brought)))
     rows = lake.reader(spark).rows(LEDGER, *conditions)
     for row in sorted(rows, key=lambda found: found["committed_at"]):
         span = (row["source_from"], row["source_to"])
-        yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
+        if any(span[0] <= batch <= span[1] for batch in brought):
+            yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])

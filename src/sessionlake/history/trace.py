@@ -29,8 +29,9 @@ from sessionlake.lake.names import (
     SILVER,
     SILVER_TABLES,
 )
-from sessionlake.lake.progress import covering, last_merged, spans, windows
+from sessionlake.lake.progress import covering, has_taken_in, last_merged, spans, windows
 from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.retained import beginnings, begins, retained
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
@@ -150,11 +151,18 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
     raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
     bronze = _took_in(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
+    gone = beginnings(reader).get((topic, partition))
+    if raw is None and gone is not None and offset <= gone.last:
+        raise NotThereError(f"{begins((topic, partition), gone)}: {offset} is gone")
+    if raw is not None:
+        _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         raise NotThereError(why_unread(spans(reader), settings, topic, partition, offset))
     silver = _took_in(reader, SILVER, topic, partition, offset, bronze.committed_at)
+    _require_entries(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotThereError(why_unjudged(spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset))
+    _require_uncut(reader, silver)
     content = decoded(raw, settings)
     found = Evidence(
         offset=offset,
@@ -177,6 +185,38 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         [_shown(row) for row in found.changes],
         found.session and {name: found.session[name] for name in _SESSION},
     )
+
+
+def _require_entries(
+    reader: TableReader, topic: str, partition: int, offset: int, found: tuple[BatchCommit | None, str]
+) -> None:
+    """Tells a batch that is gone from the ledger from one that has not come.
+
+    Raises:
+        NotThereError: retention has removed the entry.
+    """
+    batch, layer = found
+    cut = None if batch is not None else retained(reader).get(LEDGER)
+    if cut is not None and has_taken_in(reader, layer, topic, partition, offset):
+        raise NotThereError(
+            f"topic {topic}, partition {partition}: {layer} has taken in offset {offset}, but {cut.since}, its batch "
+            "among them"
+        )
+
+
+def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
+    """What became of a message shows by what tables lack, too: they must be whole.
+
+    Raises:
+        NotThereError: retention has removed rows of the batch that judged it.
+    """
+    known = retained(reader)
+    for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
+        if silver.batch <= found.batch:
+            raise NotThereError(
+                f"silver judged it in batch {silver.batch}, and {found.since}, of batches up to {found.batch}: what "
+                "became of it cannot be told"
+            )
 
 
 def decoded(raw: Row, settings: Settings) -> Content:

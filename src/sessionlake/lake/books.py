@@ -4,17 +4,22 @@ A row of `ops.positions` is the sum of a layer's entries under one application i
 moment (`until`). It is only a copy, and trusted only if it and the entries since are as many as the log says that the
 ledger has: so nothing is missed that came late, by a clock that was set back, nor believed of a ledger that was
 restored. Else, as where there is no such table, the ledger is read whole.
+
+Of entries that retention has removed, the sums are carried forward: they are rows of `ops.positions`, too, and no copy.
+What the ledger still has of these is being removed, and not looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import ge
+from datetime import datetime
+from operator import ge, lt
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import COUNTS, REBUILD
 from sessionlake.lake.names import LEDGER, POSITIONS, SILVER, SILVER_TABLES
 from sessionlake.lake.reading import Condition, TableReader, begins_with
@@ -23,12 +28,61 @@ from sessionlake.protocol.types import Row
 
 FORMAT = 1
 """Of the sums; those of another format are not looked at, and made anew."""
+CARRIED = 2
+"""Of the sums of entries that are gone."""
 ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 """What every row has of the last batch that it is of."""
 SUMS = ("batches", "unaccounted")
 """Columns of sums alone: how many entries there are, and how many of their messages became nothing."""
 # Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
 _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
+
+
+class Sums(NamedTuple):
+    """What `ops.positions` holds: copies, and what is carried forward."""
+
+    copies: pa.Table | None
+    carried: pa.Table
+
+    @property
+    def cut(self) -> datetime | None:
+        """The moment up to which entries are gone."""
+        return self.carried["until"][0].as_py() if self.carried.num_rows else None
+
+    @property
+    def windows(self) -> list[list[Condition]]:
+        """How the ledger is read: what came behind the cut, and the little that bears an earlier time."""
+        if self.cut is None:
+            return [[]]
+        return [[("committed_at", ge, self.cut)], [("committed_at", lt, self.cut)]]
+
+    def left_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the ledger's rows that these sums are not of, though a clock that was set back wrote them."""
+        if self.cut is None:
+            return batch
+        known = self.carried
+        names, told = _owners(batch), _owners(known)
+        last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=told))
+        old = pc.less(batch.column("committed_at"), pa.scalar(self.cut, batch.schema.field("committed_at").type))
+        gone = pc.and_(old, pc.fill_null(pc.less_equal(batch.column("batch_id"), last), fill_value=False))
+        return batch.filter(pc.invert(gone))
+
+
+def _owners(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Layer and application id as one text."""
+    parts = [rows.column(name) for name in ("layer", "app_id")]
+    joined = pc.binary_join_element_wise(*parts, "\0")
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def stored_sums(reader: TableReader) -> Sums:
+    """What `ops.positions` holds; no copies if there is none, or it is of another format."""
+    if not reader.exists(POSITIONS):
+        return Sums(None, pa.table({}))
+    known = reader.table(POSITIONS)
+    copies = known.filter(pc.field("format") != CARRIED)
+    usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
+    return Sums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
 
 
 class Rebuilt(NamedTuple):
@@ -48,14 +102,26 @@ class Books:
     Args:
         columns: of the ledger, and of `SUMS`.
         before: a batch that is left out, with all behind it: it is made again.
-        whole: that no sums be gone by.
+        whole: that no sums be gone by but those of entries that are gone.
+        carried: whether these are told.
     """
 
-    def __init__(self, reader: TableReader, *columns: str, before: Txn | None = None, whole: bool = False) -> None:
+    def __init__(
+        self,
+        reader: TableReader,
+        *columns: str,
+        before: Txn | None = None,
+        whole: bool = False,
+        carried: bool = True,
+    ) -> None:
         self._reader = reader
         self._columns = list(dict.fromkeys([*ENTRY, *columns]))
         self._before = before
-        self._short = None if whole else _in_short(reader, self._columns, before)
+        sums = stored_sums(reader)
+        self._carried = sums.carried.to_batches() if carried else []
+        self._sums = sums
+        self._short = None if whole else _in_short(reader, self._columns, before, sums)
+        _refuse_carried(before, sums)
 
     @property
     def in_short(self) -> bool:
@@ -79,9 +145,10 @@ class Books:
 
     def _read(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._short is None:
-            for batch in self._reader.batches(LEDGER, *conditions, columns=_of_ledger(columns)):
-                yield with_sums(batch, columns)
-        for batch in self._short or ():
+            for when in self._sums.windows:
+                for batch in self._reader.batches(LEDGER, *conditions, *when, columns=_of_ledger([*ENTRY, *columns])):
+                    yield with_sums(self._sums.left_of(batch), columns)
+        for batch in (*self._carried, *(self._short or ())):
             meets = [compare(pc.field(name), value) for name, compare, value in conditions]
             found = pa.Table.from_batches([batch])
             for wanted in meets:
@@ -142,20 +209,44 @@ def _of_ledger(columns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*(name for name in columns if name not in SUMS), *counts]))
 
 
-def _in_short(reader: TableReader, columns: Sequence[str], before: Txn | None) -> list[pa.RecordBatch] | None:
-    """The sums and the entries since; None if there are none to go by."""
-    if not reader.exists(POSITIONS) or not reader.exists(LEDGER):
-        return None
-    sums = reader.table(POSITIONS)
-    if not sums.num_rows or pc.unique(sums["format"]).to_pylist() != [FORMAT]:
+def _in_short(
+    reader: TableReader, columns: Sequence[str], before: Txn | None, sums: Sums
+) -> list[pa.RecordBatch] | None:
+    """The copies and the entries since; None if there are none to go by."""
+    copies = sums.copies
+    if copies is None or not reader.exists(LEDGER):
         return None
     if before is not None:
-        same = sums.filter(pc.field("app_id") == before.app_id)
+        same = copies.filter(pc.field("app_id") == before.app_id)
         if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
             return None
-    since = ("committed_at", ge, sums["until"][0].as_py())
+    since = ("committed_at", ge, copies["until"][0].as_py())
     entries, known = reader.counted(LEDGER, since, columns=_of_ledger(columns))
-    if pc.sum(sums["batches"]).as_py() + entries.num_rows != known:
+    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _left(reader, sums):
         return None
     late = [with_sums(batch, columns) for batch in entries.to_batches()]
-    return [*sums.select(list(columns)).to_batches(), *late]
+    return [*copies.select(list(columns)).to_batches(), *late]
+
+
+def _left(reader: TableReader, sums: Sums) -> int:
+    """How many entries the ledger still has of those that are gone."""
+    if sums.cut is None:
+        return 0
+    early = reader.batches(LEDGER, ("committed_at", lt, sums.cut), columns=list(ENTRY))
+    return sum(batch.num_rows - sums.left_of(batch).num_rows for batch in early)
+
+
+def _refuse_carried(before: Txn | None, sums: Sums) -> None:
+    """A batch cannot be left out of a sum.
+
+    Raises:
+        LakeError: its entry is gone.
+    """
+    if before is None or sums.cut is None:
+        return
+    same = sums.carried.filter(pc.field("app_id") == before.app_id)
+    if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
+        raise LakeError(
+            f"{same['layer'][0].as_py()}: batch {before.version} is to be made once more, but {LEDGER} begins at "
+            f"{sums.cut:%Y-%m-%d %H:%M:%SZ}, by maintain.retention: put the newer checkpoint back"
+        )

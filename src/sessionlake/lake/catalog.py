@@ -15,6 +15,7 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.conflicts import conflicts, repeated
+from sessionlake.lake.expired import LIMIT, Expired
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
@@ -51,6 +52,7 @@ _VACUUM_EVERY = timedelta(days=1)
 # Of two processes that create a table at once, one fails, perhaps before the other's is there.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class Catalog(Storage):
@@ -166,7 +168,11 @@ class Catalog(Storage):
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`."""
         row = self.delta(spark, table).history(1).select("version", "operationMetrics").first()
-        return NO_COMMIT if row is None else Commit.of(row["version"], row["operationMetrics"])
+        if row is None:
+            return NO_COMMIT
+        metrics = dict(row["operationMetrics"])
+        written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
+        return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
 
     # -- reading
 
@@ -225,6 +231,21 @@ class Catalog(Storage):
         except conflicts():
             return None
         return Compacted(before, self._files(spark, table)[0])
+
+    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
+        """See `Storage`."""
+        rows = (
+            self.read(spark, table, {}).alias("t").join(self._limits(spark, expired), expired.condition(), "left_semi")
+        )
+        return rows.count()
+
+    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
+        """See `Storage`."""
+        merge = self.delta(spark, table).alias("t").merge(self._limits(spark, expired), expired.condition())
+        merge.whenMatchedDelete().execute()
+
+    def _limits(self, spark: SparkSession, expired: Expired) -> DataFrame:
+        return as_frame(spark, expired.limits.select([*expired.keys, LIMIT])).alias("s")
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`: what VACUUM has to do shows only when it is done."""
@@ -334,8 +355,17 @@ class SparkReader(TableReader):
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(name), value))
+            frame = frame.where(compare(F.col(name), _literal(value)))
         return frame
+
+
+def _literal(value: Any) -> Any:
+    """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
+    from pyspark.sql import functions as F
+
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return F.timestamp_micros(F.lit((value - _EPOCH) // timedelta(microseconds=1)))
+    return [_literal(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.lake.conflicts import repeated
+from sessionlake.lake.expired import Expired
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.storage import Commit
+from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -55,6 +58,23 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
     lake.storage.make_sure(table)
     with conf(spark, txn.conf(table)):
         lake.delta(spark, table).delete()
+
+
+def remove_rows(spark: SparkSession, lake: Lake, table: str, expired: Expired) -> None:
+    """Removes rows of a table that rows are only appended to, in one commit; what is gone already is no more to do.
+
+    The table is open to it from then on: its `delta.appendOnly` is false.
+    """
+    if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
+        lake.set_property(spark, table, APPEND_ONLY, "false")
+    fault_point(f"before:remove:{table}")
+    repeated(lambda: _remove(spark, lake, table, expired))
+    fault_point(f"after:remove:{table}")
+
+
+def _remove(spark: SparkSession, lake: Lake, table: str, expired: Expired) -> None:
+    lake.storage.make_sure(table)
+    lake.storage.remove(spark, table, expired)
 
 
 def retire(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.reading import Condition, TableReader, TableSize
+from sessionlake.lake.reading import Condition, TableReader, TableSize, among
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -139,6 +139,11 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
         f'"{name}" {_SQL[compare]} {_literal(value)}'
         for name, compare, value in conditions
         if compare in _SQL and isinstance(value, str | int)
+    ]
+    told += [
+        f'"{name}" IN ({", ".join(map(_literal, values))})'
+        for name, compare, values in conditions
+        if compare is among and values and all(isinstance(value, str | int) for value in values)
     ]
     return " AND ".join(told) or None
 

@@ -7,10 +7,11 @@ table goes in that order.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.storage import Compacted, Vacuumed, quote
+from sessionlake.lake.storage import Commit, Compacted, Vacuumed, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.runtime.interpreted import conf
@@ -89,27 +90,28 @@ def _merge_run(folder: Path, delta: DeltaTable, files: Sequence[LiveFile]) -> Co
     if not run:
         return None
     schema = pa.schema(delta.schema().to_arrow())
-    rows = _gathered(_rows(folder, run, schema))
+    rows = gathered(rows_of(folder, run, schema))
     (written,) = FileWriter(str(folder), schema, indexed_columns(delta))(rows)
     merged = WrittenFile(**written.to_pylist()[0])
     table = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{table}")
-    if not _replace(folder, run, merged, schema):
+    if not replace(folder, run, [(merged, run[-1].modified)], schema, changes=False):
         (folder / merged.path).unlink()
         return None
     fault_point(f"after:compact:{table}")
     return Compacted(len(files), len(files) - len(run) + 1)
 
 
-def _rows(folder: Path, files: Iterable[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_of(folder: Path, files: Iterable[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of files, in that order, with the columns of a schema."""
     for file in files:
         # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
         with pq.ParquetFile(folder / file.path, coerce_int96_timestamp_unit="us") as content:
-            for batch in content.iter_batches():
+            for batch in content.iter_batches(columns=schema.names):
                 yield conformed(batch, schema)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Larger batches of the same rows: each becomes a row group."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -121,10 +123,16 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def _replace(folder: Path, run: Sequence[LiveFile], merged: WrittenFile, schema: pa.Schema) -> bool:
-    """Commits one file in the place of others; False if any of these is no part of the table any more.
+def replace(
+    folder: Path, run: Sequence[LiveFile], added: Sequence[tuple[WrittenFile, int]], schema: pa.Schema, *, changes: bool
+) -> bool:
+    """Commits files in the place of others; False if any of these is no part of the table any more.
 
     delta-rs takes this for an append and would not look whether they still are, so that it is never left to repeat it.
+
+    Args:
+        added: each with the time (ms) that a stream's first read of the table goes by.
+        changes: whether rows are gone with it.
     """
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import CommitFailedError
@@ -132,10 +140,10 @@ def _replace(folder: Path, run: Sequence[LiveFile], merged: WrittenFile, schema:
 
     now = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [
-        RemoveAction(path=file.path, data_change=False, deletion_timestamp=now, size=file.size, partition_values={})
+        RemoveAction(path=file.path, data_change=changes, deletion_timestamp=now, size=file.size, partition_values={})
         for file in run
     ]
-    actions.append(AddAction(merged.path, merged.size, {}, run[-1].modified, data_change=False, stats=merged.stats))
+    actions += [AddAction(new.path, new.size, {}, at, data_change=changes, stats=new.stats) for new, at in added]
     for _ in range(_ATTEMPTS):
         delta = DeltaTable(folder)
         if not {file.path for file in run} <= {file.path for file in live_files(delta)}:
@@ -209,6 +217,23 @@ def written_at(folder: Path, version: int) -> float | None:
 
 def _log(folder: Path) -> Path:
     return folder / "_delta_log"
+
+
+def commit_of(file: Path) -> Commit:
+    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows.
+
+    One that has removed files has only moved rows.
+    """
+    with file.open("rb") as lines:  # as text, what Unicode calls the end of a line may stand inside of one
+        actions = [json.loads(line) for line in lines]
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    if info.get("operationMetrics"):
+        return Commit.of(int(file.stem), info["operationMetrics"])
+    if any("remove" in action for action in actions):
+        return Commit(int(file.stem), 0)
+    added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
+    stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
+    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
 
 
 def identifier(folder: Path) -> str:

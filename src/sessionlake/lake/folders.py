@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.config import Settings
+from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
+from sessionlake.lake.expired import Expired
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns, written_by_arrow, written_by_spark
 from sessionlake.lake.rust_merge import merged_by_delta_rs
@@ -192,7 +194,7 @@ class Folders(Storage):
         del spark
         log = self.path(table) / "_delta_log"
         newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
-        return NO_COMMIT if newest is None else _commit(newest)
+        return NO_COMMIT if newest is None else upkeep.commit_of(newest)
 
     # -- reading
 
@@ -290,6 +292,17 @@ class Folders(Storage):
         with self.exclusive(table):
             return upkeep.compact(spark, self.path(table))
 
+    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
+        """See `Storage`."""
+        del spark
+        return removal.count_expired(self.path(table), expired)
+
+    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
+        """See `Storage`."""
+        del spark
+        with self.exclusive(table):
+            removal.remove(self.path(table), expired)
+
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`."""
         del spark
@@ -363,15 +376,3 @@ def _properties(table: str, txn: Txn) -> CommitProperties:
     from deltalake import CommitProperties, Transaction
 
     return CommitProperties(app_transactions=[Transaction(txn.on(table), txn.version)])
-
-
-def _commit(file: Path) -> Commit:
-    """What a file of the log tells of its commit; of one of files that tasks wrote, the files tell the rows."""
-    with file.open("rb") as lines:  # as text, what Unicode calls the end of a line may stand inside of one
-        actions = [json.loads(line) for line in lines]
-    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    if info.get("operationMetrics"):
-        return Commit.of(int(file.stem), info["operationMetrics"])
-    added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
-    stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
-    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))

@@ -31,6 +31,7 @@ TOPICS = "ops.topics"
 LEDGER = "ops.ledger"
 POSITIONS = "ops.positions"
 LEASES = "ops.leases"
+RETAINED = "ops.retained"
 
 BRONZE = "bronze"
 SILVER = "silver"

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.errors import LakeError
-from sessionlake.lake.books import FORMAT, SUMS, Books, is_current, rebuilds
+from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.lake.books import CARRIED, FORMAT, SUMS, Books, is_current, rebuilds, stored_sums
 from sessionlake.lake.commit import replace_rows
-from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.ledger import COUNTS
 from sessionlake.lake.names import LEDGER, POSITIONS
 from sessionlake.lake.reading import TableReader
+from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 
@@ -78,7 +78,7 @@ def advance(spark: SparkSession, lake: Lake) -> bool:
 
     Of two that do so at once, either's are as good.
     """
-    books = Books(lake.reader(spark), *_COLUMNS)
+    books = Books(lake.reader(spark), *_COLUMNS, carried=False)
     times = [batch.column("committed_at") for batch in books.entries()]
     latest = pc.max(pa.chunked_array(times, _TIME)).as_py()
     if latest is None:
@@ -86,11 +86,35 @@ def advance(spark: SparkSession, lake: Lake) -> bool:
     until = latest - _LAG
     if sum(pc.sum(_earlier(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
-    sums = summed(books.entries, until)
+    with suppress(ClaimedError), lake.storage.claim(spark, CLAIM, "sums the ledger up"):
+        # What is carried forward is no copy, and may be others' by now.
+        reader = lake.reader(spark)
+        known = stored_sums(reader).carried
+        own = summed(Books(reader, *_COLUMNS, carried=False).entries, until)
+        _store(spark, lake, pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own)
+        return True
+    return False
+
+
+def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
+    """Has sums stand for all entries from before a moment, which are gone from then on, whether or not they are there.
+
+    The retention's claim must be held: see `retained.CLAIM`. Copies are made anew when they are due.
+    """
+    _store(spark, lake, carried_to(lake.reader(spark), cut))
+
+
+def carried_to(reader: TableReader, cut: datetime) -> pa.Table:
+    """The sums that stand for all entries from before a moment, those that are gone already among them."""
+    sums = summed(Books(reader, *_COLUMNS, whole=True).entries, cut)
+    carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
+    return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
+
+
+def _store(spark: SparkSession, lake: Lake, sums: pa.Table) -> None:
     lake.ensure(spark, [POSITIONS])
-    with suppress(*conflicts()), lake.storage.exclusive(POSITIONS):
+    with lake.storage.exclusive(POSITIONS):
         replace_rows(spark, lake, POSITIONS, sums)
-    return True
 
 
 def require_true(reader: TableReader) -> bool:
@@ -99,10 +123,10 @@ def require_true(reader: TableReader) -> bool:
     Raises:
         LakeError: they are not what it says.
     """
-    if not Books(reader).in_short:
+    known = stored_sums(reader).copies
+    if known is None or not Books(reader).in_short:
         return False
-    known = reader.table(POSITIONS)
-    made = summed(Books(reader, *_COLUMNS, whole=True).entries, known["until"][0].as_py())
+    made = summed(Books(reader, *_COLUMNS, whole=True, carried=False).entries, known["until"][0].as_py())
     if _told(known) != _told(made):
         raise LakeError(
             f"{POSITIONS} does not hold the sums of {LEDGER}: remove the table, which is made anew from the ledger, "

@@ -23,6 +23,7 @@ from sessionlake.lake.names import (
     PROCESSOR_ERRORS,
     PROGRESS,
     QUARANTINE,
+    RETAINED,
     ROWS,
     SESSIONS,
     SNAPSHOT_INDEX,
@@ -63,6 +64,7 @@ _SESSION = (
 _OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"
 _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
 _TAKEN = "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"
+_PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
 _COUNTS = tuple((name, "bigint") for name in ("messages", "applied", "duplicates", "quarantined", "held"))
 _CUT = (
     ("topic", "string"),
@@ -85,6 +87,11 @@ _POINT = (
 )
 
 
+def _placed(name: str) -> tuple[tuple[str, str], ...]:
+    """A value, and its place in event time."""
+    return (name, "double"), (f"_{name}_ts", "bigint"), (f"_{name}_position", "bigint"), (f"_{name}_ordinal", "int")
+
+
 def _metrics(comment: str) -> TableSchema:
     """A tier of metrics: what begins with an underscore is kept so that late points merge."""
     return TableSchema(
@@ -97,17 +104,11 @@ def _metrics(comment: str) -> TableSchema:
             ("sum", "double"),
             ("_sum_rest", "double"),
             ("average", "double"),
-            ("first", "double"),
-            ("_first_ts", "bigint"),
-            ("_first_position", "bigint"),
-            ("_first_ordinal", "int"),
-            ("last", "double"),
-            ("_last_ts", "bigint"),
-            ("_last_position", "bigint"),
-            ("_last_ordinal", "int"),
+            *_placed("first"),
+            *_placed("last"),
             ("variance", "double"),
             ("_squares", "double"),
-            ("_squares_rest", "double"),
+            ("__squares_rest", "double"),
         ),
         comment,
         cluster_by=("topic", "session_id"),
@@ -309,10 +310,7 @@ TABLES: dict[str, TableSchema] = {
             ("last_seen", "timestamp"),
             ("last_message_at", "timestamp"),
             ("offset_shift", "bigint"),
-            (
-                "partitions",
-                "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>",
-            ),
+            ("partitions", _PARTITIONS),
             ("lost", "bigint"),
         ),
         "The life of every captured topic",
@@ -370,6 +368,23 @@ TABLES: dict[str, TableSchema] = {
             ("format", "int"),
         ),
         "The ledger in short: what each layer had taken in and given out until a moment; a copy, made anew if lost",
+        writes=Writes.REPLACE,
+    ),
+    RETAINED: TableSchema(
+        (
+            ("table", "string"),
+            ("topic", "string"),
+            ("partition", "int"),
+            ("session_id", "string"),
+            ("limit", "bigint"),
+            ("highest_timestamp", "timestamp"),
+            ("batch", "bigint"),
+            ("before", "timestamp"),
+            ("removed", "bigint"),
+            ("pending", "bigint"),
+            ("format", "int"),
+        ),
+        "What retention has removed: a row a table, and those of the places and sessions up to where rows are gone",
         writes=Writes.REPLACE,
     ),
 }

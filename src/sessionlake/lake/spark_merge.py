@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Up to so many values are named; of more, the least and the greatest are. A literal costs the driver some 0.1 ms.
 _NAMED = 1_000
+_MICROS = pa.timestamp("us", "UTC")
 
 
 def merged_by_spark(
@@ -84,13 +85,18 @@ def _bound(source: DataFrame | pa.Table, name: str) -> Column:
 
     column = F.col(f"t.{quote(name)}")
     if isinstance(source, pa.Table):
-        values = pc.unique(source[name])
-        if len(values) <= _NAMED:
-            return column.isin(values.to_pylist())
-        ends = pc.min_max(values).as_py()
-        return column.between(F.lit(ends["min"]), F.lit(ends["max"]))
-    found = [row[0] for row in source.select(quote(name)).distinct().limit(_NAMED + 1).collect()]
+        timed = pa.types.is_timestamp(source.schema.field(name).type)
+        values = source[name].cast(_MICROS).cast(pa.int64()) if timed else source[name]
+        found = pc.unique(values).to_pylist()
+    else:
+        timed = dict(source.dtypes)[name] == "timestamp"
+        value = F.unix_micros(quote(name)) if timed else F.col(quote(name))
+        found = [row[0] for row in source.select(value).distinct().limit(_NAMED + 1).collect()]
+        if len(found) > _NAMED:
+            found = [*found, *source.agg(F.min(value), F.max(value)).collect()[0]]
+    # A time as a literal of Python's would go by the zone of this process, and by the Julian calendar before 1582.
+    literals = [F.timestamp_micros(F.lit(value)) if timed else F.lit(value) for value in found]
     if len(found) <= _NAMED:
-        return column.isin(found)
-    low, high = source.agg(F.min(quote(name)), F.max(quote(name))).collect()[0]
-    return column.between(F.lit(low), F.lit(high))
+        return column.isin(*literals)
+    ends = [F.timestamp_micros(F.lit(end)) if timed else F.lit(end) for end in (min(found), max(found))]
+    return column.between(*ends)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
+from sessionlake.lake.expired import Expired
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
@@ -301,6 +302,17 @@ class Storage(ABC):
         """Merges small files, some at a time; None if there are few, or if another commit was in the way.
 
         Rows stay as they are: streams and change feeds pass over the commit.
+        """
+
+    @abstractmethod
+    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
+        """How many rows of a table that rows are only appended to are to go."""
+
+    @abstractmethod
+    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
+        """Removes rows of such a table, in one commit, which streams pass over: see `Lake.stream`.
+
+        `commit.remove_rows` does so only if this process may write.
         """
 
     @abstractmethod

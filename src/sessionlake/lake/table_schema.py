@@ -14,7 +14,8 @@ DECLARED = "<declared>"
 _LOG = {"delta.checkpointInterval": "50"}
 RETENTION = "delta.deletedFileRetentionDuration"
 """How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
-_APPEND_ONLY = {"delta.appendOnly": "true"}
+APPEND_ONLY = "delta.appendOnly"
+"""Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
 DELETION_VECTORS = "delta.enableDeletionVectors"
 """Whether what MERGE replaces is marked, and its file left as it is."""
 _MERGED = {DELETION_VECTORS: "true"}
@@ -79,7 +80,7 @@ class TableSchema:
             keep: how far back the table's history is to reach.
         """
         found = _LOG | {RETENTION: interval(keep)}
-        found |= _APPEND_ONLY if self.append_only else _MERGED if self.merged else {}
+        found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
         if self.skipping:
             found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
         if self.feed:

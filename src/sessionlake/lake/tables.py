@@ -12,7 +12,7 @@ from sessionlake.lake.folders import Folders
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import Commit, Limits, Storage, quote
-from sessionlake.lake.table_schema import TableSchema
+from sessionlake.lake.table_schema import APPEND_ONLY, TableSchema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Delta's conditions: a version that the log does not begin so early for, or does not have.
 _NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
+PASSING_REMOVALS = {"skipChangeCommits": "true"}
+"""A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
 # Types by width: each holds every value of those before it.
 _WIDTHS = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
@@ -139,12 +141,12 @@ class Lake:
         self.storage.require_claims()
         append_only = self._schemas[table].append_only
         if append_only:
-            self.set_property(spark, table, "delta.appendOnly", "false")
+            self.set_property(spark, table, APPEND_ONLY, "false")
         writer = rows.write.format("delta").mode("overwrite").option("userMetadata", metadata)
         writer = writer.option("dataChange", str(changes).lower())
         self.storage.save(writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version), table)
         if append_only:
-            self.set_property(spark, table, "delta.appendOnly", "true")
+            self.set_property(spark, table, APPEND_ONLY, "true")
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""

@@ -86,7 +86,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=crosstab(reader.counts(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
         series=few_series(reader, few_enough(batches, PROGRESS, _all_rows(reader, PROGRESS), _PROGRESS)),
-        tables=_sizes(reader, [*TABLES, *dict.fromkeys(own.into for own in settings.processors)]),
+        tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.own_tables)]),
     )
 
 

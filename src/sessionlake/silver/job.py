@@ -17,7 +17,7 @@ from sessionlake.lake.ledger import COUNTS, LedgerEntry, OffsetRange, TableOutpu
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import enclosing, within
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -32,7 +32,12 @@ from sessionlake.silver.stream_times import StreamTimesLog, require_continued, s
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint, refuse_interrupted_rebuild
+from sessionlake.streaming.guards import (
+    committing,
+    refuse_cut_history,
+    refuse_fresh_checkpoint,
+    refuse_interrupted_rebuild,
+)
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -65,13 +70,15 @@ def start(
         on_batch: told of every batch that is committed, with those of its appended rows that are at hand, by table.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, or declared columns do not fit the tables.
+        LakeError: the checkpoint is new and the tables are not, declared columns do not fit the tables, or a topic of
+            which changes are gone is of class `once` now.
     """
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     refuse_interrupted_rebuild(settings)
+    refuse_cut_history(lake.reader(spark), settings)
     handover.refuse_other_shards(settings)
     handover.note_shards(settings)
     begin = handover.in_force(settings)
@@ -117,7 +124,7 @@ def packed(
     """
     from pyspark.sql import functions as F
 
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger}
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **PASSING_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)

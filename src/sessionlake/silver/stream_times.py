@@ -22,6 +22,7 @@ from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -129,11 +130,22 @@ def _notes(file: Path) -> pa.Table:
 
 
 def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The highest Kafka timestamp (ms) of each topic-partition up to an offset of it."""
+    """The highest Kafka timestamp (ms) of each topic-partition up to an offset of it.
+
+    Raises:
+        LakeError: retention has removed messages behind it.
+    """
     from pyspark.sql import functions as F
 
     if not ends:
         return {}
+    gone = {place: at for place, at in beginnings(lake.reader(spark)).items() if place in ends}
+    for place, at in gone.items():
+        if at.last > ends[place]:
+            raise LakeError(
+                f"{begins(place, at)}: stream time up to offset {ends[place]} cannot be told. The checkpoint is older "
+                "than the tables: put the newer one back"
+            )
     wanted = spark.createDataFrame(
         [(*name, end) for name, end in ends.items()], "topic string, partition int, end long"
     )
@@ -141,4 +153,5 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
     in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # files without any are not read
     messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
     highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.unix_millis(F.max("timestamp")))
-    return dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
+    found = dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
+    return found | {place: max(found[place], at.highest_ms) for place, at in gone.items()}

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sessionlake.config import Settings
+from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, LossError
+from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD, OffsetRange
-from sessionlake.lake.names import AVERAGES, BRONZE, GOLD, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SILVER
+from sessionlake.lake.names import AVERAGES, BRONZE, CHANGES, GOLD, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SILVER
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.retained import retained
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import way_on, write_whole
 from sessionlake.streaming.generations import Generations
@@ -149,3 +152,21 @@ def forget_begun(settings: Settings, layer: str) -> None:
 
 def _begun(settings: Settings, layer: str) -> Path:
     return Path(f"{settings.checkpoint(layer)}.committing.json")
+
+
+def refuse_cut_history(reader: TableReader, settings: Settings) -> None:
+    """Stops a job that would fold sessions from their first change on, of which changes are gone.
+
+    Raises:
+        LakeError: a topic has become one of class `once` since retention has removed changes of it.
+    """
+    found = retained(reader).get(CHANGES)
+    if found is None:
+        return
+    rules = RuleBook(settings.capture)
+    for topic in found.limits["topic"].unique().to_pylist():
+        if rules.of(topic).integrity is Integrity.ONCE:
+            raise LakeError(
+                f"topic {topic} is of class once, whose sessions are folded from their first change on, but "
+                f"{found.since}: set the class back"
+            )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
-from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.names import GOLD, LEDGER, PROCESSOR_ERRORS, SILVER
+from sessionlake.lake.books import Books, rows_of, stored_sums
+from sessionlake.lake.names import GOLD, LEDGER, POSITIONS, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
@@ -46,13 +46,19 @@ def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> N
     """Stops a job that has committed batches of which the ledger has none: it would balance, and know nothing of them.
 
     Raises:
-        LossError: naming the checkpoint that tells of the batches.
+        LossError: naming the checkpoint that tells of the batches; or the sums are gone of entries that were removed.
     """
+    lake = Lake(settings)
+    there = lake.exists(spark, LEDGER)
+    cut = retained(lake.reader(spark)).get(LEDGER) if there else None
+    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
+        raise LossError(
+            f"{cut.since}, and {POSITIONS}, which has their only sums, is gone", "Put it back from a backup"
+        )
     if not has_committed(settings, layer):
         return
-    lake = Lake(settings)
     batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
-    if not lake.exists(spark, LEDGER):
+    if not there:
         raise LossError(f"{LEDGER} is gone, {batches}", mended(LEDGER))
     refuse_lost_files(spark, lake, LEDGER)
     if lacks_batches(spark, lake, layer):
@@ -62,13 +68,13 @@ def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> N
 
 def lacks_batches(spark: SparkSession, lake: Lake, layer: str) -> bool:
     """Whether the ledger has no batch of a layer that has begun."""
-    return not lake.reader(spark).any(LEDGER, ("layer", eq, layer)) and has_begun(spark, lake, layer)
+    return last_batch(lake.reader(spark), layer) is None and has_begun(spark, lake, layer)
 
 
 def has_begun(spark: SparkSession, lake: Lake, layer: str) -> bool:
     """Whether a layer has taken in anything, by its checkpoint, its tables or the ledger."""
     noted = has_committed(lake.settings, layer) or is_filled(spark, lake, layer)
-    return noted or lake.reader(spark).any(LEDGER, ("layer", eq, layer))
+    return noted or last_batch(lake.reader(spark), layer) is not None
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
@@ -193,12 +199,20 @@ def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
             raise LossError(f"{table} is gone", mended(table))
-    for table in tables:
-        held = lake.read(spark, table).count() if lake.exists(spark, table) else 0
+    held = {table: lake.read(spark, table).count() if lake.exists(spark, table) else 0 for table in tables}
+    gone = {table: found.gone for table, found in retained(lake.reader(spark)).items()}  # noted before it is gone
+    for table, rows in held.items():
+        removed = gone.get(table, 0)
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
-        if held < booked[table]:
-            lost = f"{table} holds {held} rows, the ledger says {booked[table]}: rows were removed by hand"
+        if rows < booked[table] - removed:
+            booking = f"{booked[table]}{less(removed)}"
+            lost = f"{table} holds {rows} rows, the ledger says {booking}: rows were removed by hand"
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
+
+
+def less(removed: int) -> str:
+    """What to add to a number of rows of which retention has removed some."""
+    return f", less {removed} that maintain.retention removed" if removed else ""
 
 
 def mended(table: str, otherwise: str = "put it back from a backup") -> str:

@@ -144,7 +144,7 @@ class Extreme(Aggregate):
 
     def begin(self, name: str, events: pa.Table) -> Columns:
         """See `Aggregate`."""
-        return {name: events[self.of].to_numpy()}
+        return {name: _doubles(events, self.of) if self.type == "double" else events[self.of].to_numpy()}
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         """See `Aggregate`."""
@@ -257,12 +257,14 @@ class Variance(Derived):
 
     def magnitude(self) -> str:
         """See `Derived`."""
-        return f"max({self.value} * {self.value})"
+        # What SQL's own variance may be off by, times 1e9.
+        apart = f"max(abs({self.value})) * coalesce(stddev_samp({self.value}), 0)"
+        return f"1e-6 * {apart} + 1e-18 * max({self.value} * {self.value})"
 
 
 def _beside(name: str, part: str) -> str:
     """The column of an aggregate that holds what its result needs besides."""
-    return f"_{name.removeprefix('_')}_{part}"
+    return f"_{name}_{part}"
 
 
 def _doubles(events: pa.Table, column: str) -> Any:

@@ -100,7 +100,7 @@ class Product:
     def of_events(self, events: pa.Table) -> pa.Table:
         """Its rows for these events alone."""
         if self.bucket_ms is not None:
-            events = _within_time(events)
+            events = _within_time(events, self.bucket_ms)
             events = events.append_column(START, _bucket(events["ts"].to_numpy(), self.bucket_ms))
         begun: dict[str, Any] = {name: events[name] for name in self.row_keys}
         for name, aggregate in self._merging.items():
@@ -137,10 +137,11 @@ class Product:
         return rows.filter(pa.array(firsts < parts.num_rows))
 
 
-def _within_time(events: pa.Table) -> pa.Table:
-    """Less the events whose time has no `window_start`."""
+def _within_time(events: pa.Table, length: int) -> pa.Table:
+    """Less the events whose bucket begins at a time that has no `window_start`."""
     ts = events["ts"].to_numpy()
-    return events.filter(pa.array((ts >= FIRST_MS) & (ts <= LAST_MS)))
+    inside = (ts >= FIRST_MS) & (ts <= LAST_MS)
+    return events.filter(pa.array(inside & (np.floor_divide(ts, length) * length >= FIRST_MS)))
 
 
 def _bucket(ts: Any, length: int) -> pa.Array:

@@ -85,7 +85,7 @@ class PointPacker:
         tables[0] = tables[0].replace_schema_metadata(_counts(changes["batch"]))
         chunks = [write_ipc(table) for table in tables]
         made = self._products(changes)
-        shards, chunks = shards + [0] * len(made), chunks + made
+        shards, chunks = shards + [shards[i % len(shards)] for i in range(len(made))], chunks + made
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
 
     def _products(self, changes: pa.Table) -> list[bytes]:

@@ -25,6 +25,7 @@ from sessionlake.lake.names import (
     CUTS,
     LEDGER,
     PROGRESS,
+    RETAINED,
     ROWS,
     SESSIONS,
     SILVER,
@@ -100,6 +101,7 @@ class TableMerger:
         self._settings = settings
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
         if self._lake.storage.keeps_functions:
+            self._lake.ensure(self._spark, [RETAINED])
             create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
         self._stop = threading.Event()
         self._news = threading.Event()

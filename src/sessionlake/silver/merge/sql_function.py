@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import CUTS, LEDGER, ROWS, SNAPSHOT_INDEX
+from sessionlake.lake.names import CHANGES, CUTS, LEDGER, RETAINED, ROWS, SNAPSHOT_INDEX
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -30,7 +30,16 @@ WITH disordered AS (
   WHERE session_id = session_as_of.of_session AND snapshot_at < session_as_of.as_of
     AND _batch <= (SELECT max(source_to) FROM {ledger} WHERE layer = 'silver_tables')
   GROUP BY topic
+), floors AS (
+  {floors}
 ), writes AS (
+  SELECT topic, NULL AS row_id, {none}, {no_marks},
+    CASE WHEN disordered.topic IS NOT NULL OR coalesce(base._cut.position, -1) < floors._floor
+      THEN raise_error({refusal})
+      ELSE 'none' END AS change,
+    CAST(array() AS ARRAY<STRING>) AS _set, named_struct('life', 0L, 'place', 0L, 'ordinal', -1) AS _at
+  FROM floors LEFT JOIN base USING (topic) LEFT JOIN disordered USING (topic)
+  UNION ALL
   SELECT topic, row_id, {columns}, {marks}, 'upsert' AS change, array({names}) AS _set,
     named_struct('life', 0L, 'place', position, 'ordinal', -1) AS _at
   FROM {snapshots} JOIN base USING (topic)
@@ -60,6 +69,13 @@ _KEPT = """(
     UNION ALL
     SELECT topic, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
   )"""
+_FLOORS = """SELECT topic, `limit` AS _floor FROM {retained}
+  WHERE `table` = '{table}' AND topic IS NOT NULL AND session_id = session_as_of.of_session"""
+_NO_FLOORS = "SELECT 'none' AS topic, 0L AS _floor WHERE false"
+_REFUSAL = (
+    f"{CHANGES} does not reach back so far, by maintain.retention: sessionlake session as-of says since when this "
+    "session can be told"
+)
 _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
 
@@ -76,7 +92,9 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
     lake = Lake(settings)
     kind, name = lake.storage.function("silver", SESSION_AS_OF)
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(settings))
-    parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake))
+    floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
+    known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
+    parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake), known)
     try:
         spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {body}")
     except PySparkException as error:
@@ -91,12 +109,16 @@ def _kept(spark: SparkSession, lake: Lake) -> str:
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 
 
-def _body(lake: Lake, kept: str) -> str:
+def _body(lake: Lake, kept: str, floors: str) -> str:
     declared = [column.name for column in lake.settings.capture.declared]
     silver = {name: lake.identifier(f"silver.session_{name}") for name in ("progress", "snapshots", "changes")}
     return _BODY.format(
         **silver,
         kept=kept,
+        floors=floors,
+        none=", ".join(f"NULL AS {quote(name)}" for name in declared),
+        no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
+        refusal=_text(_REFUSAL),
         ledger=lake.identifier(LEDGER),
         columns=", ".join(map(quote, declared)),
         names=", ".join(map(_text, declared)),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
+from sessionlake.lake.expired import LIMIT
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.lake.retained import by_table, expired, retained
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Verified:
         different: how many sessions differ in some table.
         first: the first difference, by table, topic and session; None if there is none.
         states: how the states compare; None if they were not asked for.
+        cut: of which tables what is old was not compared, and why.
     """
 
     sessions: int
@@ -47,6 +51,7 @@ class Verified:
     different: int
     first: str | None
     states: VerifiedStates | None = None
+    cut: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -55,9 +60,21 @@ class Verified:
 
 
 def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
-    """Compares the live tables with those that a replay has left beside them."""
+    """Compares the live tables with those that a replay has left beside them: of cut ones, what is left for sure."""
     beside = Lake(settings).staging()
-    return compare(lambda table: lake.read(spark, table), lambda table: beside.read(spark, table))
+    cut = retained(lake.reader(spark))
+    limits = by_table(cut)
+
+    def left(of: Lake, table: str) -> DataFrame:
+        rows = of.read(spark, table)
+        if table not in limits:
+            return rows
+        gone = expired(table, limits[table].limits)
+        up_to = as_frame(spark, gone.limits.select([*gone.keys, LIMIT]))
+        return rows.alias("t").join(up_to.alias("s"), gone.condition(), "left_anti")
+
+    found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
+    return replace(found, cut=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
 
 
 def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> Verified:

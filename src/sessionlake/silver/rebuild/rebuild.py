@@ -30,6 +30,8 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.retained import forget, retained
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
@@ -125,6 +127,7 @@ def rebuild(
         if compares:
             TableMerger(spark, settings).catch_up()
         if not selection.everything:
+            _require_uncut(lake.reader(spark))
             refuse_half_committed(settings, LAYER)
             _require_known(spark, lake, version, selection)
             handover.refuse_other_shards(settings)
@@ -168,6 +171,17 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+
+
+def _require_uncut(reader: TableReader) -> None:
+    """What is gone is noted of tables, not of the sessions that would be whole again.
+
+    Raises:
+        LakeError: retention has removed rows of silver.
+    """
+    cut = [found for table, found in sorted(retained(reader).items()) if table in REPLAYED]
+    if cut:
+        raise LakeError(f"{cut[0].since}: sessions cannot be rebuilt one by one; rebuild everything")
 
 
 def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
@@ -258,6 +272,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
     write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
     write(spark, lake, _merged(settings, plan, txn))
+    forget(spark, lake, REPLAYED)
     lake.add_version(spark, MESSAGES, plan.version)
     fault_point("before:publish:swap")
     lake.storage.require_claims()

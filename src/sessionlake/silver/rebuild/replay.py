@@ -33,6 +33,8 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
@@ -133,6 +135,18 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
+def require_whole_bronze(reader: TableReader) -> None:
+    """A session of which messages are gone would be built as if they had never come, and time would begin later.
+
+    Raises:
+        LakeError: retention has removed messages.
+    """
+    gone = sorted(beginnings(reader).items())
+    if gone:
+        more = f", and {len(gone) - 1} more begin later" if len(gone) > 1 else ""
+        raise LakeError(f"{begins(*gone[0])}{more}: silver cannot be built from what is left. Nothing was changed")
+
+
 def is_small(spark: SparkSession, lake: Lake) -> bool:
     """Whether all of bronze is replayed, compared and published before code for it would be written."""
     few = lake.limits.few_messages
@@ -155,10 +169,11 @@ def replay(
         slice_messages: about how many messages to take in at a time, `SLICE_MESSAGES` by default.
 
     Raises:
-        LakeError: under `fail`, at a place that nobody has decided about.
+        LakeError: retention has removed messages; or, under `fail`, at a place that nobody has decided about.
         OffsetHoleError: bronze lacks messages, or has some more than once.
     """
     lake = Lake(settings)
+    require_whole_bronze(lake.reader(spark))
     decided = decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source = lake.read(spark, MESSAGES, version)

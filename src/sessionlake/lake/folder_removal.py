@@ -1,0 +1,91 @@
+"""Rows removed from a table that is a folder: each file that has some is written anew without them, in one commit.
+
+Like merging, it needs no Spark. What is left of a file has that file's place in the order in which rows came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.expired import Expired
+from sessionlake.lake.folder_upkeep import gathered, live_files, replace, rows_of
+from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns
+from sessionlake.lake.tiers import LiveFile
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+def count_expired(folder: Path, expired: Expired) -> int:
+    """How many rows are to go."""
+    from deltalake import DeltaTable
+
+    delta = DeltaTable(folder)
+    return sum(_count(folder, file, expired, _schema(delta)) for file in _concerned(delta, expired))
+
+
+def remove(folder: Path, expired: Expired) -> None:
+    """Removes them; nobody else may merge or remove files of the table meanwhile.
+
+    Raises:
+        LakeError: somebody has.
+    """
+    from deltalake import DeltaTable
+
+    delta = DeltaTable(folder)
+    schema = _schema(delta)
+    writer = FileWriter(str(folder), schema, indexed_columns(delta))
+    gone: list[LiveFile] = []
+    left: list[tuple[WrittenFile, int]] = []
+    try:
+        for file in _concerned(delta, expired):
+            if not _count(folder, file, expired, schema):
+                continue
+            gone.append(file)
+            parts = writer(gathered(_kept(folder, file, expired, schema)))
+            left += [(WrittenFile(**part.to_pylist()[0]), file.modified) for part in parts]
+        if not gone or replace(folder, gone, left, schema, changes=True):
+            left = []
+            return
+    finally:
+        for written, _ in left:
+            (folder / written.path).unlink()
+    raise LakeError(f"{folder}: other commits were in the way of removing rows, again and again")
+
+
+def _kept(folder: Path, file: LiveFile, expired: Expired, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in rows_of(folder, [file], schema):
+        yield batch.filter(pc.invert(expired.mask(batch)))
+
+
+def _count(folder: Path, file: LiveFile, expired: Expired, schema: pa.Schema) -> int:
+    read = pa.schema([schema.field(name) for name in expired.columns])
+    return sum(pc.sum(expired.mask(batch)).as_py() or 0 for batch in rows_of(folder, [file], read))
+
+
+def _schema(delta: DeltaTable) -> pa.Schema:
+    return pa.schema(delta.schema().to_arrow())
+
+
+def _concerned(delta: DeltaTable, expired: Expired) -> list[LiveFile]:
+    """The files whose least values leave it open whether they have such rows."""
+    least = pa.table(delta.get_add_actions(flatten=True))
+    beyond: set[str] = set()
+    for name, value in expired.most.items():
+        if f"min.{name}" in least.column_names:
+            pairs = zip(least["path"].to_pylist(), least[f"min.{name}"].to_pylist(), strict=True)
+            beyond |= {path for path, first in pairs if first is not None and _is_more(first, value)}
+    return [file for file in live_files(delta) if file.path not in beyond]
+
+
+def _is_more(value: int | datetime, most: int | datetime) -> bool:
+    if isinstance(value, datetime) and isinstance(most, datetime):
+        return value.replace(tzinfo=most.tzinfo) > most  # statistics are in UTC, whether or not they say so
+    return bool(value > most)  # type: ignore[operator]

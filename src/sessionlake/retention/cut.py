@@ -1,0 +1,261 @@
+"""What is known of the tables, the rules on it, and the removing: `ops.retained` says what is gone before it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from operator import eq, ge, gt, le
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import Integrity, Settings, milliseconds
+from sessionlake.errors import ClaimedError
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.commit import remove_rows
+from sessionlake.lake.expired import LIMIT
+from sessionlake.lake.names import (
+    BRONZE,
+    CHANGES,
+    EVENTS,
+    GOLD,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    SESSIONS,
+    SILVER,
+    SNAPSHOTS,
+)
+from sessionlake.lake.progress import ends, last_batch, last_merged
+from sessionlake.lake.retained import CLAIM, CUT_TOGETHER, LIMITS, Retained, expired, retained, store
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.types import Row, TopicPartition
+from sessionlake.retention import rules
+from sessionlake.retention.ledger import cut_ledger
+from sessionlake.runtime.frames import as_frame
+from sessionlake.silver.merge.kept_cuts import kept_cuts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTINGS = {
+    MESSAGES: "bronze",
+    CHANGES: "changes",
+    PROGRESS: "progress",
+    SNAPSHOTS: "snapshots",
+    QUARANTINE: "quarantine",
+    EVENTS: "events",
+    LEDGER: "ledger",
+}
+_PLACE = ("topic", "partition")
+_SESSION = ("topic", "session_id")
+# A table is cut when rows are so much of its span older than that.
+_STEPS = 24
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What retention did to a table, and what keeps it from removing more."""
+
+    rows: int = 0
+    waits: str = ""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """What may go now.
+
+    Attributes:
+        batch: the last batch of silver that is old enough; -1 if the table names none.
+    """
+
+    limits: pa.Table
+    batch: int = -1
+
+
+class _WaitsError(Exception):
+    """Nothing may go, and why."""
+
+
+class Retention:
+    """Removes old rows, table by table."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark, self._settings, self._lake = spark, settings, Lake(settings)
+        self._looked: dict[str, datetime] = {}
+
+    def span(self, table: str) -> timedelta | None:
+        """How long rows of a table stay; None for good."""
+        name = _SETTINGS.get(table)
+        found: timedelta | None = None if name is None else getattr(self._settings.maintain.retention, name)
+        return found
+
+    def cut(self, table: str, now: datetime, *, at_leisure: bool = False) -> Removed:
+        """Removes what is old, and not needed by anybody.
+
+        Args:
+            at_leisure: only if it was not looked at lately.
+        """
+        span = self.span(table)
+        last = self._looked.get(table)
+        if span is None or (at_leisure and last is not None and now - last < span / _STEPS):
+            return Removed()
+        self._looked[table] = now
+        try:
+            with self._lake.storage.claim(self._spark, CLAIM, "removes old rows"):
+                if table == LEDGER:
+                    return Removed(cut_ledger(self._spark, self._lake, now - span))
+                return self._cut(table, now - span)
+        except ClaimedError as error:
+            del self._looked[table]
+            return Removed(waits=str(error))
+        except _WaitsError as error:
+            return Removed(waits=str(error))
+
+    def _cut(self, table: str, bound: datetime) -> Removed:
+        known = retained(self._lake.reader(self._spark))
+        before = known.get(table, Retained(table, bound, -1, 0, 0, LIMITS.empty_table()))
+        if before.pending:  # a process died: either all of them are gone, or none is
+            left = self._count(table, before.batch, before.limits)
+            before = replace(before, removed=before.removed + before.pending - left, pending=0)
+        due = self._due(table, bound, known)
+        keys = _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else _SESSION
+        limits = rules.advanced(before.limits, due.limits, keys) if table != PROGRESS else due.limits
+        batch = max(before.batch, due.batch)
+        if table == MESSAGES:
+            count, limits = self._measured(limits)
+        else:
+            count = self._count(table, batch, limits)
+        if not count:
+            return Removed()
+        noted = limits if table != PROGRESS else LIMITS.empty_table()
+        now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
+        store(self._spark, self._lake, {**known, table: now})
+        for part in CUT_TOGETHER.get(table, (table,)):
+            remove_rows(self._spark, self._lake, part, expired(part, limits, batch))
+        store(self._spark, self._lake, {**known, table: replace(now, removed=now.gone, pending=0)})
+        return Removed(count)
+
+    def _count(self, table: str, batch: int, limits: pa.Table) -> int:
+        if not limits.num_rows:
+            return 0
+        storage, parts = self._lake.storage, CUT_TOGETHER.get(table, (table,))
+        return sum(storage.count_expired(self._spark, part, expired(part, limits, batch)) for part in parts)
+
+    def _measured(self, limits: pa.Table) -> tuple[int, pa.Table]:
+        """How many messages are to go, and the limits with the highest timestamp up to each."""
+        from pyspark.sql import functions as F
+
+        own = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
+        rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired(MESSAGES, limits).condition())
+        found = rows.groupBy("t.topic", "t.partition").agg(F.max("t.timestamp"), F.count("*")).toArrow()
+        found = found.rename_columns([*_PLACE, "highest_timestamp", "rows"])
+        added = found.append_column("limit", pa.nulls(found.num_rows, pa.int64())).append_column(
+            "session_id", pa.nulls(found.num_rows, pa.string())
+        )
+        count = pc.sum(found["rows"]).as_py() or 0
+        return count, rules.advanced(limits, added.select(LIMITS.names).cast(LIMITS), _PLACE)
+
+    # -- what is known
+
+    def _due(self, table: str, bound: datetime, known: Mapping[str, Retained]) -> _Due:
+        if LEDGER in known and known[LEDGER].before > bound:
+            raise _WaitsError(f"{LEDGER} begins later, and says how old rows are")
+        if table == MESSAGES:
+            return _Due(rules.of_places(self._messages(bound)))
+        batch, offsets = self._judged_before(bound)
+        if table in {QUARANTINE, EVENTS}:
+            return _Due(rules.of_places(offsets), batch)
+        batch = min(batch, last_merged(self._lake.reader(self._spark)))
+        if table == CHANGES:
+            batch = min(batch, self._read_by_gold())
+            filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(_SESSION))
+            rule = RuleBook(self._settings.capture)
+            kept = self._kept(batch)
+            once = {topic for topic in kept["topic"].to_pylist() if rule.of(topic).integrity is Integrity.ONCE}
+            return _Due(rules.of_changes(kept, filled_late, once), batch)
+        if table == SNAPSHOTS:
+            floors = known[CHANGES].limits if CHANGES in known else LIMITS.empty_table()
+            return _Due(rules.of_snapshots(self._kept(batch), floors), batch)
+        return _Due(rules.of_progress(self._last_progress()), batch)
+
+    def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
+        """The last offset of bronze that may go, of each topic-partition."""
+        reader = self._lake.reader(self._spark)
+        aged, silver = self._aged(BRONZE, bound), ends(reader, SILVER)
+        if not silver:
+            raise _WaitsError(f"{SILVER} has not begun")
+        limits = rules.of_messages(aged, [silver], self._remembered())
+        for processor in self._settings.processors:
+            own = ends(reader, processor.layer)
+            if not own:
+                raise _WaitsError(f"{processor.layer} has not begun")
+            # What it is not given is not in its ledger.
+            chosen = {place: limit for place, limit in limits.items() if re.fullmatch(processor.topics, place[0])}
+            limits = {**limits, **dict.fromkeys(chosen, -1), **rules.of_messages(chosen, [own], _NOBODY)}
+        return {place: limit for place, limit in limits.items() if limit >= 0}
+
+    def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
+        """The last offset of each topic-partition that the layer had taken in before a moment."""
+        reader = self._lake.reader(self._spark)
+        found = dict(ends(reader, layer))
+        for row in self._since(layer, bound, "offsets"):
+            for item in row["offsets"]:
+                place = item["topic"], item["partition"]
+                found[place] = min(found[place], item["first"] - 1)
+        return found
+
+    def _judged_before(self, bound: datetime) -> tuple[int, dict[TopicPartition, int]]:
+        """The last batch of silver of before a moment, and where it had come to."""
+        last = last_batch(self._lake.reader(self._spark), SILVER)
+        if last is None:
+            raise _WaitsError(f"{SILVER} has not begun")
+        later = [row["batch_id"] for row in self._since(SILVER, bound, "batch_id")]
+        return min([last, *(batch - 1 for batch in later)]), self._aged(SILVER, bound)
+
+    def _since(self, layer: str, bound: datetime, *columns: str) -> Sequence[Row]:
+        conditions = ("layer", eq, layer), ("committed_at", ge, bound)
+        return list(self._lake.reader(self._spark).rows(LEDGER, *conditions, columns=list(columns)))
+
+    def _read_by_gold(self) -> int:
+        """The last batch of which gold has read all changes."""
+        books = Books(self._lake.reader(self._spark), "source_to")
+        read = [row["source_to"] for row in rows_of(books.current(("layer", eq, GOLD))) if row["source_to"] is not None]
+        if not read:
+            raise _WaitsError(f"{GOLD} has not begun: it is computed from all changes")
+        return int(max(read)) - 1  # of the last one, it may have read a part
+
+    def _kept(self, batch: int) -> pa.Table:
+        return kept_cuts(self._lake.reader(self._spark).table, ("_batch", le, batch))
+
+    def _remembered(self) -> pa.Table:
+        """The sessions that silver has in its state."""
+        reader = self._lake.reader(self._spark)
+        columns = [*_SESSION, "partition", "first_offset", "last_kafka_timestamp"]
+        later = reader.table(PROGRESS, ("_batch", gt, last_merged(reader)), columns=columns)
+        merged = reader.table(SESSIONS, columns=columns) if reader.exists(SESSIONS) else later
+        whole = pa.concat_tables([merged.cast(later.schema), later])
+        firsts = pc.fill_null(whole["first_offset"], 0)
+        whole = whole.set_column(whole.schema.get_field_index("first_offset"), "first_offset", firsts)
+        keys = ["topic", "partition", "session_id"]
+        # Of two rows of a session the earlier beginning and the later end: it stays the longer for it.
+        found = whole.group_by(keys).aggregate([("first_offset", "min"), ("last_kafka_timestamp", "max")])
+        found = found.rename_columns([*keys, "first_offset", "last_kafka_timestamp"])
+        times = found["last_kafka_timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+        found = found.set_column(found.schema.get_field_index("last_kafka_timestamp"), "last_kafka_timestamp", times)
+        return rules.remembered(found, milliseconds(self._settings.capture.session_timeout))
+
+    def _last_progress(self) -> pa.Table:
+        from pyspark.sql import functions as F
+
+        lives = self._lake.read(self._spark, PROGRESS).groupBy(*_SESSION, "first_offset")
+        return lives.agg(F.max("_batch").alias("_batch")).toArrow()
+
+
+_NOBODY = pa.table({"topic": pa.array([], pa.string()), "partition": pa.array([], pa.int32()),
+                    "first_offset": pa.array([], pa.int64())})  # fmt: skip

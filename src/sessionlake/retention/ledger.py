@@ -1,0 +1,71 @@
+"""Old entries of the ledger: their sums are carried forward in `ops.positions`, then they are removed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from operator import eq
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.config import Settings
+from sessionlake.lake.books import Books, stored_sums
+from sessionlake.lake.commit import remove_rows
+from sessionlake.lake.expired import Expired
+from sessionlake.lake.names import BRONZE, GOLD, LEDGER, SILVER, SILVER_TABLES
+from sessionlake.lake.positions import carry_forward
+from sessionlake.lake.progress import batches_after, last_merged
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.retained import LIMITS, Retained, retained, store
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
+    """Removes the entries from before a moment that nobody needs one by one; returns how many.
+
+    The retention's claim must be held.
+    """
+    reader = lake.reader(spark)
+    known = retained(reader)
+    before = known.get(LEDGER, Retained(LEDGER, bound, -1, 0, 0, LIMITS.empty_table()))
+    if before.pending:  # a process died
+        before = replace(_finished(spark, lake, before), pending=0)
+    cut = min(bound, *_needed(reader, lake.settings, bound))
+    count = lake.storage.count_expired(spark, LEDGER, _older(cut))
+    if not count:
+        return 0
+    now = replace(before, before=cut, pending=count)
+    store(spark, lake, {**known, LEDGER: now})
+    carry_forward(spark, lake, cut)
+    remove_rows(spark, lake, LEDGER, _older(cut))
+    store(spark, lake, {**known, LEDGER: replace(now, removed=now.gone, pending=0)})
+    return count
+
+
+def _finished(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
+    """What is gone behind a cut that was interrupted, which goes on only if sums stand for what it removes."""
+    if stored_sums(lake.reader(spark)).cut != before.before:
+        return before
+    remove_rows(spark, lake, LEDGER, _older(before.before))
+    return replace(before, removed=before.gone)
+
+
+def _needed(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
+    """When those were committed that are asked for one by one: the last of each layer, and what is yet to be merged."""
+    layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
+    found = [bound]
+    for layer in layers:
+        times = [pc.max(part.column("committed_at")).as_py() for part in Books(reader).entries(("layer", eq, layer))]
+        found += [max(known)] if (known := [time for time in times if time is not None]) else []
+    return found + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged(reader))]
+
+
+def _older(cut: datetime) -> Expired:
+    last = cut - timedelta(microseconds=1)
+    limits = pa.table({"limit": pa.array([last], pa.timestamp("us", tz="UTC"))})
+    return Expired((), "committed_at", limits, {"committed_at": last})

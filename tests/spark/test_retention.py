@@ -1,0 +1,328 @@
+"""Old rows leave while layers run on: nobody misses what he needs, and whoever asks for what is gone is told so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sessionlake.commands.doctor import _as_booked, _contiguous
+from sessionlake.commands.maintain import maintain_once, told
+from sessionlake.commands.query import fetch
+from sessionlake.commands.query_as_of import answer_as_of
+from sessionlake.commands.rebuild import verify_silver
+from sessionlake.commands.show import OutputFormat
+from sessionlake.config import Integrity, MaintainSettings, ProcessorSettings, Settings
+from sessionlake.errors import LakeError, NotThereError, UsageError
+from sessionlake.history.asof import find_session, table_as_of
+from sessionlake.history.batch_as_of import as_of_batch
+from sessionlake.history.status import layer_statuses
+from sessionlake.history.trace import trace
+from sessionlake.lake.books import Sums
+from sessionlake.lake.commit import remove_rows
+from sessionlake.lake.names import (
+    CHANGES,
+    CUTS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    SILVER,
+    SNAPSHOT_INDEX,
+    SNAPSHOTS,
+)
+from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
+from sessionlake.lake.storage import Commit
+from sessionlake.lake.tables import Lake
+from sessionlake.maintenance import Maintained
+from sessionlake.retention import cut as module
+from sessionlake.retention.cut import Removed, Retention
+from sessionlake.silver import job
+from sessionlake.silver.merge.sql_function import create_session_as_of
+from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.replay import Selection, replay
+from sessionlake.silver.stream_times import _of_bronze
+from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.streaming import losses
+from sessionlake.streaming.losses import refuse_lost_ledger
+from support.folding import truth_of
+from support.lakes import assert_silver_is_the_truth, write_rows
+from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
+
+GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
+FLOOR = 10
+"""The offset behind which the changes of the session that goes on begin."""
+
+
+class Cut(Aging):
+    """The lake after three batches, two of which are old, and after one more."""
+
+    def __init__(self, spark: Any, location: dict[str, Any]) -> None:
+        super().__init__(spark, location)
+        for number in range(3):
+            self.take_in(with_gold=number > 1)
+        self.removed = self.cut(1)
+        self.take_in()
+
+
+@pytest.fixture(scope="module")
+def cut(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Cut:
+    return Cut(spark, {"home": tmp_path_factory.mktemp("aging") / "home"})
+
+
+def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Cut) -> None:
+    assert {table: done.rows for table, done in cut.removed.items()} == {
+        CHANGES: 13,
+        PROGRESS: 2,
+        SNAPSHOTS: 8,
+        QUARANTINE: 1,
+        EVENTS: 1,
+        MESSAGES: 6,
+    }
+    assert cut.offsets() == list(range(6, len(cut.come)))  # the session that goes on is whole
+    assert_silver_is_the_truth(cut.spark, cut.settings, cut.come, cut=GONE)
+    said = [said for batch in BATCHES for said in batch]
+    assert cut.points() == {(s.session, row, s.minute): (1, price) for s in said for row, price in s.rows}
+
+
+def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Cut) -> None:
+    assert _as_booked(cut.spark, cut.lake) == (
+        "hold what the ledger says was written, less 21 that maintain.retention removed"
+    )
+    known = retained(cut.reader)
+    store(cut.spark, cut.lake, {**known, MESSAGES: replace(known[MESSAGES], removed=5)})
+    with pytest.raises(LakeError, match=r"holds 17 rows, the ledger says 23, less 5 that maintain\.retention removed"):
+        _as_booked(cut.spark, cut.lake)
+    store(cut.spark, cut.lake, known)
+
+
+def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Cut) -> None:
+    reader = cut.reader
+    session = find_session(reader, cut.settings, "long")
+    for offset in range(6, len(cut.come)):
+        if offset < FLOOR:
+            with pytest.raises(LakeError, match=r"begins behind its whole table of .* offset 10, next seq 5"):
+                table_as_of(reader, cut.settings, session, AsOf(offset=offset))
+            continue
+        found = table_as_of(reader, cut.settings, session, AsOf(offset=offset)).to_pylist()
+        expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, "long"]
+        assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
+    with pytest.raises(LakeError, match="nothing older can be told"):
+        table_as_of(reader, cut.settings, session, AsOf(seq=3))
+    over = find_session(reader, cut.settings, "old")
+    assert table_as_of(reader, cut.settings, over, AsOf(seq=3)).num_rows == 2
+    with pytest.raises(LakeError, match=r"offset 5, next seq 4\), by maintain.retention"):
+        table_as_of(reader, cut.settings, over, AsOf(ts=START + 2 * MINUTE))
+
+
+@pytest.mark.soak
+def test_sql_tells_the_same_and_refuses_the_same(cut: Cut) -> None:
+    create_session_as_of(cut.spark, cut.settings)
+    asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
+    assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
+    with pytest.raises(UsageError, match="session_changes does not reach back so far"):
+        fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
+
+
+def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Cut) -> None:
+    counting = "SELECT count(*) FROM silver.session_changes"
+    assert answer_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
+    with pytest.raises(LakeError, match=r"session_changes that were .* of batches up to 1: .* not of 0"):
+        answer_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
+
+
+def test_a_trace_tells_what_is_gone(cut: Cut) -> None:
+    assert trace(cut.reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
+    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, by maintain.retention: 3 is gone"):
+        trace(cut.reader, cut.settings, TOPIC, 0, 3)
+    with pytest.raises(NotThereError, match=r"judged it in batch 1, and retention has removed rows of silver\.\w+ th"):
+        trace(cut.reader, cut.settings, TOPIC, 0, 12)
+
+
+def test_a_topic_whose_changes_are_gone_is_not_folded_from_its_first_change_on(cut: Cut) -> None:
+    once = cut.settings.capture.model_copy(update={"integrity": Integrity.ONCE})
+    with pytest.raises(LakeError, match=r"topic capture\.a is of class once, .* set the class back"):
+        job.start(cut.spark, cut.settings.model_copy(update={"capture": once}))
+
+
+def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Cut) -> None:
+    with pytest.raises(
+        LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
+    ):
+        replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
+
+
+@pytest.mark.soak
+def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    aging = Aging(spark, location)
+    for number in range(3):
+        aging.take_in(with_gold=number > 1)
+    aging.cut(1, *(table for table in CUT if table != MESSAGES))
+    said: list[str] = []
+    assert verify_silver(spark, aging.settings, said.append)
+    *since, states = said[1:]
+    assert [line.partition(" of ")[2].partition(" ")[0] for line in since] == [EVENTS, QUARANTINE, CHANGES, SNAPSHOTS]
+    assert all(line.endswith("it is compared from there on") for line in since)
+    assert states.startswith("exact, too")
+    with pytest.raises(LakeError, match="sessions cannot be rebuilt one by one"):
+        rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
+    rebuilt = rebuild(spark, aging.settings)
+    assert rebuilt.verified is not None
+    assert rebuilt.verified.exact
+    assert retained(aging.reader) == {}
+    assert aging.cut(1) | {MESSAGES: Removed()} == dict.fromkeys(CUT, Removed())  # all is as old as the rebuild
+    aging.take_in()
+    assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
+    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
+
+
+def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Cut) -> None:
+    place = TOPIC, 0
+    assert _of_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
+    assert _of_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
+    with pytest.raises(LakeError, match=r"stream time up to offset 4 cannot be told"):
+        _of_bronze(cut.spark, cut.lake, {place: 4})
+
+
+def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
+    cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = cut.reader
+    before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
+    held = reader.table(LEDGER).num_rows
+    assert cut.cut(1, LEDGER) == {LEDGER: Removed(6)}
+    assert cut.cut(1, LEDGER) == {LEDGER: Removed(0)}
+    assert reader.table(LEDGER).num_rows == held - 6
+    assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
+    assert _as_booked(cut.spark, cut.lake).endswith("less 21 that maintain.retention removed")
+    assert _contiguous(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
+    assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
+    with pytest.raises(NotThereError, match=r"bronze has taken in offset 12, but retention has removed rows of ops\."):
+        trace(reader, cut.settings, TOPIC, 0, 12)
+    refuse_lost_ledger(cut.spark, cut.settings, SILVER)
+    with monkeypatch.context() as patch:
+        patch.setattr(losses, "stored_sums", lambda _: Sums(None, pa.table({})))
+        with pytest.raises(LakeError, match=r"ops\.positions, which has their only sums, is gone"):
+            refuse_lost_ledger(cut.spark, cut.settings, SILVER)
+    with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
+        as_of_batch(cut.spark, cut.settings, 0)
+    assert [as_of_batch(cut.spark, cut.settings, batch).batch for batch in (1, 2)] == [1, 2]
+
+
+class Events:
+    """A lake of events alone, of four batches of one each."""
+
+    def __init__(self, spark: Any, location: dict[str, Any]) -> None:
+        maintain = MaintainSettings(retention={"events": SPAN})
+        self.settings = Settings(**location, maintain=maintain)
+        self.spark, self.lake = spark, Lake(self.settings)
+        self.lake.ensure(spark, [EVENTS, LEDGER])
+        self.moments = [datetime.now(UTC) + timedelta(minutes=number) for number in range(4)]
+        place = {"topic": TOPIC, "partition": 0}
+        write_rows(spark, self.lake, EVENTS, [place | {"offset": n, "_batch": n} for n in range(4)])
+        zero = dict.fromkeys(("messages", "applied", "duplicates", "quarantined", "held"), 0)
+        entry = {"layer": SILVER, "app_id": "s", "outputs": [], "decisions": [], **zero}
+        entries = [
+            entry
+            | {"batch_id": n, "committed_at": moment - timedelta(seconds=1)}
+            | {"offsets": [place | {"first": n, "last": n, "messages": 1}]}
+            for n, moment in enumerate(self.moments)
+        ]
+        write_rows(spark, self.lake, LEDGER, entries)
+
+    def cut(self, batch: int) -> int:
+        return Retention(self.spark, self.settings).cut(EVENTS, self.moments[batch] + SPAN).rows
+
+    def noted(self) -> tuple[int, int]:
+        found = retained(self.lake.reader(self.spark))[EVENTS]
+        return found.removed, found.pending
+
+    def left(self) -> int:
+        return self.lake.reader(self.spark).table(EVENTS).num_rows
+
+
+def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [EVENTS])
+    place = {"topic": TOPIC, "partition": 0}
+    write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
+    limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
+    old = expired(EVENTS, limits, 0)
+    assert lake.storage.count_expired(spark, EVENTS, old) == 2
+    before = lake.last_commit(spark, EVENTS).version
+    remove_rows(spark, lake, EVENTS, old)
+    assert lake.last_commit(spark, EVENTS) == Commit(before + 2, 0)  # behind that which lets rows go
+    left = [row["offset"] for row in lake.reader(spark).rows(EVENTS, columns=["offset"])]
+    assert sorted(left, key=str) == [1, 3, None]
+    assert lake.storage.count_expired(spark, EVENTS, old) == 0
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    events = Events(spark, location)
+
+    def die(*given: Any) -> None:
+        if gone:
+            remove_rows(*given)
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "remove_rows", die)
+        with pytest.raises(StoppedError):
+            events.cut(1)
+    assert events.noted() == (0, 2)
+    assert events.left() == (2 if gone else 4)
+    assert events.cut(2) == (1 if gone else 3)
+    assert (events.noted(), events.left()) == ((3, 0), 1)
+
+
+def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they_are_a_24th_older(
+    spark: Any, location: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Events(spark, location)
+    late = Retention.cut
+    now = events.moments[1] + SPAN
+    monkeypatch.setattr(Retention, "cut", lambda self, table, _, **how: late(self, table, now, **how))
+    maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
+    assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
+    beside = Retention(spark, events.settings)
+    assert late(beside, EVENTS, now, at_leisure=True) == Removed(0)
+    soon = max(events.moments[3] + SPAN, now)
+    assert late(beside, EVENTS, soon, at_leisure=True) == Removed(0)  # looked at just now
+    assert late(beside, EVENTS, soon + SPAN / 24, at_leisure=True) == Removed(2)
+    assert told(Maintained(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+
+
+def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
+    events = Events(spark, location)
+    events.lake.ensure(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
+    own = ProcessorSettings(name="logins", target="a:B")
+    spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
+    settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
+    found = {table: Retention(spark, settings).cut(table, events.moments[3] + SPAN) for table in (MESSAGES, CHANGES)}
+    assert {table: done.waits.partition(":")[0] for table, done in found.items()} == {
+        MESSAGES: "processor-logins has not begun",
+        CHANGES: "gold has not begun",
+    }
+
+
+def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:
+    events = Events(spark, location)
+    with events.lake.storage.claim(spark, CLAIM, "verifies silver"):
+        found = Retention(spark, events.settings).cut(EVENTS, events.moments[3] + SPAN)
+    assert found.rows == 0
+    assert "verifies silver" in found.waits or "another process" in found.waits

@@ -1,0 +1,126 @@
+"""A small lake whose rows have ages: an old session that is over, one that goes on, and a new one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sessionlake.config import CaptureSettings, MaintainSettings, OnViolation, Settings, SilverSettings
+from sessionlake.gold import job as gold
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, MINUTES, PROGRESS, QUARANTINE, SNAPSHOTS
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.retention.cut import Removed, Retention
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from support.lakes import write_bronze
+
+TOPIC, START, MINUTE = "capture.a", 1_700_000_040_000, 60_000
+CUT = (MESSAGES, CHANGES, PROGRESS, SNAPSHOTS, QUARANTINE, EVENTS)
+SPAN = timedelta(hours=1)
+NAMES = ("bronze", "changes", "progress", "snapshots", "quarantine", "events", "ledger")
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message: in which minute, and by whom."""
+
+    minute: int
+    session: str
+    type: str
+    seq: int
+    rows: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def value(self) -> bytes:
+        rows = {"rows": [{"id": name, "price": price} for name, price in self.rows]} if self.rows else {}
+        ts = START + self.minute * MINUTE
+        return json.dumps({"type": self.type, "seq": self.seq, "ts": ts, **rows}).encode()
+
+
+def _old() -> list[Said]:
+    """Over after three minutes; a duplicate, and one that is malformed."""
+    updates = [Said(n, "old", "update", n, (("a", float(n)),)) for n in (1, 2)]
+    begun = Said(0, "old", "snapshot", 0, (("a", 0.5), ("b", 1.5)))
+    return [begun, *updates, updates[-1], Said(2, "old", "nonsense", 9), Said(3, "old", "end", 3)]
+
+
+def _long(first: int, end: int) -> list[Said]:
+    """One that goes on: a message every half hour."""
+    head = [Said(4, "long", "snapshot", 0, (("x", 0.25), ("y", 0.5), ("z", 1.0)))] if first == 0 else []
+    return head + [
+        Said(4 + 30 * n, "long", "update", n, (("xyz"[n % 3], float(n)),)) for n in range(max(1, first), end)
+    ]
+
+
+BATCHES = [
+    [*_old(), *_long(0, 3)],
+    _long(3, 9),
+    [*_long(9, 12), Said(340, "new", "snapshot", 0, (("n", 7.0),)), Said(341, "new", "update", 1, (("n", 8.0),))],
+    [*_long(12, 14), Said(400, "new", "end", 2)],
+]
+
+
+class Aging:
+    """The lake; each batch of bronze, silver, the merger and gold is older than the next."""
+
+    def __init__(self, spark: Any, location: dict[str, Any]) -> None:
+        capture = CaptureSettings(columns={"price": "double"}, on_violation=OnViolation.ISOLATE)
+        spans = dict.fromkeys(NAMES, SPAN)
+        maintain = MaintainSettings(retention=spans)
+        silver = SilverSettings(shards=2, snapshot_interval="10 minutes")
+        self.spark = spark
+        self.settings = Settings(**location, capture=capture, silver=silver, maintain=maintain)
+        self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
+        self.moments: list[datetime] = []
+        self.lake.ensure(spark, [MESSAGES])
+
+    def take_in(self, *, with_gold: bool = True) -> None:
+        """One more batch, through all layers."""
+        number, first = len(self.moments), len(self.come)
+        messages = [
+            KafkaMessage(TOPIC, 0, first + n, START + said.minute * MINUTE, said.session.encode(), said.value)
+            for n, said in enumerate(BATCHES[number])
+        ]
+        write_bronze(self.spark, self.lake, messages)
+        self.come += messages
+        place = OffsetRange(TOPIC, 0, first, len(self.come) - 1, len(messages))
+        output = TableOutput(MESSAGES, number + 1, len(messages))
+        now = datetime.now(UTC)
+        entry = LedgerEntry(
+            BRONZE, Txn("b", number), "kafka", now, offsets=(place,), outputs=(output,), messages=len(messages),
+            applied=len(messages),
+        )  # fmt: skip
+        self.lake.ensure(self.spark, ["ops.ledger"])
+        write(self.spark, self.lake, entry)
+        job.start(self.spark, self.settings, once=True).wait()
+        TableMerger(self.spark, self.settings).catch_up()
+        if with_gold:
+            gold.start(self.spark, self.settings, once=True).wait()
+        self.moments.append(datetime.now(UTC))
+
+    @property
+    def reader(self) -> TableReader:
+        return self.lake.reader(self.spark)
+
+    def offsets(self) -> list[int]:
+        """Of the messages that bronze has."""
+        return sorted(row["offset"] for row in self.reader.rows(MESSAGES, columns=["offset"]))
+
+    def points(self) -> dict[tuple[str, str, int], tuple[int, float]]:
+        """Of gold, by session, row and minute: how many there are, and their sum."""
+        found = {}
+        for row in self.reader.rows(MINUTES):
+            minute = (round(row["window_start"].timestamp() * 1000) - START) // MINUTE
+            found[row["session_id"], row["row_id"], minute] = row["points"], row["sum"]
+        return found
+
+    def cut(self, batch: int, *tables: str) -> dict[str, Removed]:
+        """Removes what was committed up to a batch."""
+        retention = Retention(self.spark, self.settings)
+        return {table: retention.cut(table, self.moments[batch] + SPAN) for table in tables or CUT}

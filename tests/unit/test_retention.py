@@ -1,0 +1,142 @@
+"""What may go, by rule: nothing that a reader needs, whatever the positions and ages; and which rows that are."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sessionlake.config import RetentionSettings
+from sessionlake.lake.expired import Expired
+from sessionlake.lake.retained import LIMITS
+from sessionlake.retention import rules
+
+TIMEOUT = 10
+TOPICS, SESSIONS = ("a", "b"), ("r", "s", "t")
+PLACES = [("a", 0), ("a", 1), ("b", 0)]
+SESSION = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("session_id", pa.string()),
+        ("first_offset", pa.int64()),
+        ("last_kafka_timestamp", pa.int64()),
+    ]
+)
+CUT = pa.schema([("topic", pa.string()), ("session_id", pa.string()), ("position", pa.int64())])
+offsets = st.integers(-1, 30)
+ends = st.dictionaries(st.sampled_from(PLACES), st.integers(0, 30))
+sessions = st.lists(
+    st.tuples(st.sampled_from(PLACES), st.sampled_from(SESSIONS), st.none() | st.integers(0, 30), st.integers(0, 60)),
+    unique_by=lambda row: (row[0][0], row[1]),
+)
+names = st.tuples(st.sampled_from(TOPICS), st.sampled_from(SESSIONS))
+cuts = st.lists(st.tuples(names, st.integers(0, 30)))
+
+
+def table_of(found: list[Any]) -> pa.Table:
+    rows = [
+        {"topic": t, "partition": p, "session_id": s, "first_offset": first, "last_kafka_timestamp": last}
+        for (t, p), s, first, last in found
+    ]
+    return pa.Table.from_pylist(rows, SESSION)
+
+
+def cuts_of(found: list[Any]) -> pa.Table:
+    return pa.Table.from_pylist([{"topic": t, "session_id": s, "position": n} for (t, s), n in found], CUT)
+
+
+def by_session(limits: pa.Table) -> dict[tuple[str, str], int]:
+    return {(row["topic"], row["session_id"]): row["limit"] for row in limits.to_pylist()}
+
+
+@given(sessions)
+def test_a_session_is_remembered_until_time_is_more_than_two_timeouts_past_its_last_message(found):
+    come: dict[Any, int] = {}
+    for place, _, _, last in found:
+        come[place] = max(come.get(place, 0), last)
+    kept = {(t, s) for (t, p), s, _, last in found if come[t, p] <= last + 2 * TIMEOUT}
+    held = rules.remembered(table_of(found), TIMEOUT)
+    assert {(row["topic"], row["session_id"]) for row in held.to_pylist()} == kept
+
+
+@given(ends, st.lists(ends, max_size=3), sessions)
+def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_of_that(aged, read, held):
+    limits = rules.of_messages(aged, read, table_of(held))
+    for place, old in aged.items():
+        needed = [old + 1, *(reader.get(place, -1) + 1 for reader in read)]
+        needed += [first or 0 for of, _, first, _ in held if of == place]
+        assert limits.get(place, -1) + 1 == min(needed)
+    assert limits.keys() <= aged.keys()
+
+
+@given(cuts, st.lists(names), st.sets(st.sampled_from(TOPICS)))
+def test_of_changes_stays_all_since_the_last_whole_table_that_is_old_and_all_that_late_fills_need(kept, late, once):
+    filled = pa.Table.from_pylist([{"topic": t, "session_id": s} for t, s in late], CUT.remove(2))
+    limits = by_session(rules.of_changes(cuts_of(kept), filled, once))
+    cut = {of for of, _ in kept if of[0] not in once} - set(late)
+    assert limits == {name: max(at for of, at in kept if of == name) for name in cut}
+
+
+@given(cuts, st.data())
+def test_of_whole_tables_stays_the_last_old_one_and_that_which_changes_go_on_from(kept, data):
+    old = data.draw(st.lists(st.sampled_from(kept)) if kept else st.just([]))
+    floors = rules.of_changes(cuts_of(old), cuts_of([]), set())
+    limits, told_from = by_session(rules.of_snapshots(cuts_of(kept), floors)), by_session(floors)
+    for name in {of for of, _ in kept}:
+        left = [at for of, at in kept if of == name and at > limits.get(name, -1)]
+        assert max(at for of, at in kept if of == name) in left
+        assert name not in told_from or told_from[name] in left
+
+
+@given(cuts, cuts)
+def test_limits_are_never_moved_back(before, now):
+    first, second = (rules.limits_of(rules.of_changes(cuts_of(found), cuts_of([]), set())) for found in (before, now))
+    both = by_session(rules.advanced(first, second, ("topic", "session_id")))
+    for limits in (by_session(first), by_session(second)):
+        assert all(both[name] >= limit for name, limit in limits.items())
+    assert both.keys() == by_session(first).keys() | by_session(second).keys()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.sampled_from(TOPICS),
+            st.none() | st.sampled_from(SESSIONS),
+            st.none() | st.integers(0, 9),
+            st.integers(0, 9),
+            st.none() | st.booleans(),
+        )
+    ),
+    st.dictionaries(names, st.integers(0, 9)),
+    st.integers(-1, 9),
+    st.booleans(),
+)
+def test_a_row_goes_if_it_is_of_a_limit_and_up_to_it_and_old_and_not_spared(found, limits, batch, spared):
+    schema = [("topic", pa.string()), ("session_id", pa.string()), ("at", pa.int64()), ("_batch", pa.int64())]
+    columns = [*zip(*found, strict=True)] or [()] * 5
+    rows = pa.table(dict(zip([*(n for n, _ in schema), "late"], columns, strict=True)))
+    rows = rows.cast(pa.schema([*schema, ("late", pa.bool_())]))
+    known = [{"topic": t, "session_id": s, "limit": limit} for (t, s), limit in limits.items()]
+    table = pa.Table.from_pylist(known, LIMITS)
+    expired = Expired(("topic", "session_id"), "at", table, {"_batch": batch}, "late" if spared else None)
+    goes = [
+        at is not None and at <= limits.get((topic, session), -1) and own <= batch and not (spared and late)
+        for topic, session, at, own, late in found
+    ]
+    batches = rows.combine_chunks().to_batches()
+    assert [flag for part in batches for flag in expired.mask(part).to_pylist()] == goes
+
+
+def test_nothing_goes_by_default_and_the_ledger_stays_as_long_as_what_it_tells_the_age_of():
+    assert set(RetentionSettings().model_dump().values()) == {None}
+    assert RetentionSettings(bronze="2 days", ledger="2 days").ledger == timedelta(days=2)
+    with pytest.raises(ValidationError, match="ledger is shorter than events"):
+        RetentionSettings(events="2 days", ledger="1 day")
+    with pytest.raises(ValidationError, match="greater than or equal"):
+        RetentionSettings(bronze="59 minutes")
