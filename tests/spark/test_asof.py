@@ -20,7 +20,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.catalog import SparkReader
+from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger

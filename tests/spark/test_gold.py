@@ -15,13 +15,13 @@ import pytest
 
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
-from sessionlake.gold import job
+from sessionlake.gold import job, recover
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.verify import verify_gold
 from sessionlake.gold_settings import ProductSettings
 from sessionlake.history.explain import Offsets, explain
-from sessionlake.lake.names import AVERAGES, LEDGER, METRICS_1M, PRODUCTS
+from sessionlake.lake.names import AVERAGES, LEDGER, METRICS_1H, METRICS_1M, PRODUCTS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from support.lakes import limit, rows_of, write_rows
@@ -55,6 +55,14 @@ class Feed:
 
     def run(self) -> Feed:
         job.start(self.spark, self.settings, once=True).wait()
+        return self
+
+    def declare(self, **aggregates: str) -> Feed:
+        """Declares the one product `gold.own`; without aggregates, none."""
+        own = {"name": "own", "keys": ("topic", "metric"), "aggregates": aggregates}
+        products = (ProductSettings.model_validate(own),) if aggregates else ()
+        gold = self.settings.gold.model_copy(update={"products": products})
+        self.settings = self.settings.model_copy(update={"gold": gold})
         return self
 
     def ledger(self) -> list[Row]:
@@ -251,9 +259,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         patch.setattr(job, "products_of", lambda _: STANDARD[:1])
         feed.write(changes[:5]).run()
     feed.write(changes[5:9])
-    own = ProductSettings(name="by_metric", keys=("topic", "metric"), aggregates={"n": "count", "spread": "variance"})
-    gold = feed.settings.gold.model_copy(update={"products": (own,)})
-    feed.settings = feed.settings.model_copy(update={"gold": gold})
+    feed.declare(n="count", spread="variance")
     feed.run().require_exact()
     with monkeypatch.context() as patch:  # a product that is left out for a while has missed what came meanwhile
         patch.setattr(job, "products_of", lambda _: STANDARD)
@@ -269,15 +275,33 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         job.start(feed.spark, feed.settings, once=True)
 
 
+def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Feed):
+    changes = [change("s", "r", i, i * 40 * SECOND, price=float(i)) for i in range(6)]
+    feed.declare(n="count").write(changes[:2]).run()
+    with pytest.raises(LakeError, match=r"sessionlake rebuild gold.own"):
+        feed.declare(total="sum").run()
+    feed.declare().write(changes[2:4])
+    job.make_products(feed.spark, feed.settings, STANDARD[:1])  # the stream goes on, without the product
+    feed.declare(n="count").run().require_exact()
+    feed.declare(total="sum")
+    job.make_products(feed.spark, feed.settings, products_of(feed.settings)[-1:])
+    feed.write(changes[4:5]).run().require_exact()
+    recover.empty(feed.spark, feed.settings)
+    feed.declare(low="min")
+    job.make_products(feed.spark, feed.settings, products_of(feed.settings)[-1:])
+    feed.write(changes[5:]).run().require_exact()
+
+
 def test_a_difference_is_found_and_told(feed: Feed):
-    feed.write([change("s", "r", i, i * SECOND, price=0.1 * i) for i in range(3)]).run()
+    feed.write([change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)]).run()
     feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-6"})
+    feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
     feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
     found = {one.table: one for one in verify_gold(feed.spark, feed.settings, STANDARD) if one.first}
-    assert set(found) == {METRICS_1M, AVERAGES}
+    assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES}
     assert (found[AVERAGES].rows, found[AVERAGES].different) == (3, 1)
     assert re.search(
-        r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 0.1", str(found[AVERAGES].first)
+        r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 10000.1", str(found[AVERAGES].first)
     )
 
 

@@ -16,13 +16,13 @@ from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.lake import folder_reader
 from sessionlake.lake.books import Books
-from sessionlake.lake.catalog import SparkReader
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.ledger import LedgerEntry, write
 from sessionlake.lake.names import LEDGER, POSITIONS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.positions import advance, require_true
 from sessionlake.lake.progress import batches_after, covering, has_taken_in, last_batch, last_merged
+from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintenance

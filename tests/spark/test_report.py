@@ -7,9 +7,9 @@ from operator import eq
 
 import pyarrow as pa
 
-from sessionlake.lake.catalog import SparkReader
 from sessionlake.lake.names import SESSIONS
 from sessionlake.lake.reading import TableSize
+from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.report.contents import contents_of
 from sessionlake.report.page import page

@@ -23,12 +23,12 @@ from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.catalog import SparkReader
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.progress import spans
 from sessionlake.lake.reading import TableReader
+from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame

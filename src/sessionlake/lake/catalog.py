@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,9 @@ from sessionlake.lake.expired import LIMIT, Expired
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
-from sessionlake.lake.reading import Condition, TableReader, TableSize, counter_of
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.spark_merge import merged_by_spark
+from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.storage import (
     NO_COMMIT,
     Commit,
@@ -37,7 +37,7 @@ from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
-from sessionlake.runtime.interpreted import conf, interpreted
+from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -52,7 +52,6 @@ _VACUUM_EVERY = timedelta(days=1)
 # Of two processes that create a table at once, one fails, perhaps before the other's is there.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class Catalog(Storage):
@@ -290,82 +289,6 @@ class _StagedFrame:
     def commit(self, txn: Txn) -> None:
         # Two that commit the same transaction at once conflict: repeated, the later one is passed over.
         repeated(lambda: self._catalog.save(appending(self._rows, self._table, txn), self._table))
-
-
-class SparkReader(TableReader):
-    """Reads tables by Spark, wherever they are."""
-
-    def __init__(self, storage: Storage, spark: SparkSession) -> None:
-        self._storage = storage
-        self._spark = spark
-
-    def exists(self, table: str) -> bool:
-        """See `TableReader`."""
-        return self._storage.exists(self._spark, table)
-
-    def schema(self, table: str) -> pa.Schema:
-        """See `TableReader`."""
-        return self._storage.read(self._spark, table, {}).limit(0).toArrow().schema
-
-    def batches(
-        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """See `TableReader`."""
-        if not self.exists(table):
-            return
-        frame = self._where(table, conditions)
-        with interpreted(self._spark):
-            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
-        yield from found.to_batches()
-
-    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
-        """See `TableReader`."""
-        same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
-        frame = self._where(table, conditions, same)
-        with interpreted(self._spark):
-            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
-            return found, self._storage.read(self._spark, table, same).count()
-
-    def size(self, table: str) -> TableSize:
-        """See `TableReader`."""
-        with interpreted(self._spark):
-            (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
-            rows = self._storage.read(self._spark, table, {}).count()
-        version = self._storage.last_commit(self._spark, table).version
-        return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
-
-    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
-        """See `TableReader`: the cluster counts."""
-        if not self.exists(table):
-            return Counter()
-        with interpreted(self._spark):
-            return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
-
-    def any(self, table: str, *conditions: Condition) -> bool:
-        """See `TableReader`."""
-        if not self.exists(table):
-            return False
-        with interpreted(self._spark):
-            return not self._where(table, conditions).isEmpty()
-
-    def _where(
-        self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
-    ) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        frame = self._storage.read(self._spark, table, options or {})
-        for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(name), _literal(value)))
-        return frame
-
-
-def _literal(value: Any) -> Any:
-    """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
-    from pyspark.sql import functions as F
-
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return F.timestamp_micros(F.lit((value - _EPOCH) // timedelta(microseconds=1)))
-    return [_literal(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:

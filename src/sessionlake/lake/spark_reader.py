@@ -1,0 +1,116 @@
+"""Reads tables by Spark, wherever they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sessionlake.lake.reading import Condition, TableReader, TableSize, TooLargeError, counter_of
+from sessionlake.lake.storage import Storage, quote
+from sessionlake.runtime.interpreted import interpreted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# The least that a value takes as Arrow.
+_CELL_BYTES = 8
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+class SparkReader(TableReader):
+    """Reads tables by Spark, wherever they are."""
+
+    def __init__(self, storage: Storage, spark: SparkSession) -> None:
+        self._storage = storage
+        self._spark = spark
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        return self._storage.exists(self._spark, table)
+
+    def schema(self, table: str) -> pa.Schema:
+        """See `TableReader`."""
+        return self._storage.read(self._spark, table, {}).limit(0).toArrow().schema
+
+    def batches(
+        self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return
+        frame = self._where(table, conditions)
+        with interpreted(self._spark):
+            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+        yield from found.to_batches()
+
+    def table(
+        self,
+        table: str,
+        *conditions: Condition,
+        columns: Sequence[str] | None = None,
+        at_most: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`; Spark is asked for no more rows than can fit."""
+        if at_most is None or not self.exists(table):
+            return super().table(table, *conditions, columns=columns)
+        frame = self._where(table, conditions)
+        frame = frame if columns is None else frame.select(*map(quote, columns))
+        most = at_most // (_CELL_BYTES * len(frame.columns))
+        with interpreted(self._spark):
+            found = frame.limit(most + 1).toArrow()
+        if found.num_rows > most or found.nbytes > at_most:
+            raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
+        return found
+
+    def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+        """See `TableReader`."""
+        same = {"versionAsOf": self._storage.last_commit(self._spark, table).version}
+        frame = self._where(table, conditions, same)
+        with interpreted(self._spark):
+            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
+            return found, self._storage.read(self._spark, table, same).count()
+
+    def size(self, table: str) -> TableSize:
+        """See `TableReader`."""
+        with interpreted(self._spark):
+            (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
+            rows = self._storage.read(self._spark, table, {}).count()
+        version = self._storage.last_commit(self._spark, table).version
+        return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
+
+    def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
+        """See `TableReader`: the cluster counts."""
+        if not self.exists(table):
+            return Counter()
+        with interpreted(self._spark):
+            return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
+
+    def any(self, table: str, *conditions: Condition) -> bool:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return False
+        with interpreted(self._spark):
+            return not self._where(table, conditions).isEmpty()
+
+    def _where(
+        self, table: str, conditions: Sequence[Condition], options: Mapping[str, Any] | None = None
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        frame = self._storage.read(self._spark, table, options or {})
+        for name, compare, value in conditions:
+            frame = frame.where(compare(F.col(name), _literal(value)))
+        return frame
+
+
+def _literal(value: Any) -> Any:
+    """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
+    from pyspark.sql import functions as F
+
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return F.timestamp_micros(F.lit((value - _EPOCH) // timedelta(microseconds=1)))
+    return [_literal(one) for one in value] if isinstance(value, list | tuple) else value

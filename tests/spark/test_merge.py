@@ -1,0 +1,91 @@
+"""MERGE by every engine: the same rows, whatever the times in their keys and the zone of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.lake.commit import merge
+from sessionlake.lake.names import METRICS_1M
+from sessionlake.lake.reading import TooLargeError, among
+from sessionlake.lake.spark_reader import SparkReader
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.runtime.frames import as_frame
+from support.lakes import limit, rows_of
+
+KEYS = ("topic", "window_start")
+# The first moment that there is, one before the calendar of today, an hour that Berlin has twice, and the last.
+TIMES = [
+    datetime(1, 1, 1, tzinfo=UTC),
+    datetime(1558, 3, 4, tzinfo=UTC),
+    datetime(2025, 10, 26, 0, tzinfo=UTC),
+    datetime(2025, 10, 26, 1, tzinfo=UTC),
+    datetime(9999, 12, 31, 23, 59, tzinfo=UTC),
+]
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def rows(points: list[int], *, gone: int | None = None) -> pa.Table:
+    return pa.table(
+        {
+            "topic": ["a"] * len(points),
+            "window_start": pa.array(TIMES[: len(points)], pa.timestamp("us", "UTC")),
+            "points": points,
+            DELETE: [i == gone for i in range(len(points))],
+        }
+    )
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(("engine", "named"), [("delta-rs", 9), ("rows", 9), ("frame", 9), ("rows", 1), ("frame", 1)])
+def test_a_merge_does_the_same_by_every_engine(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, named: int
+) -> None:
+    limit(monkeypatch, rewritten_rows=100 if engine == "delta-rs" else -1)
+    monkeypatch.setattr("sessionlake.lake.spark_merge._NAMED", named)
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [METRICS_1M])
+    upsert = Upsert(KEYS, ("points",), bounded=KEYS[1:], deletes=True)
+
+    def write(source: pa.Table, version: int) -> None:
+        given = as_frame(spark, source) if engine == "frame" else source
+        merge(spark, lake, METRICS_1M, given, upsert, Txn("m", version))
+
+    for source, version in ((rows([1, 2, 3, 4]), 0), (rows([1, 2, 3, 4]), 0), (rows([5, 6, 7, 8, 9], gone=1), 1)):
+        write(source, version)
+    found = {row["window_start"]: row["points"] for row in rows_of(spark, lake, METRICS_1M)}
+    assert found == {TIMES[0]: 5, TIMES[2]: 7, TIMES[3]: 8, TIMES[4]: 9}
+    assert len(rows_of(spark, lake, METRICS_1M)) == len(found)
+    [last] = lake.delta(spark, METRICS_1M).history(1).collect()
+    assert last["engineInfo"].startswith("delta-rs") == (engine == "delta-rs")
+
+
+@pytest.mark.usefixtures("berlin")
+def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: Any, location: dict[str, Any]) -> None:
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [METRICS_1M])
+    merge(spark, lake, METRICS_1M, rows([1, 2, 3, 4, 5]), Upsert(KEYS, ("points",)), Txn("m", 0))
+    reader = SparkReader(lake.storage, spark)
+    for place, moment in enumerate(TIMES):
+        assert reader.table(METRICS_1M, ("window_start", among, [moment]), columns=["points"]).to_pylist() == [
+            {"points": place + 1}
+        ]
+    assert reader.table(METRICS_1M, columns=["points"], at_most=1_000).num_rows == len(TIMES)
+    with pytest.raises(TooLargeError, match=METRICS_1M):
+        reader.table(METRICS_1M, columns=["points"], at_most=40)
