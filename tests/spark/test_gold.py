@@ -294,7 +294,7 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
 
 def test_a_difference_is_found_and_told(feed: Feed):
     feed.write([change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)]).run()
-    feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-6"})
+    feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
     feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
     feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
     found = {one.table: one for one in verify_gold(feed.spark, feed.settings, STANDARD) if one.first}

@@ -88,4 +88,4 @@ def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: An
         ]
     assert reader.table(METRICS_1M, columns=["points"], at_most=1_000).num_rows == len(TIMES)
     with pytest.raises(TooLargeError, match=METRICS_1M):
-        reader.table(METRICS_1M, columns=["points"], at_most=40)
+        reader.table(METRICS_1M, columns=["points"], at_most=39)
