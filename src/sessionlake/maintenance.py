@@ -22,7 +22,7 @@ from sessionlake.lake.storage import Compacted, Kept, Vacuumed
 from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.tables import Lake
 from sessionlake.publish.job import KEYS
-from sessionlake.retention.cut import Retention
+from sessionlake.retention.removal import Retention
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -137,7 +137,7 @@ class Maintenance:
         reading = readers(self._settings, table)
         if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
             return Maintained(table, waits="silver has not begun: it reads what is there in the order in which it came")
-        removed = self._retention.cut(table, datetime.now(UTC), at_leisure=at_leisure)
+        removed = self._retention.remove(table, datetime.now(UTC), at_leisure=at_leisure)
         compacted = self._compact(table)
         if table == LEDGER:
             advance(self._spark, self._lake)

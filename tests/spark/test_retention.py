@@ -40,7 +40,7 @@ from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
 from sessionlake.maintenance import Maintained
 from sessionlake.retention import cut as module
-from sessionlake.retention.cut import Removed, Retention
+from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.rebuild.rebuild import rebuild

@@ -15,7 +15,7 @@ from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, MINUTES, P
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.retention.cut import Removed, Retention
+from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from support.lakes import write_bronze

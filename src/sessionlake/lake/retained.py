@@ -55,7 +55,7 @@ _HEAD = [("batch", pa.int64()), ("before", _TIME), ("removed", pa.int64()), ("pe
 _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int32())])
 
 
-CUT_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
+REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
 """Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
 _PLACE, _SESSION = ("topic", "partition"), ("topic", "session_id")
 
@@ -130,8 +130,8 @@ def cut_of(reader: TableReader, table: str) -> Retained | None:
 
 
 def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
-    """The same by every table that is cut."""
-    return {part: found for table, found in known.items() for part in CUT_TOGETHER.get(table, (table,))}
+    """The same by every table that rows are removed from."""
+    return {part: found for table, found in known.items() for part in REMOVED_TOGETHER.get(table, (table,))}
 
 
 def _of(rows: pa.Table, table: str) -> pa.Table:

@@ -34,9 +34,9 @@ from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import (
     committing,
-    refuse_cut_history,
     refuse_fresh_checkpoint,
     refuse_interrupted_rebuild,
+    refuse_removed_history,
 )
 from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.query import LayerQuery
@@ -78,7 +78,7 @@ def start(
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     refuse_interrupted_rebuild(settings)
-    refuse_cut_history(lake.reader(spark), settings)
+    refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_other_shards(settings)
     handover.note_shards(settings)
     begin = handover.in_force(settings)

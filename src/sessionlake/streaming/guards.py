@@ -154,7 +154,7 @@ def _begun(settings: Settings, layer: str) -> Path:
     return Path(f"{settings.checkpoint(layer)}.committing.json")
 
 
-def refuse_cut_history(reader: TableReader, settings: Settings) -> None:
+def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     """Stops a job that would fold sessions from their first change on, of which changes are gone.
 
     Raises:

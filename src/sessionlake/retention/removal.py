@@ -32,7 +32,7 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
 )
 from sessionlake.lake.progress import ends, last_batch, last_merged
-from sessionlake.lake.retained import CLAIM, CUT_TOGETHER, LIMITS, Retained, expired, retained, store
+from sessionlake.lake.retained import CLAIM, LIMITS, REMOVED_TOGETHER, Retained, expired, retained, store
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.retention import rules
@@ -54,7 +54,7 @@ _SETTINGS = {
 }
 _PLACE = ("topic", "partition")
 _SESSION = ("topic", "session_id")
-# A table is cut when rows are so much of its span older than that.
+# Rows are removed when some are so much of its span older than that.
 _STEPS = 24
 
 
@@ -95,7 +95,7 @@ class Retention:
         found: timedelta | None = None if name is None else getattr(self._settings.maintain.retention, name)
         return found
 
-    def cut(self, table: str, now: datetime, *, at_leisure: bool = False) -> Removed:
+    def remove(self, table: str, now: datetime, *, at_leisure: bool = False) -> Removed:
         """Removes what is old, and not needed by anybody.
 
         Args:
@@ -136,7 +136,7 @@ class Retention:
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
         store(self._spark, self._lake, {**known, table: now})
-        for part in CUT_TOGETHER.get(table, (table,)):
+        for part in REMOVED_TOGETHER.get(table, (table,)):
             remove_rows(self._spark, self._lake, part, expired(part, limits, batch))
         store(self._spark, self._lake, {**known, table: replace(now, removed=now.gone, pending=0)})
         return Removed(count)
@@ -144,7 +144,7 @@ class Retention:
     def _count(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
             return 0
-        storage, parts = self._lake.storage, CUT_TOGETHER.get(table, (table,))
+        storage, parts = self._lake.storage, REMOVED_TOGETHER.get(table, (table,))
         return sum(storage.count_expired(self._spark, part, expired(part, limits, batch)) for part in parts)
 
     def _measured(self, limits: pa.Table) -> tuple[int, pa.Table]:
