@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
@@ -25,6 +26,10 @@ os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.java_options())
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long a case takes says more of the machine than of the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _LONGEST = {"test_law.py", "test_crash_tables.py", "test_crash_capture.py", "test_rebuild.py"}
 _PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}

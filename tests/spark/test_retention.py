@@ -237,7 +237,7 @@ class Events:
         write_rows(spark, self.lake, LEDGER, entries)
 
     def cut(self, batch: int) -> int:
-        return Retention(self.spark, self.settings).cut(EVENTS, self.moments[batch] + SPAN).rows
+        return Retention(self.spark, self.settings).remove(EVENTS, self.moments[batch] + SPAN).rows
 
     def noted(self) -> tuple[int, int]:
         found = retained(self.lake.reader(self.spark))[EVENTS]
@@ -313,7 +313,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     own = ProcessorSettings(name="logins", target="a:B")
     spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
     settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
-    found = {table: Retention(spark, settings).cut(table, events.moments[3] + SPAN) for table in (MESSAGES, CHANGES)}
+    found = {table: Retention(spark, settings).remove(table, events.moments[3] + SPAN) for table in (MESSAGES, CHANGES)}
     assert {table: done.waits.partition(":")[0] for table, done in found.items()} == {
         MESSAGES: "processor-logins has not begun",
         CHANGES: "gold has not begun",
@@ -323,6 +323,6 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
     with events.lake.storage.claim(spark, CLAIM, "verifies silver"):
-        found = Retention(spark, events.settings).cut(EVENTS, events.moments[3] + SPAN)
+        found = Retention(spark, events.settings).remove(EVENTS, events.moments[3] + SPAN)
     assert found.rows == 0
     assert "verifies silver" in found.waits or "another process" in found.waits

@@ -123,4 +123,4 @@ class Aging:
     def cut(self, batch: int, *tables: str) -> dict[str, Removed]:
         """Removes what was committed up to a batch."""
         retention = Retention(self.spark, self.settings)
-        return {table: retention.cut(table, self.moments[batch] + SPAN) for table in tables or CUT}
+        return {table: retention.remove(table, self.moments[batch] + SPAN) for table in tables or CUT}

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
@@ -144,7 +144,6 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
     return [made[a:b] for a, b in pairwise(cuts)]
 
 
-@settings(deadline=None)
 @given(histories(), st.integers(1, 5), st.sampled_from([0, HOUR, 10 * HOUR]))
 def test_any_batches_shards_and_idle_times_equal_a_recomputation(batches: list[list[Change]], shards: int, idle: int):
     gold = Gold(shards, idle)
@@ -154,7 +153,6 @@ def test_any_batches_shards_and_idle_times_equal_a_recomputation(batches: list[l
     assert sum(a.read.changes for a in reports) == sum(map(len, batches))
 
 
-@settings(deadline=None)
 @given(histories())
 def test_state_survives_its_bytes(batches: list[list[Change]]):
     gold = Gold(1)

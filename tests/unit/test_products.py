@@ -132,7 +132,7 @@ class Near:
     __hash__ = None  # type: ignore[assignment]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(CHANGES, st.lists(st.integers(0, 25), max_size=4))
 def test_any_batches_come_to_what_plain_python_comes_to(changes: list[Change], cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(changes)]

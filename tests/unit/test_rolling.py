@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.fold.points import Points
@@ -100,7 +100,6 @@ def histories(draw: st.DrawFn) -> tuple[list[list[Point]], int, int]:
     return [made[a:b] for a, b in pairwise(cuts)], window, keep
 
 
-@settings(deadline=None)
 @given(histories())
 def test_any_batches_equal_a_recomputation_bit_for_bit(history: tuple[list[list[Point]], int, int]):
     batches, window, keep = history
@@ -110,7 +109,6 @@ def test_any_batches_equal_a_recomputation_bit_for_bit(history: tuple[list[list[
     assert tables.averages == by_hand([p for batch in batches for p in batch], window)
 
 
-@settings(deadline=None)
 @given(histories())
 def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], int, int]):
     batches, window, keep = history
@@ -120,7 +118,6 @@ def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], 
         assert np.bincount(found.tail.key, minlength=3).max() <= keep
 
 
-@settings(deadline=None)
 @given(histories(), st.integers(0, 400_000))
 def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int):
     batches, window, keep = history
