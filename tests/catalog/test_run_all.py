@@ -64,7 +64,8 @@ def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
     )
     assert {finding["level"] for finding in called("doctor")} == {"ok"}
     topic, session = next(iter(truth.sessions))
-    [traced] = called("trace", topic, "0", "0")
+    place = truth.sessions[topic, session]
+    [traced] = called("trace", topic, str(place["partition"]), str(place["first_offset"]))
     assert traced["topic"] == topic
     rows = called("session", "show", session, "--topic", topic)
     assert len(rows) == len(truth.session_rows.get((topic, session), {}))

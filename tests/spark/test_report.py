@@ -10,6 +10,7 @@ import pyarrow as pa
 from sessionlake.lake.names import SESSIONS
 from sessionlake.lake.reading import TableSize
 from sessionlake.lake.spark_reader import SparkReader
+from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tables import Lake
 from sessionlake.report.contents import contents_of
 from sessionlake.report.page import page
@@ -35,13 +36,14 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
     rows = as_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).schema(SESSIONS)))
     lake.storage.save(rows.coalesce(1).write.format("delta").mode("append"), SESSIONS)
+    lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
     lake.delta(spark, SESSIONS).delete("session_id < 's5'")
     log = folder_of(lake, SESSIONS) / "_delta_log"
-    assert any("deletionVector" in file.read_text() for file in log.glob("*2.json"))
+    assert any("deletionVector" in file.read_text() for file in log.glob("*3.json"))
     left = [row for row in sessions if row["session_id"] >= "s5"]
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
         size = reader.size(SESSIONS)
-        assert size == TableSize(version=2, rows=len(left), files=1, bytes=size.bytes)
+        assert size == TableSize(version=3, rows=len(left), files=1, bytes=size.bytes)
         assert size.bytes > 0
         assert reader.counts(SESSIONS, ("topic", "status")) == {
             ("a", status): sum(row["status"] == status for row in left) for status in ("open", "ended")

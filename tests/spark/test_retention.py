@@ -39,7 +39,7 @@ from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
 from sessionlake.maintenance import Maintained
-from sessionlake.retention import cut as module
+from sessionlake.retention import removal as module
 from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
@@ -294,9 +294,9 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     spark: Any, location: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Events(spark, location)
-    late = Retention.cut
+    late = Retention.remove
     now = events.moments[1] + SPAN
-    monkeypatch.setattr(Retention, "cut", lambda self, table, _, **how: late(self, table, now, **how))
+    monkeypatch.setattr(Retention, "remove", lambda self, table, _, **how: late(self, table, now, **how))
     maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
     assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
     beside = Retention(spark, events.settings)

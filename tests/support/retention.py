@@ -11,7 +11,7 @@ from sessionlake.config import CaptureSettings, MaintainSettings, OnViolation, S
 from sessionlake.gold import job as gold
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, MINUTES, PROGRESS, QUARANTINE, SNAPSHOTS
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SNAPSHOTS
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -115,7 +115,7 @@ class Aging:
     def points(self) -> dict[tuple[str, str, int], tuple[int, float]]:
         """Of gold, by session, row and minute: how many there are, and their sum."""
         found = {}
-        for row in self.reader.rows(MINUTES):
+        for row in self.reader.rows(METRICS_1M):
             minute = (round(row["window_start"].timestamp() * 1000) - START) // MINUTE
             found[row["session_id"], row["row_id"], minute] = row["points"], row["sum"]
         return found
