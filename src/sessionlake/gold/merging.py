@@ -84,7 +84,7 @@ class ProductMerger:
         if payloads is not None:
             return product.merged(read_rows(payloads)) if payloads else product.schema().empty_table()
         frame = self.folded.frame.where(F.col("kind") == product.name).select("payload")
-        rows = frame.mapInArrow(unpack, _ddl(product))
+        rows = frame.mapInArrow(unpack, product.ddl)
         return rows if large else product.merged(rows.toArrow().cast(product.schema()))
 
     def _merged(self, product: Product, part: pa.Table | DataFrame) -> TableOutput | None:
@@ -129,7 +129,7 @@ class ProductMerger:
             return product.merged(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # Once, and before the MERGE: what it reads is not what it writes.
-        rows = both.groupBy(shard.alias("shard")).applyInArrow(merged, _ddl(product)).localCheckpoint()
+        rows = both.groupBy(shard.alias("shard")).applyInArrow(merged, product.ddl).localCheckpoint()
         count = rows.count()
         if not count:
             return None
@@ -149,11 +149,7 @@ class _Finer:
 
 
 def _finer(product: Product, part: pa.Table | DataFrame) -> pa.Table | DataFrame:
-    return product.of_finer(part) if isinstance(part, pa.Table) else part.mapInArrow(_Finer(product), _ddl(product))
-
-
-def _ddl(product: Product) -> str:
-    return ", ".join(f"{quote(name)} {sql}" for name, sql in product.columns)
+    return product.of_finer(part) if isinstance(part, pa.Table) else part.mapInArrow(_Finer(product), product.ddl)
 
 
 def _upsert(product: Product) -> Upsert:

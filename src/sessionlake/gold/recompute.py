@@ -89,11 +89,10 @@ def recomputed(changes: DataFrame, product: Product, declared: Declared) -> Data
     """The product's rows for these changes, by its own aggregates."""
     from pyspark.sql import functions as F
 
-    ddl = ", ".join(f"`{name}` {sql}" for name, sql in product.columns)
-    parts = changes.mapInArrow(_Parts(product, declared), ddl)
+    parts = changes.mapInArrow(_Parts(product, declared), product.ddl)
     shard = F.pmod(F.xxhash64(*product.row_keys), F.lit(GROUPS))
 
     def merged(table: pa.Table) -> pa.Table:
         return product.merged(table)
 
-    return parts.groupBy(shard.alias("shard")).applyInArrow(merged, ddl)
+    return parts.groupBy(shard.alias("shard")).applyInArrow(merged, product.ddl)

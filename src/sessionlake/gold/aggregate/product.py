@@ -65,6 +65,11 @@ class Product:
         return keys + self._own
 
     @property
+    def ddl(self) -> str:
+        """Its columns as Spark DDL."""
+        return ", ".join(f"`{name}` {sql}" for name, sql in self.columns)
+
+    @property
     def results(self) -> tuple[str, ...]:
         """Its results' columns."""
         return tuple(name for name in self.aggregates if not name.startswith("_"))
