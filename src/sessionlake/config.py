@@ -287,7 +287,7 @@ class Settings(BaseSettings):
     @property
     def own_tables(self) -> tuple[str, ...]:
         """The tables that this configuration adds to those of every lake."""
-        return tuple(processor.into for processor in self.processors) + tuple(one.table for one in self.gold.products)
+        return tuple(processor.into for processor in self.processors) + self.gold.own_tables
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -83,6 +83,46 @@ class ProductSettings(Section):
         return f"gold.{self.name}"
 
 
+class AverageSettings(Section):
+    """One table of averages over the last points of series: a row for each point."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    keys: tuple[str, ...] | None = None
+    """`topic` and `metric`, and `session_id` or `row_id` or both; those of the two standard tables are given."""
+    points: int | None = Field(None, ge=1, le=1024)
+    """How many points an average is over, at most; by default `rolling_points`."""
+    watermark: Duration = Field(timedelta(0), ge=timedelta(0))
+    """How far the watermark of a series stays behind its newest point, in event time."""
+    early: bool = True
+    """Whether averages are published before the watermark has passed their points."""
+    least_points: int = Field(1, ge=1)
+    """No average of fewer points is published."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        standard = STANDARD_AVERAGES.get(self.name)
+        if standard is None and self.keys is None:
+            raise ValueError("keys are missing: topic and metric, and session_id or row_id or both")
+        if self.keys is None:
+            return self
+        if standard is not None and {*self.keys} != {*standard}:
+            raise ValueError(f"the keys of {self.name} are {', '.join(standard)}")
+        if strange := sorted({*self.keys} - {*_NUMBER_KEYS}):
+            raise ValueError(f"averages are kept by {', '.join(_NUMBER_KEYS)}; found {', '.join(strange)}")
+        if len({*self.keys}) < len(self.keys) or not {"topic", "metric"} <= {*self.keys}:
+            raise ValueError("keys name topic and metric, each once")
+        return self
+
+    @property
+    def table(self) -> str:
+        """Its two-level name."""
+        return f"gold.{self.name}"
+
+
+STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic", "row_id", "metric")}
+"""The tables of averages that every lake has, and their keys."""
+
+
 class GoldSettings(Section):
     """Session changes to analytics."""
 
@@ -91,14 +131,22 @@ class GoldSettings(Section):
     max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
     """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least."""
     rolling_points: int = Field(8, ge=1, le=1024)
+    """How many points an average is over, at most, unless `averages` says another number."""
+    averages: tuple[AverageSettings, ...] = ()
+    """Tables of averages of your own, and what is other in the standard ones."""
     shards: int = Field(64, gt=0, le=65_536)
     products: tuple[ProductSettings, ...] = ()
     """Tables of your own."""
 
-    @field_validator("products")
-    @classmethod
-    def _apart(cls, value: tuple[ProductSettings, ...]) -> tuple[ProductSettings, ...]:
-        names = [product.name for product in value]
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        names = [one.name for one in self.averages] + [one.name for one in self.products]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two products have the name {', '.join(twice)}")
-        return value
+        return self
+
+    @property
+    def own_tables(self) -> tuple[str, ...]:
+        """The tables that are added to those of every lake."""
+        averages = tuple(one.table for one in self.averages if one.name not in STANDARD_AVERAGES)
+        return averages + tuple(one.table for one in self.products)

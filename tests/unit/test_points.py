@@ -10,100 +10,140 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, GoldReport, read_rows, total
-from sessionlake.gold.fold.pack import PointPacker, ReadChanges, read_chunks
-from sessionlake.gold.fold.shard import GoldFold, recompute, tail_length
-from sessionlake.gold.fold.state import Forgotten, GoldShardState
+from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, read_rows, total
+from sessionlake.gold.fold.pack import Chunks, PointPacker, ReadChanges, place_of, shard_field, taken_apart
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
+from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states
 from sessionlake.protocol.chunk import write_ipc
 
 METRICS = ("price", "qty")
 WINDOW = 3
 HOUR = 3_600_000
+BY_SESSION = RollingAverage("rolling_average", last=WINDOW)
+BY_SENSOR = RollingAverage("sensor_average", ("topic", "row_id", "metric"), last=WINDOW)
+SERIES = (BY_SESSION, BY_SENSOR, RollingAverage("by_metric", ("topic", "metric"), last=2))
 Change = dict[str, Any]
-Key = tuple[str, str, str, str]
 
 
 def change(session: str, row: str | None, position: int, ts: int, kafka_ms: int = 0, **values: float) -> Change:
     columns = {f"value:{i}": values.get(name) for i, name in enumerate(METRICS)}
-    at = {"partition": 0, "kafka_ms": kafka_ms, "ts": ts, "position": position, "ordinal": 0, "batch": position}
+    at = {"partition": int(session == "t"), "offset": position + 10, "kafka_ms": kafka_ms}
+    at |= {"ts": ts, "position": position, "ordinal": 0, "batch": position}
     return {"topic": "capture.a", "session_id": session, "row_id": row} | at | columns
 
 
 _SCHEMA = pa.schema(
-    [("shard", pa.int32()), ("topic", pa.string()), ("session_id", pa.string()), ("row_id", pa.string())]
+    [(shard_field(i), pa.int32()) for i in range(len(SERIES))]
+    + [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     + [("partition", pa.int32())]
-    + [(name, pa.int64()) for name in ("kafka_ms", "ts", "position")]
+    + [(name, pa.int64()) for name in ("offset", "kafka_ms", "ts", "position")]
     + [("ordinal", pa.int32()), ("batch", pa.int64()), ("value:0", pa.float64()), ("value:1", pa.float64())]
 )
 
 
 class Gold:
-    """The fold over several shards and the table it writes, in memory."""
+    """The fold over several shards and the tables it writes, in memory."""
 
-    def __init__(self, shards: int, idle_ms: int = HOUR) -> None:
-        self.shards, self.fold = shards, GoldFold(METRICS, WINDOW, idle_ms)
+    def __init__(self, shards: int, idle_ms: int = HOUR, series: tuple[RollingAverage, ...] = (BY_SESSION,)) -> None:
+        self.shards, self.series = shards, series
+        self.fold = GoldFold(METRICS, tuple(map(Kept, series)), idle_ms)
         self.states: dict[int, bytes] = {}
-        self.averages: dict[tuple[Any, ...], Change] = {}
+        self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
+        self.restated: list[Change] = []
         self.beyond = 0
+
+    @property
+    def averages(self) -> dict[tuple[Any, ...], Change]:
+        return self.tables[BY_SESSION.name]
+
+    def state(self) -> GoldShardState:
+        return GoldShardState.decode(decode_states(self.states[0])[BY_SESSION.name])
 
     def batch(self, changes: list[Change]) -> GoldReport:
         reports = []
         for shard, chunks in self._packed(changes).items():
             state, out = self.fold(shard, self.states.get(shard), chunks)
-            assert state is not None
-            self.states[shard] = state
-            reports.extend(self._write(out))
+            if state is not None:
+                self.states[shard] = state
+            content = dict(out)
+            reports.append(content.pop(SeriesOutput.REPORT))
+            for series in self.series:
+                self._write(series, content)
         return total(reports)
 
     def _packed(self, changes: list[Change]) -> dict[int, list[bytes]]:
-        rows = [c | {"shard": zlib.crc32(c["session_id"].encode()) % self.shards} for c in changes]
+        rows = [c | self._shard_of(c) for c in changes]
         tasks = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         chunks: dict[int, list[bytes]] = {}
         for task in tasks:
-            for packed in PointPacker(Declared(METRICS))([pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []):
+            given = [pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []
+            for packed in PointPacker(Declared(METRICS), self.series)(given):
                 for row in packed.to_pylist():
                     chunks.setdefault(row["shard"], []).append(row["chunk"])
         return chunks
 
-    def _write(self, out: list[tuple[str, bytes]]) -> list[bytes]:
-        content = dict(out)
-        for kind in (GoldOutput.NEW_AVERAGES, GoldOutput.CHANGED_AVERAGES):
-            for row in read_rows([content[kind]]).to_pylist() if kind in content else []:
-                key = (*(row[n] for n in METRIC_KEY), row["ts"], row["position"])
-                assert (key in self.averages) == (kind is GoldOutput.CHANGED_AVERAGES)
-                self.averages[key] = row
-        if GoldOutput.BEYOND in content:
-            self._write(recompute(self._with_history(read_rows([content[GoldOutput.BEYOND]])), WINDOW))
-        return [content[GoldOutput.REPORT]] if GoldOutput.REPORT in content else []
+    def _shard_of(self, c: Change) -> Change:
+        names = [(c[name] or "" for name in one.keys if name in ("session_id", "row_id")) for one in self.series]
+        # Of a session, all rows are in one shard.
+        owners = [
+            c["session_id"] if one.of_session else "".join(name) for one, name in zip(self.series, names, strict=True)
+        ]
+        return {shard_field(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
-    def _with_history(self, beyond: pa.Table) -> pa.Table:
+    def _write(self, series: RollingAverage, content: dict[str, bytes]) -> None:
+        table = self.tables[series.name]
+        beyond = read_rows([content[kind]]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
+        for kind in (SeriesOutput.RESTATED, SeriesOutput.NEW, SeriesOutput.CHANGED):
+            rows = read_rows([content[kind.of(series)]]).to_pylist() if kind.of(series) in content else []
+            if kind is SeriesOutput.RESTATED:
+                self.restated += rows
+                continue
+            assert all(list(row) == [name for name, _ in series.columns] for row in rows)
+            for row in rows:
+                key = tuple(row[n] for n in series.row_keys)
+                assert (key in table) == (kind is SeriesOutput.CHANGED)
+                table[key] = row
+        if beyond is not None:
+            found = recompute(self._with_history(series, beyond), series)
+            self._write(series, {kind: payload for kind, (_, payload) in found.items()})
+
+    def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
-        new = beyond.append_column("fresh", pa.array([True] * beyond.num_rows))
-        keys = {tuple(row[n] for n in METRIC_KEY) for row in beyond.to_pylist()}
-        held = [row | {"fresh": False} for key, row in self.averages.items() if key[:4] in keys]
-        return pa.concat_tables([new, pa.Table.from_pylist(held, new.schema)])
+        rows = [row | {"revision": 0, "fresh": True} for row in beyond.to_pylist()]
+        keys = {tuple(row[n] for n in series.keys) for row in rows}
+        for row in self.tables[series.name].values():
+            if tuple(row[n] for n in series.keys) in keys:
+                place = row["position"] if series.of_session else place_of(*as_ints(row["partition"], row["offset"]))[0]
+                rows.append(row | {"place": int(place), "fresh": False, "partition": None, "offset": None})
+        added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
+        return pa.Table.from_pylist(rows, pa.schema([*beyond.schema, *added]))
 
 
-def by_hand(changes: list[Change]) -> dict[Any, Any]:
+def as_ints(*values: int) -> list[Any]:
+    return [np.array([value], np.int64) for value in values]
+
+
+def by_hand(changes: list[Change], series: RollingAverage = BY_SESSION) -> dict[Any, Any]:
     """Averages and how many points each is of, keyed as in `Gold`."""
-    lines: dict[Key, list[tuple[int, int, float]]] = {}
+    lines: dict[Any, list[tuple[Any, float]]] = {}
     for c in changes:
         for i, metric in enumerate(METRICS):
             value = c[f"value:{i}"]
             if value is not None:
-                key = (c["topic"], c["session_id"], c["row_id"], metric)
-                lines.setdefault(key, []).append((c["ts"], c["position"], value))
+                key = tuple((c | {"metric": metric})[name] for name in series.keys)
+                lines.setdefault(key, []).append((tuple(c[name] for name in series.order), value))
     averages = {}
     for key, line in lines.items():
         line.sort()
-        for i, (ts, position, _) in enumerate(line):
-            last = [v for _, _, v in line[max(0, i - WINDOW + 1) : i + 1]]
-            averages[(*key, ts, position)] = (left_sum(last) / len(last), len(last))
+        for i, (place, _) in enumerate(line):
+            last = [v for _, v in line[max(0, i - series.last + 1) : i + 1]]
+            averages[(*key, *place)] = (left_sum(last) / len(last), len(last))
     return averages
 
 
@@ -114,8 +154,8 @@ def left_sum(values: list[float]) -> float:
     return total_
 
 
-def held(gold: Gold) -> dict[Any, Any]:
-    return {key: (row["average"], row["points"]) for key, row in gold.averages.items()}
+def held(gold: Gold, series: RollingAverage = BY_SESSION) -> dict[Any, Any]:
+    return {key: (row["average"], row["points"]) for key, row in gold.tables[series.name].items()}
 
 
 @st.composite
@@ -146,11 +186,61 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
 
 @given(histories(), st.integers(1, 5), st.sampled_from([0, HOUR, 10 * HOUR]))
 def test_any_batches_shards_and_idle_times_equal_a_recomputation(batches: list[list[Change]], shards: int, idle: int):
-    gold = Gold(shards, idle)
+    gold = Gold(shards, idle, SERIES)
     reports = [gold.batch(batch) for batch in batches]
-    assert held(gold) == by_hand([c for batch in batches for c in batch])
-    assert sum(a.points for a in reports) == len(gold.averages)
+    for series in SERIES:
+        assert held(gold, series) == by_hand([c for batch in batches for c in batch], series)
+    assert sum(a.points for a in reports) == sum(map(len, gold.tables.values()))
     assert sum(a.read.changes for a in reports) == sum(map(len, batches))
+
+
+@given(histories(), st.sampled_from([0, 10 * HOUR]))
+def test_restatements_lead_from_the_first_figure_to_the_last(batches: list[list[Change]], idle: int):
+    gold, first = Gold(2, idle, SERIES), dict[Any, Any]()
+    for batch in batches:
+        gold.batch(batch)
+        for series in SERIES:
+            for key, row in gold.tables[series.name].items():
+                first.setdefault((series.table, *key), (row["average"], row["points"]))
+    for row in gold.restated:
+        series = next(one for one in SERIES if one.table == row["table"])
+        key = (series.table, *(row[name] for name in series.row_keys))
+        assert first[key] == (row["average_before"], row["points_before"])
+        first[key] = (row["average"], row["points"])
+        assert row["late_points"] == len(row["because"]) >= 1
+        brought = {(c["partition"], c["offset"], c["ts"]) for batch in batches for c in batch}
+        assert {tuple(cause.values()) for cause in row["because"]} <= brought
+    for series in SERIES:
+        assert {key[1:]: figure for key, figure in first.items() if key[0] == series.table} == held(gold, series)
+        revisions = {key: row["revision"] for key, row in gold.tables[series.name].items()}
+        told = [tuple(row[n] for n in series.row_keys) for row in gold.restated if row["table"] == series.table]
+        assert revisions == {key: told.count(key) for key in revisions}
+
+
+def test_a_message_s_place_is_one_number_and_taken_apart_again():
+    partition, offset = np.array([0, 1, 65_535]), np.array([0, (1 << 47) - 1, 7])
+    place = place_of(partition, offset)
+    assert (np.diff(place) > 0).all()
+    assert {name: found.tolist() for name, found in taken_apart(place).items()} == {
+        "partition": partition.tolist(),
+        "offset": offset.tolist(),
+    }
+
+
+def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_holds():
+    gold = Gold(1)
+    before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
+    gold.batch(before)
+    gold.fold = GoldFold(METRICS, (Kept(BY_SESSION, "anew", 4000),), HOUR)
+    after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
+    new = [change("t", "r", i, i * 1000, price=float(i)) for i in range(4)]
+    for batch in after:
+        gold.batch([batch])
+    assert gold.beyond == WINDOW - 1
+    gold.batch(new)
+    assert gold.beyond == WINDOW - 1  # the session begins here: nothing is to be looked up
+    assert gold.state().made == "anew"
+    assert held(gold) == by_hand([*before, *after, *new])
 
 
 @given(histories())
@@ -158,8 +248,10 @@ def test_state_survives_its_bytes(batches: list[list[Change]]):
     gold = Gold(1)
     for batch in batches:
         gold.batch(batch)
-    content = gold.states[0]
-    assert GoldShardState.decode(content).encode() == content
+    assume(gold.states)
+    states = decode_states(gold.states[0])
+    assert encode_states(states) == gold.states[0]
+    assert gold.state().encode() == states[BY_SESSION.name]
 
 
 def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back_exact():
@@ -169,8 +261,8 @@ def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back
     later = [change("quiet", "r", 6 + i, (60 + i) * 1000, HOUR + 6, price=float(i)) for i in range(6)]
     gold.batch(quiet)
     gold.batch([busy])
-    state = GoldShardState.decode(gold.states[0])
-    assert state.sessions.name.to_pylist() == ["capture.a\0busy"]
+    state = gold.state()
+    assert state.owners.name.to_pylist() == ["capture.a\0busy"]
     assert len(state.rows) == len(state.tail) == 1
     assert len(state.forgotten.mark) == 1
     for late in later:
@@ -183,7 +275,7 @@ def test_a_session_idle_for_just_the_limit_is_kept():
     gold = Gold(1, idle_ms=HOUR)
     gold.batch([change("quiet", "r", 0, 0, 0, price=1.0)])
     gold.batch([change("busy", "r", 1, 0, HOUR, price=1.0)])
-    assert len(GoldShardState.decode(gold.states[0]).sessions.name) == 2
+    assert len(gold.state().owners.name) == 2
 
 
 def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
@@ -207,7 +299,7 @@ def test_a_new_metric_finds_the_state_of_the_others():
     gold = Gold(1)
     first = [change("s", "r", i, i, price=float(i)) for i in range(4)]
     gold.batch(first)
-    state = GoldShardState.decode(gold.states[0]).for_metrics(("extra", "price", "qty"))
+    state = gold.state().for_metrics(("extra", "price", "qty"))
     assert set((state.tail.key % 3).tolist()) == {1}
     assert state.for_metrics(("extra", "price", "qty")) is state
     assert len(state.older) == 3
@@ -215,33 +307,36 @@ def test_a_new_metric_finds_the_state_of_the_others():
 
 def test_a_metric_that_is_no_longer_declared_is_refused():
     with pytest.raises(LakeError, match="qty"):
-        GoldShardState.empty(WINDOW, METRICS).for_metrics(("price",))
-
-
-def test_state_of_another_window_is_refused_with_both_numbers():
-    gold = Gold(1)
-    gold.batch([change("s", "r", 0, 0, price=1.0)])
-    gold.fold = GoldFold(METRICS, WINDOW + 1, HOUR)
-    with pytest.raises(LakeError, match=r"rolling_points is 4.*built with 3"):
-        gold.batch([change("s", "r", 1, 0, price=1.0)])
+        GoldShardState.empty("", METRICS).for_metrics(("price",))
 
 
 def test_state_of_another_format_is_refused():
-    content = GoldShardState.empty(WINDOW, METRICS).encode().replace(b"gold.state/2", b"gold.state/9")
+    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/3", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
         GoldShardState.decode(content)
 
 
-def test_a_state_of_the_format_that_kept_minutes_too_is_read_on():
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_state_of_an_earlier_format_is_read_on(number: int):
+    """Both knew no revisions; the first kept a summary of a minute, too."""
     gold = Gold(1)
-    gold.batch([change("s", "r", i, i * 1000, price=float(i)) for i in range(9)])
-    content = msgspec.msgpack.decode(gold.states[0])
+    before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(9)]
+    gold.batch(before)
+    content = msgspec.msgpack.decode(decode_states(gold.states[0])[BY_SESSION.name])
+    tail = pa.ipc.open_stream(content["tail"]).read_all().drop_columns(["revision"])
     older = pa.ipc.open_stream(content["older"]).read_all()
     count = pa.array([4] * older.num_rows)
-    for name in ("known", "count", "low", "high", "total", "first"):
+    for name in ("known", "count", "low", "high", "total", "first") if number == 1 else ():
         older = older.append_column(name, count)
-    before = content | {"format": "sessionlake.gold.state/1", "older": write_ipc(older)}
-    assert GoldShardState.decode(msgspec.msgpack.encode(before)).encode() == gold.states[0]
+    del content["made"]
+    content |= {"format": f"sessionlake.gold.state/{number}", "window": WINDOW}
+    content |= {"older": write_ipc(older), "tail": write_ipc(tail)}
+    gold.states[0] = msgspec.msgpack.encode(content)
+    later = [change("s", "r", 9, 7_500, price=50.0), change("s", "r", 10, 9_000, price=1.0)]
+    for one in later:
+        gold.batch([one])
+    assert held(gold) == by_hand([*before, *later])
+    assert decode_states(gold.states[0]).keys() == {BY_SESSION.name}
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
@@ -257,22 +352,25 @@ def test_a_tail_is_longer_than_a_window():
 
 
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
-    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | {"shard": 4}], _SCHEMA)
-    packed = next(PointPacker(Declared(METRICS))([batch]))
-    assert packed["shard"].to_pylist() == [4]
-    table, read = read_chunks(packed["chunk"].to_pylist())
-    assert read == ReadChanges(1, 0, 0)
-    assert table.to_pylist() == [
-        {"session": "capture.a\0s", "row": "capture.a\0s\0r", "partition": 0, "kafka_ms": 0, "ts": 5, "position": 0}
-        | {"ordinal": 0, "value:0": None, "value:1": 2.0}
-    ]
+    shards = {shard_field(0): 4, shard_field(1): 5}
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
+    packed = next(PointPacker(Declared(METRICS), SERIES[:2])([batch]))
+    assert packed["shard"].to_pylist() == [4, 5]
+    found = Chunks.of(packed["chunk"].to_pylist())
+    assert found.read == ReadChanges(1, 0, 0)
+    rows = {name: table.to_pylist() for name, table in found.points.items()}
+    rest = {"partition": 0, "offset": 10, "kafka_ms": 0, "ts": 5, "ordinal": 0, "value:0": None, "value:1": 2.0}
+    assert rows == {
+        "rolling_average": [{"owner": "capture.a\0s", "row": "capture.a\0s\0r", "position": 0} | rest],
+        "sensor_average": [{"owner": "capture.a\0r", "row": "capture.a\0r", "position": 10} | rest],
+    }
 
 
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
-    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {"shard": 0}], _SCHEMA).select(names)
-    packed = next(PointPacker(Declared(()))([batch]))
-    state, out = GoldFold((), WINDOW, HOUR)(0, None, packed["chunk"].to_pylist())
-    assert state is not None
-    assert [kind for kind, _ in out] == [GoldOutput.REPORT]
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5)], _SCHEMA).select(names)
+    packed = next(PointPacker(Declared(()), (BY_SESSION,))([batch]))
+    state, out = GoldFold((), (Kept(BY_SESSION),), HOUR)(0, None, packed["chunk"].to_pylist())
+    assert state is None
+    assert [kind for kind, _ in out] == [SeriesOutput.REPORT]
     assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import Evolution, Older, evolve
+from sessionlake.gold.fold.rolling import Evolution, Older, Pane, evolve
+from sessionlake.gold.fold.series import RollingAverage
 
 Point = tuple[int, int, int, int, float]  # key, ts, position, ordinal, value
 Row = tuple[int | float | bool, ...]
@@ -18,7 +20,7 @@ Row = tuple[int | float | bool, ...]
 
 def points(rows: list[Point]) -> Points:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
-    return Points(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
+    return Points.new(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
 
 
 def rows_of(found: Points) -> list[Point]:
@@ -52,37 +54,97 @@ def left_sum(values: list[float]) -> float:
 class Tables:
     """The table and the folded state, in memory."""
 
-    def __init__(self, keys: int, window: int, keep: int) -> None:
-        self.keys, self.window, self.keep = keys, window, keep
+    def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
+        self.keys, self.keep = keys, keep
+        self.series = RollingAverage("own", last=window, **series)  # type: ignore[arg-type]
         self.tail, self.older = Points.empty(), Older.nothing(keys)
         self.averages: dict[Row, Row] = {}
+        self.told: dict[Row, Row] = {}
+        self.restated: set[Row] = set()
         self.unproven = 0
 
     def fold(self, batch: list[Point]) -> Evolution:
         new = points(batch)
-        found = evolve(self.tail, self.older, new, window=self.window, keep=self.keep)
+        self.restated = set()
+        found = evolve(self.tail, self.older, new, series=self.series, keep=self.keep)
         self.tail, self.older = found.tail, found.older
         slow = found.unproven[new.key]
+        history = dict(self.averages)
+        self.write(found, new)
         if slow.any():
-            self._recompute(new.take(slow))
-        self.write(found)
+            self._recompute(new.take(slow), history)
         return found
 
-    def _recompute(self, new: Points) -> None:
+    def _recompute(self, new: Points, history: dict[Row, Row]) -> None:
         self.unproven += len(new)
-        history = points([(*key, row[0]) for key, row in self.averages.items()])  # type: ignore[misc]
-        base = history.without(new)
-        found = evolve(base, Older.nothing(self.keys), new, window=self.window, keep=len(base) + len(new))
+        base = points([(*key, row[0]) for key, row in history.items()])  # type: ignore[misc]
+        base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).without(new)
+        base = base.take(np.isin(base.key, new.key))
+        found = evolve(base, Older.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
         assert not found.unproven.any()
-        self.write(found)
+        self.write(found, new)
 
-    def write(self, found: Evolution) -> None:
+    def write(self, found: Evolution, new: Points) -> None:
         a = found.averages
-        for point, average, size, fresh in zip(
-            rows_of(a.points), a.average.tolist(), a.size.tolist(), a.fresh.tolist(), strict=True
-        ):
+        rows = zip(
+            *(rows_of(a.points), a.now.average.tolist(), a.now.size.tolist(), a.now.seen.tolist(), a.fresh.tolist()),
+            *(a.points.revision.tolist(), a.pane.tolist(), a.restated.tolist(), a.was.average.tolist()),
+            *(a.causes[0].tolist(), a.causes[1].tolist(), a.late_ms.tolist()),
+            strict=True,
+        )
+        for point, average, size, seen, fresh, revision, pane, restated, was, first, end, late in rows:
             assert (point[:4] in self.averages) != fresh
-            self.averages[point[:4]] = (point[4], average, size)
+            if restated:
+                assert self.averages[point[:4]][1] == was
+                because = rows_of(new.take(a.order[first:end]))
+                assert because == sorted(because)
+                assert {p[0] for p in because} == {point[0]}
+                self.restated.add((*point[:4], revision, late, because[0][1]))
+            self.averages[point[:4]] = (point[4], average if seen else None, size)  # type: ignore[assignment]
+            self.told[point[:4]] = (revision, pane)
+
+
+class Told:
+    """What was published when, worked out point by point from all that came before and with each batch."""
+
+    def __init__(self, window: int, watermark: int, *, early: bool, least: int) -> None:
+        self.window, self.watermark, self.early, self.least = window, watermark, early, least
+        self.lines: dict[int, list[Point]] = {}
+        self.told: dict[Row, Row] = {}
+
+    def figure(self, line: list[Point], point: Point) -> tuple[float | None, int] | None:
+        """Average, if it is to be seen, and size; None of a point that is not there."""
+        if point not in line:
+            return None
+        last = sorted(line)[: sorted(line).index(point) + 1][-self.window :]
+        seen = len(last) >= self.least and (self.early or not self.is_early(line, point))
+        return (left_sum([p[4] for p in last]) / len(last) if seen else None), len(last)
+
+    def is_early(self, line: list[Point], point: Point) -> bool:
+        return not line or point[1] > max(p[1] for p in line) - self.watermark
+
+    def fold(self, batch: list[Point]) -> set[Row]:
+        restated = set()
+        for key in {p[0] for p in batch}:
+            before, new = self.lines.get(key, []), [p for p in batch if p[0] == key]
+            after = self.lines[key] = before + new
+            for place, point in enumerate(sorted(after)):
+                was, now = self.figure(before, point), self.figure(after, point)
+                assert now is not None
+                if was == now and self.is_early(before, point) == self.is_early(after, point):
+                    continue
+                late = not self.is_early(before, point)
+                if was is None and before:
+                    late = point[1] < max(p[1] for p in before) - self.watermark
+                pane = Pane.LATE if late else Pane.EARLY if self.is_early(after, point) else Pane.ON_TIME
+                revision = 0 if was is None else self.told[point[:4]][0]
+                if was is not None and was[0] is not None and was != now:
+                    revision += 1
+                    causes = [p for p in sorted(after)[max(0, place - self.window + 1) : place + 1] if p in new]
+                    behind = max(0, max(p[1] for p in before) - causes[0][1])
+                    restated.add((*point[:4], revision, behind, causes[0][1]))
+                self.told[point[:4]] = (revision, pane)
+        return restated
 
 
 @st.composite
@@ -107,6 +169,23 @@ def test_any_batches_equal_a_recomputation_bit_for_bit(history: tuple[list[list[
     for batch in batches:
         tables.fold(batch)
     assert tables.averages == by_hand([p for batch in batches for p in batch], window)
+
+
+@settings(max_examples=600)
+@given(histories(), st.sampled_from([0, 0, 3, 50_000]), st.booleans(), st.integers(1, 3))
+def test_what_is_published_when_follows_from_the_batches_alone(
+    history: tuple[list[list[Point]], int, int], watermark: int, early: bool, least: int
+):
+    """Revisions, panes and restatements are the same whether rows follow from the tails or from the table."""
+    batches, window, keep = history
+    tables = Tables(3, window, keep, watermark_ms=watermark, early=early, least=least)
+    told = Told(window, watermark, early=early, least=least)
+    for batch in batches:
+        tables.fold(batch)
+        assert tables.restated == told.fold(batch)
+        assert tables.told == told.told
+    everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
+    assert {key: row[1:] for key, row in tables.averages.items()} == everything
 
 
 @given(histories())
@@ -159,7 +238,7 @@ def test_a_late_point_refines_the_following_n_minus_1_averages_and_no_more():
     found = tables.fold(seconds(3, position=100))
     assert [p[1] for p in rows_of(found.averages.points)] == [3000, 4000, 5000]
     assert found.averages.fresh.tolist() == [True, False, False]
-    assert found.averages.average.tolist() == [2.0, 3.0, 4.0]
+    assert found.averages.now.average.tolist() == [2.0, 3.0, 4.0]
 
 
 def test_ties_in_event_time_follow_position_then_ordinal():
@@ -187,3 +266,21 @@ def test_sums_beyond_the_range_of_doubles_are_infinite_and_silent():
 def test_a_replayed_batch_does_not_count_its_own_points_twice():
     history = points(seconds(1, 2, 3))
     assert rows_of(history.without(points(seconds(1, 2, 3)[1:2]))) == [(0, 1000, 0, 0, 1.0), (0, 3000, 2, 0, 3.0)]
+
+
+def test_a_row_that_was_restated_through_the_table_is_revised_once_more():
+    tables, told = Tables(1, window=3, keep=4), Told(3, 0, early=True, least=1)
+    for batch in (seconds(*range(10)), seconds(6.5, position=100), seconds(7.5, position=101)):
+        tables.fold(batch)
+        assert tables.restated == told.fold(batch)
+    assert tables.told[0, 8000, 8, 0] == (2, Pane.LATE)
+    assert tables.unproven == 2
+
+
+def test_points_that_the_watermark_has_not_passed_are_kept_until_it_does():
+    tables = Tables(1, window=2, keep=2, watermark_ms=10_000, early=False)
+    tables.fold(seconds(*range(10)))
+    assert {row[1] for row in tables.averages.values()} == {None}
+    tables.fold(seconds(15, position=100))
+    assert [key[1] for key, row in tables.averages.items() if row[1] is not None] == [s * 1000 for s in range(6)]
+    assert {told for key, told in tables.told.items() if key[1] <= 5000} == {(0, Pane.ON_TIME)}

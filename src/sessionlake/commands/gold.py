@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import products_of
-from sessionlake.gold.job import make_products
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.job import make_tables
 from sessionlake.gold.products import whole
 from sessionlake.gold.recompute import refuse_removed
 from sessionlake.gold.verify import verify_gold
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says of each table whether it is what silver makes of it; so they all are."""
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
-        products = products_of(settings)
+        products = tables_of(settings)
         complete = whole(spark, Lake(settings), products)
         found = verify_gold(spark, settings, complete)
     for one in found:
@@ -40,13 +40,13 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say) -> None:
     """Makes a product anew, or all of them, out of all that silver holds."""
-    known = products_of(settings)
+    known = tables_of(settings)
     chosen = [product for product in known if table in (None, product.table)]
     if not chosen:
         names = ", ".join(product.table for product in known)
         raise UsageError(f"{table} is no product of gold: there are {names}")
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         refuse_removed(Lake(settings), spark)
-        for name, made in make_products(spark, settings, chosen).items():
+        for name, made in make_tables(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
             say(f"{name} is made anew: {made.rows:,} rows; {what}")

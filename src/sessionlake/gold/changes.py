@@ -31,6 +31,7 @@ def marks(declared: Declared) -> list[Column]:
         F.col("_ts").alias("ts"),
         F.col("_position").alias("position"),
         F.col("_batch").alias("batch"),
+        F.col("_offset").alias("offset"),
         # Integers beyond 2^53 lose their last digits.
         *(_where_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
         *(_where_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),

@@ -1,6 +1,8 @@
-"""The products of a lake: those that every lake has, and those that its configuration declares."""
+"""What gold keeps up: the tables that every lake has, and those that its configuration declares."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import ConfigError
@@ -8,7 +10,14 @@ from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endm
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINTS, TEXTS
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold_settings import AggregateKind, EventKind, ProductSettings
+from sessionlake.gold.fold.series import POINT_KEY, RollingAverage
+from sessionlake.gold_settings import (
+    STANDARD_AVERAGES,
+    AggregateKind,
+    AverageSettings,
+    EventKind,
+    ProductSettings,
+)
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import TableSchema, Writes
 
@@ -26,21 +35,64 @@ _KINDS: dict[AggregateKind, Aggregate | Derived] = {
 }
 
 
+GoldTable = Product | RollingAverage
+"""What gold keeps up, and makes anew by itself."""
+
+
+def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
+    """All that gold keeps up.
+
+    Raises:
+        ConfigError: a declared one has the name of another table.
+    """
+    return (*averages_of(settings), *products_of(settings))
+
+
+def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
+    """The tables of averages.
+
+    Raises:
+        ConfigError: a declared one has the name of another table.
+    """
+    declared = {one.name: one for one in settings.gold.averages}
+    _refuse_taken(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
+    whole = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
+    return tuple(_average(settings, one) for one in whole.values())
+
+
+def _average(settings: Settings, one: AverageSettings) -> RollingAverage:
+    keys = one.keys or STANDARD_AVERAGES[one.name]
+    points = one.points or settings.gold.rolling_points
+    return RollingAverage(
+        one.name,
+        tuple(name for name in POINT_KEY if name in keys),
+        points,
+        milliseconds(one.watermark),
+        one.early,
+        one.least_points,
+        comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}",
+    )
+
+
+def _refuse_taken(tables: Iterable[str]) -> None:
+    for table in tables:
+        if table in TABLES:
+            raise ConfigError(f"gold: {table} is a table of every lake's: choose another name")
+
+
 def products_of(settings: Settings) -> tuple[Product, ...]:
     """All products, each behind the one that it is made from.
 
     Raises:
         ConfigError: a declared one has the name of another table.
     """
-    for declared in settings.gold.products:
-        if declared.table in TABLES:
-            raise ConfigError(f"gold.products: {declared.table} is a table of every lake's: choose another name")
+    _refuse_taken(one.table for one in settings.gold.products)
     return (*STANDARD, *map(_product, settings.gold.products))
 
 
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
-    """The definitions of the declared products' tables."""
-    return {product.table: _schema(product) for product in products_of(settings) if product.table not in TABLES}
+    """The definitions of the tables that the configuration declares."""
+    return {table.table: _schema(table) for table in tables_of(settings) if table.table not in TABLES}
 
 
 def _product(declared: ProductSettings) -> Product:
@@ -60,7 +112,8 @@ def _product(declared: ProductSettings) -> Product:
     )
 
 
-def _schema(product: Product) -> TableSchema:
-    keys = product.row_keys
-    skipping = (*product.keys, START) if START in keys else product.keys
-    return TableSchema(product.columns, product.comment, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
+def _schema(table: GoldTable) -> TableSchema:
+    keys = table.row_keys
+    times = tuple(name for name in (START, "ts") if name in keys)
+    skipping = (*table.keys, *times)
+    return TableSchema(table.columns, table.comment, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)

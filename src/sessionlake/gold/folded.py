@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.gold.fold.outputs import GoldOutput, GoldReport, read_rows, total, unpack
+from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, read_rows, total, unpack
 from sessionlake.runtime.frames import Mapped, Rows
 from sessionlake.streaming.folded import Folded, collect
 
@@ -25,21 +25,21 @@ class Part:
     @staticmethod
     def collect(frame: DataFrame, inline_bytes: int) -> Part:
         """Runs the fold (one job) and takes its report."""
-        folded, reports = collect(frame, GoldOutput.REPORT, inline_bytes)
+        folded, reports = collect(frame, SeriesOutput.REPORT, inline_bytes)
         return Part(folded, total(reports))
 
 
-def rows_of(parts: Sequence[Part], kind: GoldOutput, ddl: str) -> Rows:
-    """The rows of a kind: at hand if all their payloads are, else unpacked where they are.
+def rows_of(parts: Sequence[Part], kinds: Sequence[str], ddl: str) -> Rows:
+    """The rows of these kinds: at hand if all their payloads are, else unpacked where they are.
 
     Args:
         ddl: their columns.
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.at_hand([kind]) for part in parts]
+    found = [part.folded.at_hand(kinds) for part in parts]
     at_hand = [content for contents in found for content in contents or ()]
     if at_hand and None not in found:
         return read_rows(at_hand)
-    payloads = [part.folded.frame.where(F.col("kind") == str(kind)).select("payload") for part in parts]
+    payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in parts]
     return Mapped(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)

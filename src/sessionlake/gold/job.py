@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.changes import declared_in, marks
-from sessionlake.gold.declared import products_of, schemas_of
-from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
-from sessionlake.gold.fold.pack import PointPacker
-from sessionlake.gold.fold.shard import GoldFold
-from sessionlake.gold.folded import Part, rows_of
+from sessionlake.gold.declared import GoldTable, averages_of, products_of, schemas_of, tables_of
+from sessionlake.gold.fold.pack import PointPacker, shard_field
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.shard import GoldFold, Kept
+from sessionlake.gold.folded import Part
 from sessionlake.gold.merging import ProductMerger
 from sessionlake.gold.products import (
     Made,
+    hold_shards,
+    kept,
     make_anew,
     mark_incomplete,
     mark_left_out,
@@ -27,16 +27,10 @@ from sessionlake.gold.products import (
     to_begin,
     whole,
 )
-from sessionlake.gold.slow import BEYOND_DDL, recomputed
-from sessionlake.gold.window import hold_settings
-from sessionlake.lake.commit import append, merge
-from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
-from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.ledger import LedgerEntry, config_hash, write
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, RESTATEMENTS
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
@@ -44,12 +38,9 @@ from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 LAYER = GOLD
-AVERAGES_DDL = ", ".join(f"{name} {sql}" for name, sql in TABLES[AVERAGES].columns)
-# That a row is there is known, which spares Delta an outer join.
-REFINED = Upsert((*METRIC_KEY, "ts", "position", "ordinal"), ("average", "points"), bounded=("ts",), inserts=False)
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
 
@@ -61,32 +52,32 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
         once: take in what silver holds now, then end.
 
     Raises:
-        LakeError: the checkpoint is new and the tables are not, or they were built with another number of points or
-            of shards, or a product by other logic, or a rebuild of silver was interrupted.
+        LakeError: the checkpoint is new and the tables are not, or they were built with another number of shards, or
+            a table by other logic, or a rebuild of silver was interrupted.
     """
-    lake, products = _checked(spark, settings), products_of(settings)
-    refuse_other_logic(spark, lake, products)
-    mark_left_out(spark, lake, products)
-    new = to_begin(spark, lake, products)
-    lake.ensure(spark, [product.table for product in products if product not in new])
+    lake, tables = _checked(spark, settings), tables_of(settings)
+    refuse_other_logic(spark, lake, tables)
+    mark_left_out(spark, lake, tables)
+    new = to_begin(spark, lake, tables)
+    lake.ensure(spark, [table.table for table in tables if table not in new])
     if new:
-        make_products(spark, settings, new)
-    return _started(spark, lake, settings, products, once=once)
+        make_tables(spark, settings, new)
+    return _started(spark, lake, settings, tables, once=once)
 
 
-def make_products(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> dict[str, Made]:
-    """Makes products' tables of all that silver holds, once all others that are whole have it.
+def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, Made]:
+    """Makes tables of all that silver holds, once all others that are whole have it.
 
     Raises:
         LakeError: as `start`.
     """
     lake = _checked(spark, settings)
-    for product in products:
-        mark_incomplete(spark, lake, product)
+    for table in tables:
+        mark_incomplete(spark, lake, table)
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        others = whole(spark, lake, products_of(settings))
+        others = whole(spark, lake, tables_of(settings))
         _started(spark, lake, settings, others, once=True).wait()
-    return {product.table: make_anew(spark, lake, settings, product) for product in products}
+    return {table.table: make_anew(spark, lake, settings, table) for table in tables}
 
 
 def _checked(spark: SparkSession, settings: Settings) -> Lake:
@@ -94,41 +85,49 @@ def _checked(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings, schemas_of(settings))
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
-    lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
-    hold_settings(spark, lake, settings.gold)
+    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LEDGER])
+    hold_shards(spark, lake, settings.gold.shards)
     return lake
 
 
 def _started(
-    spark: SparkSession, lake: Lake, settings: Settings, products: Sequence[Product], *, once: bool
+    spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[GoldTable], *, once: bool
 ) -> LayerQuery:
-    note_kept_up(spark, lake, products)
+    note_kept_up(spark, lake, tables)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    batch = _GoldBatch(lake, settings, products)
-    return query.start(folded(spark, lake, settings), batch, trigger=settings.gold.trigger, once=once)
+    batch = _GoldBatch(lake, settings, tables)
+    averages = [kept(spark, lake, series) for series in averages_of(settings) if series in tables]
+    return query.start(folded(spark, lake, settings, averages), batch, trigger=settings.gold.trigger, once=once)
 
 
-def folded(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame:
+def folded(spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept]) -> DataFrame:
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
+    declared, series = declared_in(settings), tuple(one.series for one in averages)
+    shards = [_shard(one, settings.gold.shards).alias(shard_field(i)) for i, one in enumerate(series)]
+    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS)
+    changes = read.select(*shards, *marks(declared))
+    made = tuple(product for product in products_of(settings) if product.below is None)
+    packed = changes.mapInArrow(PointPacker(declared, series, made), PACKED_SCHEMA)
+    idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
+    return fold_shards(packed, GoldFold(declared.numbers, tuple(averages), idle_ms))
+
+
+def _shard(series: RollingAverage, shards: int) -> Column:
+    """Where a change's series is folded: all series of what is forgotten as a whole in one shard."""
     from pyspark.sql import functions as F
 
-    declared = declared_in(settings)
-    shard = F.pmod(F.xxhash64("topic", "session_id"), F.lit(settings.gold.shards)).cast("int").alias("shard")
-    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS)
-    changes = read.select(shard, *marks(declared))
-    made = tuple(product for product in products_of(settings) if product.below is None)
-    packed = changes.mapInArrow(PointPacker(declared, made), PACKED_SCHEMA)
-    idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    return fold_shards(packed, GoldFold(declared.numbers, settings.gold.rolling_points, idle_ms))
+    keys = ("topic", "session_id") if series.of_session else tuple(name for name in series.keys if name != "metric")
+    return F.pmod(F.xxhash64(*keys), F.lit(shards)).cast("int")
 
 
 class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, products: Sequence[Product]) -> None:
+    def __init__(self, lake: Lake, settings: Settings, tables: Sequence[GoldTable]) -> None:
         self._lake = lake
         self._settings = settings
-        self._products = products
+        self._averages = [table for table in tables if isinstance(table, RollingAverage)]
+        self._products = [table for table in tables if not isinstance(table, RollingAverage)]
         self._all = products_of(settings)
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
@@ -136,17 +135,15 @@ class _GoldBatch:
         inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
         folded.persist()
         try:
-            parts = [Part.collect(folded, inline)]
-            if GoldOutput.BEYOND in parts[0].report.spans:
-                parts.append(Part.collect(self._recomputed(parts[0]), inline))
-            with interpreted(spark, when=parts[0].report.read.changes <= few):
-                averages = self._write(parts, txn)
-                merger = ProductMerger(spark, self._lake, parts[0].folded, txn)
-                made = merger.merge(self._all, self._products)
-                outputs = [*filter(None, [averages]), *made]
+            part = Part.collect(folded, inline)
+            writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
+            with interpreted(spark, when=part.report.read.changes <= few):
+                averages = writer.write(self._averages)
+                merger = ProductMerger(spark, self._lake, part.folded, txn)
+                outputs = [*averages, *merger.merge(self._all, self._products)]
         finally:
             folded.unpersist()
-        report = parts[0].report
+        report = part.report
         entry = LedgerEntry(
             layer=LAYER,
             txn=txn,
@@ -160,32 +157,3 @@ class _GoldBatch:
             config_hash=config_hash(self._settings),
         )
         write(spark, self._lake, entry)
-
-    def _recomputed(self, fast: Part) -> DataFrame:
-        gold = self._settings.gold
-        spark = fast.folded.frame.sparkSession
-        beyond = as_frame(spark, rows_of([fast], GoldOutput.BEYOND, BEYOND_DDL))
-        averages = self._lake.read(spark, AVERAGES)
-        found = recomputed(beyond, averages, window=gold.rolling_points, shards=gold.shards)
-        # Not persisted: Spark would compute it again after each write to the table that it was read from.
-        return found.localCheckpoint()
-
-    def _write(self, parts: Sequence[Part], txn: Txn) -> TableOutput | None:
-        """Appends new averages, for which nothing is looked up: they are most of what a batch brings; merges others."""
-        spark = parts[0].folded.frame.sparkSession
-        new, changed = (_span(parts, kind) for kind in (GoldOutput.NEW_AVERAGES, GoldOutput.CHANGED_AVERAGES))
-        if not new and not changed:
-            return None
-        if new:
-            append(spark, self._lake, AVERAGES, rows_of(parts, GoldOutput.NEW_AVERAGES, AVERAGES_DDL), txn)
-        if changed:
-            source = rows_of(parts, GoldOutput.CHANGED_AVERAGES, AVERAGES_DDL)
-            commit = merge(spark, self._lake, AVERAGES, source, REFINED, txn.second)
-        else:
-            commit = self._lake.last_commit(spark, AVERAGES)
-        return TableOutput(AVERAGES, commit.version, sum(span.rows for span in (new, changed) if span))
-
-
-def _span(parts: Sequence[Part], kind: GoldOutput) -> RowRange | None:
-    found = [part.report.spans[kind] for part in parts if kind in part.report.spans]
-    return reduce(operator.add, found) if found else None

@@ -1,16 +1,19 @@
-"""The life of a product's table: begun with all that gold has read, held to one logic, made anew."""
+"""The life of a table of gold: begun with all that gold has read, held to one logic, made anew."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.product import Product
+from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
+from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.shard import Kept
 from sessionlake.gold.recompute import changes_read, recomputed
 from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.tables import Lake
@@ -19,19 +22,44 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEPT_UP = "sessionlake.products"
-"""Property of `gold.rolling_average`: the products that gold keeps up."""
+"""Property of `gold.rolling_average`: the tables that gold keeps up."""
 LOGIC = "sessionlake.logic"
-"""Property of a product's table: what its rows rest on. It is set once the table has all that gold has read."""
+"""Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
+MADE = "sessionlake.made"
+"""Property of a table of averages that was made anew: a name for that, and the latest event time in it."""
+_SHARDS = "sessionlake.goldShards"
+_POINTS = "sessionlake.rollingPoints"
 
 
-def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
-    """Returns if no product's table rests on other logic than the product's present one.
+def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
+    """Notes the number of shards in `gold.rolling_average` the first time, and compares it ever after.
+
+    Of other shards, series would not find their states.
+
+    Raises:
+        LakeError: gold was built with another one.
+    """
+    found = lake.storage.properties(spark, AVERAGES).get(_SHARDS)
+    if found is None:
+        lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
+    elif found != str(shards):
+        raise LakeError(f"gold.shards is {shards}, but gold was built with {found}: set it back. {LAST_RESORT}")
+
+
+def kept(spark: SparkSession, lake: Lake, series: RollingAverage) -> Kept:
+    """The table of averages, and which making of it states must belong to."""
+    made, _, floor = lake.storage.properties(spark, series.table).get(MADE, "").partition(":")
+    return Kept(series, made, int(floor) if floor else None)
+
+
+def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+    """Returns if no table rests on other logic than its present one.
 
     Raises:
         LakeError: naming one that does, and what to do.
     """
     for product in products:
-        found = _logic(spark, lake, product)
+        found = _logic(spark, lake, product) or _adopted(spark, lake, product)
         if found not in (None, product.logic):
             raise LakeError(
                 f"{product.table} was made by other logic ({found}, now {product.logic}): "
@@ -39,15 +67,29 @@ def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[Produ
             )
 
 
-def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
+def _adopted(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
+    """The logic of a `rolling_average` of a version that noted the number of points alone."""
+    if product.table != AVERAGES or not isinstance(product, RollingAverage):
+        return None
+    points = lake.storage.properties(spark, AVERAGES).get(_POINTS)
+    if points is None or LOGIC in lake.storage.properties(spark, AVERAGES):
+        return None
+    logic = RollingAverage(product.name, product.keys, int(points)).logic
+    lake.set_property(spark, AVERAGES, LOGIC, logic)
+    return logic
+
+
+def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Marks the products that gold did not keep up when it ran last: they have missed batches."""
     noted = _kept_up(spark, lake)
     for product in products:
+        if product.table == AVERAGES:
+            continue  # no version of gold has left it out
         if noted is not None and product.name not in noted:
             mark_incomplete(spark, lake, product)
 
 
-def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> None:
+def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Notes which products take in what comes from now on."""
     names = sorted(product.name for product in products)
     if _kept_up(spark, lake) != names:
@@ -59,25 +101,25 @@ def _kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
     return None if noted is None else noted.split(",") if noted else []
 
 
-def whole(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> list[Product]:
-    """Products whose tables have all that gold has read, by their present logic."""
+def whole(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> list[GoldTable]:
+    """Those whose tables have all that gold has read, by their present logic."""
     return [product for product in products if _logic(spark, lake, product) == product.logic]
 
 
-def to_begin(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> list[Product]:
-    """Products whose tables are not there, or not whole: of an earlier version, or of one that died beginning it."""
+def to_begin(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> list[GoldTable]:
+    """Those whose tables are not there, or not whole: of an earlier version, or of one that died beginning it."""
     return [product for product in products if _logic(spark, lake, product) is None]
 
 
-def mark_incomplete(spark: SparkSession, lake: Lake, product: Product) -> None:
-    """Sees to it that a product that is being made anew is made anew if that does not come to its end."""
+def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
+    """Sees to it that a table that is being made anew is made anew if that does not come to its end."""
     if _logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table, LOGIC, "")
 
 
 @dataclass(frozen=True)
 class Made:
-    """A product's table that was made anew.
+    """A table that was made anew.
 
     Attributes:
         before: the first row that was other before, as text; None if there was none, or no such table.
@@ -87,15 +129,16 @@ class Made:
     before: str | None
 
 
-def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Product) -> Made:
-    """Puts all that gold has read into the product's table, in one commit; a table of other columns is dropped first.
+def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable) -> Made:
+    """Puts all that gold has read into the table, in one commit; a table of other columns is dropped first.
 
     Raises:
         LakeError: gold has stopped within a version of silver's table.
     """
     changes, table = changes_read(spark, lake, settings), product.table
     present = lake.storage.columns(spark, table) if lake.exists(spark, table) else None
-    if present is not None and (changes is None or present != dict(product.columns)):
+    # The table that has gold's own notes always has these keys, and stays.
+    if present is not None and table != AVERAGES and (changes is None or present != dict(product.columns)):
         lake.drop(spark, table)  # what files tell of their columns, and how rows are clustered, goes by the definition
     lake.ensure(spark, [table])
     made = Made(0, None)
@@ -104,20 +147,23 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Prod
         made = Made(rows.count(), _first_other(lake.read(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
+        if isinstance(product, RollingAverage):
+            floor = rows.agg({"ts": "max"}).first()[0]
+            lake.set_property(spark, table, MADE, f"{uuid4().hex[:12]}:{'' if floor is None else floor}")
     # Last: without it the table is taken for one that is not whole.
     lake.storage.make_sure(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return made
 
 
-def _first_other(live: DataFrame, rows: DataFrame, product: Product) -> str | None:
+def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
     """The first row that is other than in the live table; None, too, where that was empty."""
     if live.isEmpty():
         return None
     return compared(product.table, product.row_keys, product.results, live, rows).first
 
 
-def _logic(spark: SparkSession, lake: Lake, product: Product) -> str | None:
+def _logic(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
     if not lake.exists(spark, product.table):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None

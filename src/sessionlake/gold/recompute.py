@@ -1,4 +1,4 @@
-"""A product's rows out of all changes that gold has read, beside the table that was kept up batch by batch."""
+"""A table's rows out of all changes that gold has read, beside the table that was kept up batch by batch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.aggregate.sources import MARKS, Declared
+from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.fold.outputs import read_rows
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.shard import recompute
+from sessionlake.gold.slow import new_points
 from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.retained import retained
+from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -85,8 +91,26 @@ class _Parts:
             yield from self.product.of_changes(pa.Table.from_batches([batch]), self.declared).to_batches()
 
 
-def recomputed(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
-    """The product's rows for these changes, by its own aggregates."""
+def recomputed(changes: DataFrame, table: GoldTable, declared: Declared) -> DataFrame:
+    """The table's rows for these changes, as gold itself computes them."""
+    return _averages(changes, table, declared) if isinstance(table, RollingAverage) else _rows(changes, table, declared)
+
+
+def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) -> DataFrame:
+    """As if all points had come in one batch."""
+    from pyspark.sql import functions as F
+
+    events = events_of(changes, declared, (*MARKS, "partition", "offset"), numbers=True)
+    points = new_points(events, series)
+
+    def call(rows: pa.Table) -> pa.Table:
+        return read_rows([payload for _, payload in recompute(rows, series).values()])
+
+    shard = F.pmod(F.xxhash64(*map(quote, series.keys)), F.lit(GROUPS))
+    return points.groupBy(shard.alias("shard")).applyInArrow(call, series.ddl)
+
+
+def _rows(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
     from pyspark.sql import functions as F
 
     parts = changes.mapInArrow(_Parts(product, declared), product.ddl)

@@ -1,4 +1,4 @@
-"""Averages of keys with points older than their tails: computed from all points of the key, which the table holds."""
+"""Averages of series with points older than their tails: computed from all their points, which the table holds."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.gold.fold.outputs import METRIC_KEY
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
+from sessionlake.lake.storage import quote
 from sessionlake.streaming.sharded import FOLDED_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BEYOND_DDL = (
-    ", ".join(f"{name} string" for name in METRIC_KEY) + ", ts bigint, position bigint, ordinal int, value double"
-)
-# So many sessions are named to Delta, which then skips files; beyond that most files are touched anyhow.
-_NAMED_SESSIONS = 200
+# So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
+_NAMED = 200
+_PLACE = "shiftleft(cast(partition AS BIGINT), 47) | offset"
 
 
-def recomputed(beyond: DataFrame, averages: DataFrame, *, window: int, shards: int) -> DataFrame:
-    """Rows of both gold tables that follow from the points.
+def beyond_ddl(series: RollingAverage) -> str:
+    """Columns of the points that go on to the table."""
+    keys = ", ".join(f"{name} string" for name in series.keys)
+    return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint"
+
+
+def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, shards: int) -> DataFrame:
+    """Rows that follow from the points.
 
     Args:
-        beyond: new points, columns as in `BEYOND_DDL`.
-        averages: `gold.rolling_average`, with all points before this batch; a replay may find this batch's there too.
+        beyond: new points, columns as in `beyond_ddl`.
+        held: the table, with all points before this batch; a replay may find this batch's there, too.
         shards: in how many groups to work; each must fit into memory.
 
     Returns:
@@ -33,15 +38,53 @@ def recomputed(beyond: DataFrame, averages: DataFrame, *, window: int, shards: i
     """
     from pyspark.sql import functions as F
 
-    named = [row[0] for row in beyond.select("session_id").distinct().limit(_NAMED_SESSIONS + 1).collect()]
-    held = averages if len(named) > _NAMED_SESSIONS else averages.where(F.col("session_id").isin(named))
-    keys = F.broadcast(beyond.select(*METRIC_KEY).distinct())
-    history = held.select(*beyond.columns).join(keys, list(METRIC_KEY), "left_semi")
-    points = history.selectExpr("*", "false AS fresh").unionByName(beyond.selectExpr("*", "true AS fresh"))
+    keys = [*map(quote, series.keys)]
+    history = _narrowed(held, beyond, series).join(
+        F.broadcast(beyond.select(*keys).distinct()), list(series.keys), "left_semi"
+    )
+    place = F.col("position") if series.of_session else F.expr(_PLACE)
+    revision = F.coalesce("revision", F.lit(0)).cast("bigint")
+    none = F.lit(None).cast("bigint")
+    points = history.select(
+        *keys, "ts", "ordinal", "value", place.alias("place"), none.alias("partition"), none.alias("offset"),
+        revision.alias("revision"), F.lit(col=False).alias("fresh"),
+    ).unionByName(_as_new(beyond))  # fmt: skip
 
     def call(table: pa.Table) -> pa.Table:
-        found = recompute(table, window)
-        return pa.table({"kind": [kind for kind, _ in found], "payload": [payload for _, payload in found]})
+        found = recompute(table, series)
+        return pa.table({"kind": list(found), "payload": [payload for _, payload in found.values()]}, _FOLDED)
 
-    shard = F.pmod(F.xxhash64(*METRIC_KEY), F.lit(shards))
+    shard = F.pmod(F.xxhash64(*keys), F.lit(shards))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, FOLDED_SCHEMA)
+
+
+def new_points(events: DataFrame, series: RollingAverage) -> DataFrame:
+    """Events as points that `recompute` takes for new.
+
+    Args:
+        events: with `partition` and `offset`.
+    """
+    from pyspark.sql import functions as F
+
+    places = ("partition", "offset")
+    place = F.col("position") if series.of_session else F.expr(_PLACE)
+    columns = [*map(quote, series.keys), "ts", "ordinal", "value", place.alias("place")]
+    return _as_new(events.select(*columns, *(F.col(name).cast("bigint").alias(name) for name in places)))
+
+
+def _as_new(points: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return points.withColumns({"revision": F.lit(0).cast("bigint"), "fresh": F.lit(col=True)})
+
+
+_FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
+
+
+def _narrowed(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:
+    """Less what files of other sessions, or of other rows, hold, if the points are of few."""
+    from pyspark.sql import functions as F
+
+    name = "session_id" if series.of_session else series.keys[0] if "row_id" not in series.keys else "row_id"
+    named = [row[0] for row in beyond.select(name).distinct().limit(_NAMED + 1).collect()]
+    return held if len(named) > _NAMED else held.where(F.col(name).isin(named))

@@ -10,8 +10,9 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.changes import declared_in, events_of
 from sessionlake.gold.compare import Compared, compared
+from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.recompute import changes_read, refuse_removed
-from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
@@ -19,11 +20,9 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_WINDOW_KEY = ("topic", "session_id", "row_id", "metric")
 
-
-def verify_gold(spark: SparkSession, settings: Settings, products: Sequence[Product]) -> list[Compared]:
-    """Compares rolling averages and products with what the changes that gold has read come to.
+def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[Compared]:
+    """Compares tables with what the changes that gold has read come to.
 
     Raises:
         LakeError: gold has stopped within a version of silver's table, or retention has removed rows of it.
@@ -33,11 +32,16 @@ def verify_gold(spark: SparkSession, settings: Settings, products: Sequence[Prod
     changes = changes_read(spark, lake, settings)
     if changes is None:
         return []
-    numbers, texts = (events_of(changes, declared, MARKS, numbers=kind) for kind in (True, False))
-    found = [_averages(lake.read(spark, AVERAGES), numbers, settings)]
-    for product in products:
-        truth = _by_sql(numbers if product.source.numbers else texts, product)
-        found.append(compared(product.table, product.row_keys, product.results, lake.read(spark, product.table), truth))
+    numbers, texts = (
+        events_of(changes, declared, (*MARKS, "partition", "offset"), numbers=kind) for kind in (True, False)
+    )
+    found = []
+    for table in tables:
+        if isinstance(table, RollingAverage):
+            truth = _averages(numbers, table)
+        else:
+            truth = _by_sql(numbers if table.source.numbers else texts, table)
+        found.append(compared(table.table, table.row_keys, table.results, lake.read(spark, table.table), truth))
     return found
 
 
@@ -58,16 +62,20 @@ def _by_sql(events: DataFrame, product: Product) -> DataFrame:
     return events.groupBy(*map(quote, product.row_keys)).agg(*results, *sizes)
 
 
-def _averages(table: DataFrame, points: DataFrame, settings: Settings) -> Compared:
+def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    line = Window.partitionBy(*_WINDOW_KEY).orderBy("ts", "position", "ordinal")
-    last = line.rowsBetween(1 - settings.gold.rolling_points, Window.currentRow)
-    truth = points.select(
-        *_WINDOW_KEY, "ts", "position", "ordinal", "value",
-        F.avg("value").over(last).alias("average"), F.count("value").over(last).alias("points"),
+    keys = [*map(quote, series.keys)]
+    whole = Window.partitionBy(*keys)
+    line = whole.orderBy(*map(quote, series.order))
+    last = line.rowsBetween(1 - series.last, Window.currentRow)
+    size = F.count("value").over(last)
+    # No earlier than time begins.
+    watermark = F.coalesce(F.try_subtract(F.max("ts").over(whole), F.lit(series.watermark_ms)), F.lit(-(2**63)))
+    shown = (size >= series.least) & (F.lit(series.early) | (F.col("ts") <= watermark))
+    average = F.when(shown, F.avg("value").over(last))
+    return points.select(
+        *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
         F.avg(F.abs("value")).over(last).alias("~average"),
     )  # fmt: skip
-    keys = (*_WINDOW_KEY, "ts", "position", "ordinal")
-    return compared(AVERAGES, keys, ["value", "average", "points"], table, truth)

@@ -186,7 +186,7 @@ def _events(spark: SparkSession, lake: Lake, settings: Settings, row: Row, *, nu
     for name in ("topic", "session_id", "row_id"):
         if name in row:
             changes = changes.where(F.col(name) == F.lit(row[name]))
-    changes = changes.select(*marks(declared), F.col("_offset").alias("offset"))
+    changes = changes.select(*marks(declared))
     return events_of(changes, declared, (*MARKS, "partition", "offset", "batch"), numbers=numbers)
 
 

@@ -19,6 +19,8 @@ SNAPSHOT_INDEX = "silver.session_snapshot_index"
 PROCESSOR_ERRORS = "silver.processor_errors"
 
 AVERAGES = "gold.rolling_average"
+SENSOR_AVERAGES = "gold.sensor_average"
+RESTATEMENTS = "gold.restatements"
 METRICS_1M = "gold.metrics_1m"
 METRICS_1H = "gold.metrics_1h"
 METRICS_1D = "gold.metrics_1d"

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.fold.pack import ReadChanges
+from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import Averages, Evolution
+from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
+from sessionlake.gold.fold.series import POINT_KEY, RollingAverage
 from sessionlake.protocol.chunk import write_ipc
-from sessionlake.protocol.types import Bools, Int64s, Payloads
+from sessionlake.protocol.types import Bools, Int64s
 
-METRIC_KEY = ("topic", "session_id", "row_id", "metric")
 Names = Callable[[Int64s], dict[str, pa.Array]]
-"""Columns `topic, session_id, row_id, metric` of key codes."""
+"""Columns of the series' keys, of key codes."""
+_PANES = pa.array([pane.name.lower() for pane in Pane])
+_PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
+_CAUSE = pa.struct([("partition", pa.int32()), ("offset", pa.int64()), ("ts", pa.int64())])
+MOST_CAUSES = 16
+"""So many messages are named in a restatement, the first of them in event time."""
 
 
-class GoldOutput(StrEnum):
-    """Kinds of payload that gold's fold emits; all but the report hold rows as Arrow IPC."""
+class SeriesOutput(StrEnum):
+    """Kinds of payload that the fold emits of a table of averages, behind its name; each holds rows as Arrow IPC."""
 
-    NEW_AVERAGES = "new_averages"
-    CHANGED_AVERAGES = "changed_averages"
+    NEW = "new"
+    CHANGED = "changed"
+    RESTATED = "restated"
+    """Rows of `gold.restatements`."""
     BEYOND = "beyond"
     """New points that reach further back than the tails; their rows follow from the table."""
     REPORT = "report"
+    """Of the shard, not of a table: a `GoldReport`."""
+
+    def of(self, series: RollingAverage) -> str:
+        """The kind of this table's payloads."""
+        return f"{series.name}/{self}"
 
 
 class RowRange(msgspec.Struct):
@@ -46,37 +59,44 @@ class GoldReport(msgspec.Struct):
 
     Attributes:
         read: the changes that were read.
-        points: numeric values among them.
-        spans: number and time range of the rows, by `GoldOutput`.
+        points: numeric values among them, once for each table of averages.
+        spans: number and time range of the rows, by the kind of payload.
     """
 
     read: ReadChanges = ReadChanges()
     points: int = 0
     spans: dict[str, RowRange] = {}
 
+    def __add__(self, other: GoldReport) -> GoldReport:
+        spans = dict(self.spans)
+        for kind, span in other.spans.items():
+            spans[kind] = spans[kind] + span if kind in spans else span
+        return GoldReport(self.read + other.read, self.points + other.points, spans)
 
-def payloads(found: Evolution, new: Points, names: Names, read: ReadChanges) -> Payloads:
-    """The payloads of one shard and batch.
+
+@dataclass(frozen=True)
+class Causes:
+    """The Kafka messages that brought a batch's points, one each."""
+
+    partition: Int64s
+    offset: Int64s
+
+
+def rows_out(
+    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+) -> dict[str, tuple[RowRange, bytes]]:
+    """Rows of one shard and batch by the kind of their payload, and the payload.
 
     Args:
         new: all points of the batch; those of unproven keys go on as they are.
     """
-    tables = dict(_tables(found, new.take(found.unproven[new.key]), names))
-    spans = {kind: _span(table) for kind, table in tables.items()}
-    report = GoldReport(read, len(new), {str(kind): span for kind, span in spans.items()})
-    out = [(str(kind), write_ipc(table)) for kind, table in tables.items()]
-    return [*out, (str(GoldOutput.REPORT), msgspec.msgpack.encode(report))]
+    tables = _tables(series, found, new, causes, names)
+    return {kind.of(series): (_span(table), write_ipc(table)) for kind, table in tables if table.num_rows}
 
 
 def total(reports: Iterable[bytes]) -> GoldReport:
     """The shards' reports (msgpack) of one batch, added up."""
-    whole = GoldReport(spans={})
-    for content in reports:
-        part = msgspec.msgpack.decode(content, type=GoldReport)
-        whole.read, whole.points = whole.read + part.read, whole.points + part.points
-        for kind, span in part.spans.items():
-            whole.spans[kind] = whole.spans[kind] + span if kind in whole.spans else span
-    return whole
+    return sum((msgspec.msgpack.decode(content, type=GoldReport) for content in reports), GoldReport(spans={}))
 
 
 def read_rows(contents: Iterable[bytes]) -> pa.Table:
@@ -91,31 +111,83 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from _plain(pa.ipc.open_stream(payload.as_buffer()).read_all()).to_batches()
 
 
-def _tables(found: Evolution, beyond: Points, names: Names) -> Iterator[tuple[GoldOutput, pa.Table]]:
-    for chosen, kind in ((True, GoldOutput.NEW_AVERAGES), (False, GoldOutput.CHANGED_AVERAGES)):
-        averages = found.averages.fresh == chosen
-        if averages.any():
-            yield kind, _average_rows(found.averages, averages, names)
-    if len(beyond):
-        yield GoldOutput.BEYOND, pa.table(names(beyond.key) | _point_columns(beyond))
+def _tables(
+    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
+) -> Iterator[tuple[SeriesOutput, pa.Table]]:
+    averages = found.averages
+    yield SeriesOutput.NEW, _average_rows(series, averages, averages.fresh, names)
+    yield SeriesOutput.CHANGED, _average_rows(series, averages, ~averages.fresh, names)
+    yield SeriesOutput.RESTATED, _restatements(series, averages, new, causes, names)
+    beyond = found.unproven[new.key]
+    points = new.take(beyond)
+    brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
+    columns = {name: pa.array(column) for name, column in brought.items()}
+    yield SeriesOutput.BEYOND, pa.table(names(points.key) | _values(points) | columns)
 
 
-def _point_columns(points: Points) -> dict[str, pa.Array]:
-    return {
-        "ts": pa.array(points.ts),
-        "position": pa.array(points.position),
-        "ordinal": pa.array(points.ordinal.astype(np.int32)),
-        "value": pa.array(points.value),
-    }
+def _values(points: Points) -> dict[str, pa.Array]:
+    ordinal = pa.array(points.ordinal.astype(np.int32))
+    return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
 
 
-def _average_rows(averages: Averages, chosen: Bools, names: Names) -> pa.Table:
+def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
+    """What orders points of one event time, as the table has it."""
+    if series.of_session:
+        return {"position": pa.array(points.position)}
+    apart = taken_apart(points.position)
+    return {"partition": pa.array(apart["partition"].astype(np.int32)), "offset": pa.array(apart["offset"])}
+
+
+def _average_rows(series: RollingAverage, averages: Averages, chosen: Bools, names: Names) -> pa.Table:
     points = averages.points.take(chosen)
-    computed = {
-        "average": pa.array(averages.average[chosen]),
-        "points": pa.array(averages.size[chosen].astype(np.int32)),
+    columns = names(points.key) | _values(points) | _places(series, points) | _shown(averages.now.take(chosen))
+    columns |= {"revision": _int32(points.revision), "pane": _panes(averages.pane[chosen])}
+    return pa.table({name: columns[name] for name, _ in series.columns})
+
+
+def _restatements(series: RollingAverage, averages: Averages, new: Points, causes: Causes, names: Names) -> pa.Table:
+    chosen = averages.restated
+    points = averages.points.take(chosen)
+    count, keys, places = len(points), names(points.key), _places(series, points)
+    was, now = _shown(averages.was.take(chosen)), _shown(averages.now.take(chosen))
+    first, end = (bound[chosen] for bound in averages.causes)
+    columns = {"table": pa.array([series.table]).take(pa.array(np.zeros(count, np.int64)))}
+    columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
+    columns["ts"] = pa.array(points.ts)
+    columns |= {name: places.get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
+    columns |= {"ordinal": _int32(points.ordinal), "revision": _int32(points.revision)}
+    columns |= {"average_before": was["average"], "average": now["average"]}
+    columns |= {"points_before": was["points"], "points": now["points"], "pane": _panes(averages.pane[chosen])}
+    columns |= {
+        "late_points": _int32(end - first),
+        "late_ms": pa.array(averages.late_ms[chosen]),
+        "because": _because(averages.order, first, end, new, causes),
+        "logic": pa.array([series.logic]).take(pa.array(np.zeros(count, np.int64))),
     }
-    return pa.table(names(points.key) | _point_columns(points) | computed)
+    return pa.table(columns)
+
+
+def _because(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Causes) -> pa.Array:
+    """The messages that changed each row, the first in event time before the others."""
+    length = np.minimum(end - first, MOST_CAUSES)
+    starts = np.concatenate([[0], np.cumsum(length)])
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
+    place = order[np.repeat(first, length) + within]
+    values = [_int32(causes.partition[place]), pa.array(causes.offset[place]), pa.array(new.ts[place])]
+    struct = pa.StructArray.from_arrays(values, fields=list(_CAUSE))
+    return pa.ListArray.from_arrays(_int32(starts), struct)
+
+
+def _shown(figures: Figures) -> dict[str, pa.Array]:
+    return {"average": pa.array(figures.average, mask=~figures.seen), "points": _int32(figures.size)}
+
+
+def _panes(panes: Int64s) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(_int32(panes), _PANES)
+
+
+def _int32(values: Int64s) -> pa.Array:
+    return pa.array(values.astype(np.int32))
 
 
 def _span(table: pa.Table) -> RowRange:

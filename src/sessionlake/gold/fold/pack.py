@@ -1,7 +1,8 @@
 """Changes to points, packed: what crosses from Spark into the fold is one Arrow IPC chunk a shard and task.
 
-A chunk has one row for each change that set a metric: `session` (topic and session id), `row` (these and the
-row id), joined by a zero character, which topics and session ids cannot contain; `partition`, `kafka_ms`, `ts`,
+Of each table of averages, a chunk has one row for each change that set a metric: `owner`, what is forgotten as a whole
+(a session by its topic and id; of series across sessions, the series' row), and `row`, all its keys but the metric,
+both joined by a zero character, which topics and session ids cannot contain; `partition`, `offset`, `kafka_ms`, `ts`,
 `position`, `ordinal`; and `value:<i>`, null where metric `i` was not set. What the task's changes come to in a product
 is a chunk besides, which the fold passes on. A chunk never outlives its micro-batch.
 """
@@ -17,12 +18,15 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, value_field
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Int64s, Payloads
 
 SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
 _PRODUCT = b"product"
+_SERIES = b"series"
+_PLACE_BITS = 47  # for the offset; the partition is above it
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
@@ -51,14 +55,16 @@ class ReadChanges:
 class PointPacker:
     """Packs one task's changes; a `mapInArrow` function.
 
-    Takes `shard int, topic, session_id, row_id, partition, kafka_ms, ts, position, ordinal, batch` and the declared
-    columns (see `Declared`), gives `shard int, chunk binary`.
+    Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, position, ordinal, batch`, the declared columns
+    (see `Declared`), and of each table of averages the shard of the change (see `shard_field`); gives
+    `shard int, chunk binary`.
 
     Attributes:
         products: those that are made of changes.
     """
 
     declared: Declared
+    averages: tuple[RollingAverage, ...]
     products: tuple[Product, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,12 +83,14 @@ class PointPacker:
     def _pack(self, changes: pa.Table) -> pa.RecordBatch:
         values = [value_field(i) for i in range(len(self.declared.numbers))]
         kept = changes.filter(_any_valid([changes[name] for name in values], changes.num_rows))
-        session = pc.binary_join_element_wise(kept["topic"], kept["session_id"], SEPARATOR)
-        row = pc.binary_join_element_wise(session, kept["row_id"], SEPARATOR)
-        columns = [kept[name] for name in ("partition", "kafka_ms", "ts", "position", "ordinal", *values)]
-        names = ["session", "row", "partition", "kafka_ms", "ts", "position", "ordinal", *values]
-        shards, tables = _split(pa.table([session, row, *columns], names), kept["shard"])
-        tables[0] = tables[0].replace_schema_metadata(_counts(changes["batch"]))
+        shards, tables = list[int](), list[pa.Table]()
+        for i, series in enumerate(self.averages):
+            of_shard, parts = _split(_points(kept, series, values), kept[shard_field(i)])
+            shards += of_shard
+            tables += [part.replace_schema_metadata({_SERIES: series.name}) for part in parts]
+        if not tables:  # what was read is said all the same
+            shards, tables = [0], [pa.table({})]
+        tables[0] = tables[0].replace_schema_metadata((tables[0].schema.metadata or {}) | _counts(changes["batch"]))
         chunks = [write_ipc(table) for table in tables]
         made = self._products(changes)
         shards, chunks = shards + [shards[i % len(shards)] for i in range(len(made))], chunks + made
@@ -94,18 +102,65 @@ class PointPacker:
         return [write_ipc(rows.replace_schema_metadata({_PRODUCT: name})) for name, rows in made if rows.num_rows]
 
 
-def split(chunks: Sequence[bytes]) -> tuple[list[bytes], Payloads]:
-    """A shard's chunks of points, and those of products, each under the product's name."""
-    named = [((pa.ipc.open_stream(chunk).schema.metadata or {}).get(_PRODUCT), chunk) for chunk in chunks]
-    points = [chunk for name, chunk in named if name is None]
-    return points, [(name.decode(), chunk) for name, chunk in named if name is not None]
+@dataclass(frozen=True)
+class Chunks:
+    """A shard's chunks of one batch.
+
+    Attributes:
+        points: by the name of the table of averages.
+        products: each under the product's name.
+        read: what was read to make them.
+    """
+
+    points: dict[str, pa.Table]
+    products: Payloads
+    read: ReadChanges
+
+    @staticmethod
+    def of(chunks: Iterable[bytes]) -> Chunks:
+        """Takes them apart."""
+        points: dict[str, list[pa.Table]] = {}
+        products: Payloads = []
+        read = ReadChanges()
+        for chunk in chunks:
+            stream = pa.ipc.open_stream(chunk)
+            said = stream.schema.metadata or {}
+            if _PRODUCT in said:
+                products.append((said[_PRODUCT].decode(), chunk))
+                continue
+            read += _counted(said)
+            if _SERIES in said:
+                table = stream.read_all().replace_schema_metadata(None)
+                points.setdefault(said[_SERIES].decode(), []).append(table)
+        tables = {name: pa.concat_tables(parts).combine_chunks() for name, parts in points.items()}
+        return Chunks(tables, products, read)
 
 
-def read_chunks(chunks: Sequence[bytes]) -> tuple[pa.Table, ReadChanges]:
-    """A shard's chunks of points as one table, and what was read to make them."""
-    tables = [pa.ipc.open_stream(chunk).read_all() for chunk in chunks]
-    read = sum((_counted(table.schema.metadata) for table in tables), ReadChanges())
-    return pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).combine_chunks(), read
+def shard_field(index: int) -> str:
+    """Name of the column that says the shard of a change in the table of averages `index`."""
+    return f"shard:{index}"
+
+
+def place_of(partition: Int64s, offset: Int64s) -> Int64s:
+    """A message's place among those of its topic, in one number."""
+    return (partition << _PLACE_BITS) | offset
+
+
+def taken_apart(place: Int64s) -> dict[str, Int64s]:
+    """What `place_of` was made of."""
+    return {"partition": place >> _PLACE_BITS, "offset": place & ((1 << _PLACE_BITS) - 1)}
+
+
+def _points(kept: pa.Table, series: RollingAverage, values: Sequence[str]) -> pa.Table:
+    row = pc.binary_join_element_wise(*(kept[name] for name in series.keys if name != "metric"), SEPARATOR)
+    owner, position = row, kept["position"]
+    if series.of_session:
+        owner = pc.binary_join_element_wise(kept["topic"], kept["session_id"], SEPARATOR)
+    else:
+        position = pa.array(place_of(kept["partition"].to_numpy().astype(np.int64), kept["offset"].to_numpy()))
+    columns = [kept[name] for name in ("partition", "offset", "kafka_ms", "ts")]
+    names = ["owner", "row", "partition", "offset", "kafka_ms", "ts", "position", "ordinal", *values]
+    return pa.table([owner, row, *columns, position, kept["ordinal"], *(kept[name] for name in values)], names)
 
 
 def _any_valid(columns: Sequence[pa.ChunkedArray], rows: int) -> pa.Array:
@@ -116,9 +171,9 @@ def _any_valid(columns: Sequence[pa.ChunkedArray], rows: int) -> pa.Array:
 
 
 def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
-    """One table a shard; without rows one empty table, on shard 0, to carry what was read."""
+    """One table a shard."""
     if not table.num_rows:
-        return [0], [table]
+        return [], []
     code: Int64s = shard.to_numpy()
     order = np.argsort(code, kind="stable")
     code, table = code[order], table.take(pa.array(order)).combine_chunks()

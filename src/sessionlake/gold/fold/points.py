@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from sessionlake.protocol.types import Bools, Float64s, Int64s
+
+UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Points:
     Attributes:
         key: code of the key (topic, session, row, metric), from 0.
         ts: event time, milliseconds since the epoch; ties are ordered by position, then ordinal.
+        revision: how often the point's published average has changed; `UNKNOWN` where the table alone knows.
     """
 
     key: Int64s
@@ -23,6 +26,7 @@ class Points:
     position: Int64s
     ordinal: Int64s
     value: Float64s
+    revision: Int64s
 
     def __len__(self) -> int:
         return len(self.key)
@@ -33,7 +37,7 @@ class Points:
 
     def under(self, key: Int64s) -> Points:
         """These points, with their keys numbered anew."""
-        return Points(key, self.ts, self.position, self.ordinal, self.value)
+        return replace(self, key=key)
 
     @staticmethod
     def concat(*parts: Points) -> Points:
@@ -44,7 +48,12 @@ class Points:
     def empty() -> Points:
         """No points."""
         none = np.empty(0, np.int64)
-        return Points(none, none, none, none, np.empty(0))
+        return Points(none, none, none, none, np.empty(0), none)
+
+    @staticmethod
+    def new(key: Int64s, ts: Int64s, position: Int64s, ordinal: Int64s, value: Float64s) -> Points:
+        """Points that were never published. Adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
+        return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64))
 
     def without(self, others: Points) -> Points:
         """These points less those whose key and place in time are among the others."""

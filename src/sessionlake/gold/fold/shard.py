@@ -6,21 +6,25 @@ written whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.aggregate.sources import value_field
-from sessionlake.gold.fold.outputs import METRIC_KEY, Names, payloads
-from sessionlake.gold.fold.pack import SEPARATOR, ReadChanges, read_chunks, split
+from sessionlake.gold.fold.outputs import Causes, GoldReport, Names, RowRange, SeriesOutput, rows_out
+from sessionlake.gold.fold.pack import SEPARATOR, Chunks
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Older, evolve
-from sessionlake.gold.fold.state import GoldShardState, Sessions
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.state import GoldShardState, Owners, decode_states, encode_states
 from sessionlake.protocol.types import Int64s, Payloads
+
+_OF_TOPIC = -1  # in the place of a partition
 
 
 def tail_length(window: int) -> int:
@@ -29,39 +33,63 @@ def tail_length(window: int) -> int:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A table of averages that is kept up.
+
+    Attributes:
+        made: which making of the table its states belong to; those of another are passed over.
+        floor: the latest event time in the table as it was made; None if it was empty.
+    """
+
+    series: RollingAverage
+    made: str = ""
+    floor: int | None = None
+
+
+@dataclass(frozen=True)
 class GoldFold:
     """The fold of one shard; see `streaming.sharded.ShardFold`.
 
     Attributes:
         metrics: names of the numeric columns, in the chunks' order.
-        window: N of the rolling averages.
+        kept: the tables of averages.
         idle_ms: how long a session may be silent, in its topic-partition's Kafka time, before its tails are dropped.
     """
 
     metrics: tuple[str, ...]
-    window: int
+    kept: tuple[Kept, ...]
     idle_ms: int
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
-        """Folds the batch's chunks.
-
-        Raises:
-            LakeError: the state was built for another window or other metrics.
-        """
+        """Folds the batch's chunks."""
         del shard
-        points, made = split(chunks)
-        if not points:
-            return None, made
-        changes, read = read_chunks(points)
-        before = GoldShardState.decode(state) if state else GoldShardState.empty(self.window, self.metrics)
-        if before.window != self.window:
-            raise LakeError(
-                f"gold.rolling_points is {self.window}, but gold's tables were built with {before.window}: "
-                f"set it back. {LAST_RESORT}"
-            )
-        known, row = admit(before.for_metrics(self.metrics), changes)
-        new = self._points(changes, row)
+        found = Chunks.of(chunks)
+        states, report = decode_states(state), GoldReport(found.read, 0, {})
+        held = {kept.series.name: states[kept.series.name] for kept in self.kept if kept.series.name in states}
+        out: Payloads = []
+        for kept in self.kept:
+            name = kept.series.name
+            if name in found.points:
+                held[name], rows, points = self._folded(kept, held.get(name), found.points[name])
+                report.points += points
+                for kind, (span, payload) in rows.items():
+                    report.spans[kind] = span
+                    out.append((kind, payload))
+        out += [*found.products, (SeriesOutput.REPORT, msgspec.msgpack.encode(report))]
+        return encode_states(held) if found.points else None, out
+
+    def _folded(
+        self, kept: Kept, state: bytes | None, changes: pa.Table
+    ) -> tuple[bytes, dict[str, tuple[RowRange, bytes]], int]:
+        """One table's new state, its rows by their kinds, and the number of points."""
+        series = kept.series
+        before = GoldShardState.decode(state) if state else None
+        if before is None or before.made != kept.made:
+            before = GoldShardState.empty(kept.made, self.metrics)
+        known, row = _admit(before.for_metrics(self.metrics), changes, kept)
+        new, causes = self._points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
+        new = new.under(code.reshape(-1))
         place = np.full(len(known.older), -1)
         place[touched] = np.arange(len(touched))
         apart = place[known.tail.key] < 0
@@ -69,82 +97,96 @@ class GoldFold:
         found = evolve(
             base.under(place[base.key]),
             known.older.take(touched),
-            new.under(code.reshape(-1)),
-            window=self.window,
-            keep=tail_length(self.window),
+            new,
+            series=series,
+            keep=tail_length(series.last),
         )
         tail = Points.concat(known.tail.take(apart), found.tail.under(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
-        names = _names(after.rows, self.metrics, touched)
-        out = payloads(found, new.under(code.reshape(-1)), names, read)
-        return after.without_idle(self.idle_ms, _topic_of).encode(), out + made
+        rows = rows_out(series, found, new, causes, _names(series, after.rows, self.metrics, touched))
+        return after.without_idle(self.idle_ms, _topic_of).encode(), rows, len(new)
 
-    def _points(self, changes: pa.Table, row: Int64s) -> Points:
+    def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))
-        parts = [Points.empty()]
+        parts, places = [Points.empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.metrics)):
             value = changes[value_field(metric)].to_numpy()
             there = ~np.isnan(value)  # null
             key = row[there] * len(self.metrics) + metric
-            # Adding zero turns -0.0 into 0.0: the sign of zero would depend on the order of a minimum.
-            parts.append(Points(key, ts[there], position[there], ordinal[there], value[there] + 0.0))
-        return Points.concat(*parts)
+            parts.append(Points.new(key, ts[there], position[there], ordinal[there], value[there]))
+            places.append(np.flatnonzero(there))
+        place = np.concatenate(places)
+        return Points.concat(*parts), Causes(_ints(changes["partition"])[place], _ints(changes["offset"])[place])
 
 
-def recompute(points: pa.Table, window: int) -> Payloads:
-    """Rows that follow from new points, from all points of their keys.
+def recompute(points: pa.Table, series: RollingAverage) -> dict[str, tuple[RowRange, bytes]]:
+    """Rows that follow from new points, from all points of their keys, by their kinds.
 
     Args:
-        points: `topic, session_id, row_id, metric, ts, position, ordinal, value, fresh`: the new points (`fresh`) and
-            the whole history of their keys, which may hold them already.
+        points: the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`: the new points
+            (`fresh`) and the whole history of their keys, which may hold them already; of that, `partition` and
+            `offset` are not read.
     """
-    key_columns = (points[name] for name in ("topic", "session_id", "metric", "row_id"))
-    encoded = _one(pc.binary_join_element_wise(*key_columns, SEPARATOR)).dictionary_encode()
-    key, ts, position = _ints(encoded.indices), _ints(points["ts"]), _ints(points["position"])
-    every = Points(key, ts, position, _ints(points["ordinal"]), points["value"].to_numpy())
+    encoded = _one(pc.binary_join_element_wise(*_named_apart(points, series), SEPARATOR)).dictionary_encode()
+    key, ts, position = _ints(encoded.indices), _ints(points["ts"]), _ints(points["place"])
+    value, revision = points["value"].to_numpy(), _ints(points["revision"])
+    every = Points(key, ts, position, _ints(points["ordinal"]), value, revision)
     fresh = points["fresh"].to_numpy()
     new = every.take(fresh)
+    causes = Causes(*(_ints(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
     base = every.take(~fresh).without(new)
-    found = evolve(base, Older.nothing(len(encoded.dictionary)), new, window=window, keep=len(every))
+    found = evolve(base, Older.nothing(len(encoded.dictionary)), new, series=series, keep=len(every))
     first = np.full(len(encoded.dictionary), 0)
     first[key[::-1]] = np.arange(len(key))[::-1]
-    columns = {name: _one(points[name]) for name in METRIC_KEY}
+    columns = {name: _one(points[name]) for name in series.keys}
 
     def named(codes: Int64s) -> dict[str, pa.Array]:
         return {name: column.take(pa.array(first[codes])) for name, column in columns.items()}
 
-    return payloads(found, new, named, ReadChanges())
+    return rows_out(series, found, new, causes, named)
 
 
-def admit(state: GoldShardState, changes: pa.Table) -> tuple[GoldShardState, Int64s]:
-    """Gives the batch's sessions and rows their places in the state.
+def _named_apart(points: pa.Table, series: RollingAverage) -> Sequence[pa.ChunkedArray]:
+    """The key columns, with the one last that may hold the separator."""
+    return [points[name] for name in sorted(series.keys, key="row_id".__eq__)]
+
+
+def _admit(state: GoldShardState, changes: pa.Table, kept: Kept) -> tuple[GoldShardState, Int64s]:
+    """Gives the batch's owners and rows their places in the state.
 
     Returns:
         The state with them, and each change's row.
     """
-    sessions, session = _admit_sessions(state, changes)
+    owners, owner = _admit_owners(state, changes, kept)
     rows, row = _codes(state.rows, changes["row"])
-    of_row = np.concatenate([state.session, np.zeros(len(rows) - len(state.rows), np.int64)])
-    of_row[row] = session
+    of_row = np.concatenate([state.owner, np.zeros(len(rows) - len(state.rows), np.int64)])
+    of_row[row] = owner
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
-    older = Older.forgotten(np.repeat(sessions.back[added], width), np.repeat(sessions.floor[added], width))
-    return replace(state, sessions=sessions, rows=rows, session=of_row, older=Older.concat(state.older, older)), row
+    older = Older.forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
+    return replace(state, owners=owners, rows=rows, owner=of_row, older=Older.concat(state.older, older)), row
 
 
-def _admit_sessions(state: GoldShardState, changes: pa.Table) -> tuple[Sessions, Int64s]:
-    known = state.sessions
-    names, session = _codes(known.name, changes["session"])
+def _admit_owners(state: GoldShardState, changes: pa.Table, kept: Kept) -> tuple[Owners, Int64s]:
+    known = state.owners
+    names, owner = _codes(known.name, changes["owner"])
     added = len(names) - len(known.name)
     back, floor = state.forgotten.find(names.slice(len(known.name)).to_pylist())
+    if kept.floor is not None:
+        # What the table was made of may hold these, too, unless a session begins here.
+        unknown = np.ones(len(names), np.bool_)
+        if kept.series.of_session:
+            unknown[owner[_ints(changes["position"]) == 0]] = False
+        unknown = unknown[len(known.name) :]
+        back, floor = back | unknown, np.where(unknown, np.maximum(floor, kept.floor), floor)
     never = np.full(added, np.iinfo(np.int64).min)
     partition = np.concatenate([known.partition, np.zeros(added, np.int64)])
     seen, newest = np.concatenate([known.seen, never]), np.concatenate([known.newest, never])
-    partition[session] = _ints(changes["partition"])
-    np.maximum.at(seen, session, _ints(changes["kafka_ms"]))
-    np.maximum.at(newest, session, _ints(changes["ts"]))
+    partition[owner] = _ints(changes["partition"]) if kept.series.of_session else _OF_TOPIC
+    np.maximum.at(seen, owner, _ints(changes["kafka_ms"]))
+    np.maximum.at(newest, owner, _ints(changes["ts"]))
     back, floor = np.concatenate([known.back, back]), np.concatenate([known.floor, floor])
-    return Sessions(names, partition, seen, newest, back, floor), session
+    return Owners(names, partition, seen, newest, back, floor), owner
 
 
 def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
@@ -153,26 +195,28 @@ def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
     return encoded.dictionary, _ints(encoded.indices)[len(known) :]
 
 
-def _names(rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
+def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
     """Names of key codes that count through `touched`."""
+    own = [name for name in series.keys if name != "metric"]
 
     def named(codes: Int64s) -> dict[str, pa.Array]:
         row, metric = np.divmod(touched[codes], len(metrics))
         used, place = np.unique(row, return_inverse=True)
-        parts = pc.split_pattern(rows.take(pa.array(used)), SEPARATOR, max_splits=2).flatten()
+        parts = pc.split_pattern(rows.take(pa.array(used)), SEPARATOR, max_splits=len(own) - 1).flatten()
         index = pa.array(place.reshape(-1).astype(np.int32))
         columns = {
-            name: pa.DictionaryArray.from_arrays(index, parts.take(pa.array(np.arange(i, len(parts), 3))))
-            for i, name in enumerate(METRIC_KEY[:3])
+            name: pa.DictionaryArray.from_arrays(index, parts.take(pa.array(np.arange(i, len(parts), len(own)))))
+            for i, name in enumerate(own)
         }
         dictionary = pa.array(metrics, pa.string())
-        return columns | {"metric": pa.DictionaryArray.from_arrays(pa.array(metric.astype(np.int32)), dictionary)}
+        metric_ = pa.DictionaryArray.from_arrays(pa.array(metric.astype(np.int32)), dictionary)
+        return {name: columns.get(name, metric_) for name in series.keys}
 
     return named
 
 
-def _topic_of(session: str) -> str:
-    return session.partition(SEPARATOR)[0]
+def _topic_of(owner: str) -> str:
+    return owner.partition(SEPARATOR)[0]
 
 
 def _one(column: Any) -> Any:

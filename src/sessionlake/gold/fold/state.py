@@ -1,11 +1,13 @@
 """What the gold fold keeps of a shard between batches, and the bytes it is kept as.
 
-Format `sessionlake.gold.state/2`: a msgpack map with the settings that shaped it and one Arrow IPC stream a table. Of
-format 1, which kept a summary of a minute besides, the rest is read.
+A shard has a state for each table of averages, of format `sessionlake.gold.state/3`: a msgpack map with what shaped it
+and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`. Formats 1 and 2 were of
+`rolling_average` alone and knew no revisions; 1 kept a summary of a minute besides, which is passed over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -16,25 +18,28 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import Points
+from sessionlake.gold.fold.points import UNKNOWN, Points
 from sessionlake.gold.fold.rolling import Older
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
-FORMAT = "sessionlake.gold.state/2"
-_READ = (FORMAT, "sessionlake.gold.state/1")
+FORMAT = "sessionlake.gold.state/3"
+STATES = "sessionlake.gold.states/1"
+_READ = (FORMAT, "sessionlake.gold.state/2", "sessionlake.gold.state/1")
+_FIRST = "rolling_average"
 _NEVER = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
-class Sessions:
-    """The sessions a shard knows, as columns.
+class Owners:
+    """The sessions that a shard knows, or rows across sessions, as columns: what is forgotten as a whole.
 
     Attributes:
-        name: topic and session id, joined as in the chunks.
+        name: joined as in the chunks.
+        partition: whose Kafka time tells how long it has been silent; of a row across sessions, the topic's: -1.
         seen: Kafka timestamp of the latest change, milliseconds.
         newest: latest event time of any point.
-        back: whether the session was forgotten before and has come back.
+        back: whether it was forgotten before and has come back.
         floor: for those, the latest event time of what was forgotten.
     """
 
@@ -45,17 +50,17 @@ class Sessions:
     back: Bools
     floor: Int64s
 
-    def take(self, index: Bools) -> Sessions:
-        """The sessions at these places."""
+    def take(self, index: Bools) -> Owners:
+        """Those at these places."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
-        return Sessions(self.name.filter(pa.array(index)), *columns)
+        return Owners(self.name.filter(pa.array(index)), *columns)
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Idle sessions that were dropped: 8 bytes of hash and 8 of time are left of each.
+    """Idle owners that were dropped: 8 bytes of hash and 8 of time are left of each.
 
-    Two sessions with one hash do no harm: one that never was away is then taken for one that came back, and
+    Two with one hash do no harm: one that never was away is then taken for one that came back, and
     computed the slow way until its tails are long enough.
 
     Attributes:
@@ -67,7 +72,7 @@ class Forgotten:
     newest: Int64s
 
     def find(self, names: list[str]) -> tuple[Bools, Int64s]:
-        """Which of the sessions are among these, and their latest event time."""
+        """Which of the owners are among these, and their latest event time."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
         marks = _marks(names)
@@ -76,7 +81,7 @@ class Forgotten:
         return found, np.where(found, self.newest[place], 0)
 
     def add(self, names: list[str], newest: Int64s) -> Forgotten:
-        """These and others together; of a session forgotten twice the later time counts."""
+        """These and others together; of one forgotten twice the later time counts."""
         mark, time = np.concatenate([self.mark, _marks(names)]), np.concatenate([self.newest, newest])
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
@@ -87,32 +92,32 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class GoldShardState:
-    """A shard's tails and the names their keys stand for; key = row * number of metrics + metric.
+    """A shard's tails of one table of averages; key = row * number of metrics + metric.
 
     Attributes:
-        window: N of the averages it was built for.
-        rows: topic, session id and row id of each row, joined as in the chunks.
-        session: of each row, its place in `sessions`.
+        made: which making of the table it belongs to.
+        rows: all keys of each series but the metric, joined as in the chunks.
+        owner: of each row, its place in `owners`.
         older: one entry a key.
         tail: in any order.
     """
 
-    window: int
+    made: str
     metrics: tuple[str, ...]
-    sessions: Sessions
+    owners: Owners
     rows: pa.Array
-    session: Int64s
+    owner: Int64s
     older: Older
     tail: Points
     forgotten: Forgotten
 
     @staticmethod
-    def empty(window: int, metrics: tuple[str, ...]) -> GoldShardState:
+    def empty(made: str, metrics: tuple[str, ...]) -> GoldShardState:
         """The state of a shard before its first batch."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
-        sessions = Sessions(names, none, none, none, np.empty(0, np.bool_), none)
+        owners = Owners(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = Forgotten(np.empty(0, np.uint64), none)
-        return GoldShardState(window, metrics, sessions, names, none, Older.nothing(0), Points.empty(), forgotten)
+        return GoldShardState(made, metrics, owners, names, none, Older.nothing(0), Points.empty(), forgotten)
 
     def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
         """This state with its keys numbered for the metrics that are declared now.
@@ -131,35 +136,35 @@ class GoldShardState:
         place = np.array([metrics.index(name) for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
-        back, floor = self.sessions.back[self.session], self.sessions.floor[self.session]
+        back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
         older = Older.forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
         tail = self.tail.under(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.put(rekeyed, self.older), tail=tail)
 
     def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
-        """Forgets sessions without a change for `idle_ms` of their topic-partition's Kafka time."""
-        seen = self.sessions.seen
+        """Forgets what had no change for `idle_ms` of its topic-partition's Kafka time."""
+        seen = self.owners.seen
         if not len(seen) or int(seen.max()) - int(seen.min()) <= idle_ms:
             return self
-        names = self.sessions.name.to_pylist()
-        streams = [(topic_of(name), p) for name, p in zip(names, self.sessions.partition.tolist(), strict=True)]
+        names = self.owners.name.to_pylist()
+        streams = [(topic_of(name), p) for name, p in zip(names, self.owners.partition.tolist(), strict=True)]
         now: dict[tuple[str, int], int] = {}
         for stream, at in zip(streams, seen.tolist(), strict=True):
             now[stream] = max(now.get(stream, at), at)
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
         gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
-        return self._only(kept, self.forgotten.add(gone, self.sessions.newest[~kept])) if gone else self
+        return self._only(kept, self.forgotten.add(gone, self.owners.newest[~kept])) if gone else self
 
     def _only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
-        rows = kept[self.session]
+        rows = kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
         tail = self.tail.take(points)
         return replace(
             self,
-            sessions=self.sessions.take(kept),
+            owners=self.owners.take(kept),
             rows=self.rows.filter(pa.array(rows)),
-            session=(np.cumsum(kept) - 1)[self.session[rows]],
+            owner=(np.cumsum(kept) - 1)[self.owner[rows]],
             older=self.older.take(keys),
             tail=tail.under((np.cumsum(keys) - 1)[tail.key]),
             forgotten=forgotten,
@@ -168,13 +173,13 @@ class GoldShardState:
     def encode(self) -> bytes:
         """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
         tables = {
-            "sessions": _table(self.sessions),
-            "rows": pa.table({"name": self.rows, "session": self.session}),
+            "sessions": _table(self.owners),
+            "rows": pa.table({"name": self.rows, "session": self.owner}),
             "older": _table(self.older),
             "tail": _table(self.tail),
             "forgotten": _table(self.forgotten),
         }
-        content = {"format": FORMAT, "window": self.window, "metrics": list(self.metrics)}
+        content = {"format": FORMAT, "made": self.made, "metrics": list(self.metrics)}
         return msgspec.msgpack.encode(content | {name: write_ipc(table) for name, table in tables.items()})
 
     @staticmethod
@@ -190,18 +195,30 @@ class GoldShardState:
                 f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
                 f"run the version that wrote it, or put the checkpoint of this one back. {LAST_RESORT}"
             )
-        older = _read(found["older"])
-        rows = _read(found["rows"])
+        older, rows, tail = (_read(found[name]) for name in ("older", "rows", "tail"))
         return GoldShardState(
-            found["window"],
+            found.get("made", ""),
             tuple(found["metrics"]),
-            Sessions(**_read(found["sessions"])),
+            Owners(**_read(found["sessions"])),
             rows["name"],
             rows["session"],
             Older(older["some"], older["ts"]),
-            Points(**_read(found["tail"])),
+            Points(**({"revision": np.full(len(tail["key"]), UNKNOWN)} | tail)),
             Forgotten(**_read(found["forgotten"])),
         )
+
+
+def encode_states(states: Mapping[str, bytes]) -> bytes:
+    """A shard's states, by table of averages."""
+    return msgspec.msgpack.encode({"format": STATES, "states": dict(states)})
+
+
+def decode_states(content: bytes | None) -> dict[str, bytes]:
+    """Reads what `encode_states` wrote; a state of an earlier format is that of `rolling_average`."""
+    if content is None:
+        return {}
+    found = msgspec.msgpack.decode(content)
+    return dict(found["states"]) if found.get("format") == STATES else {_FIRST: content}
 
 
 def _marks(names: list[str]) -> npt.NDArray[np.uint64]:

@@ -1,0 +1,77 @@
+"""Averages over the last points of a series: what a table of them declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+POINT_KEY = ("topic", "session_id", "row_id", "metric")
+_OF_SESSION = ("ts", "position", "ordinal")
+# Of several sessions, no position orders points: of one event time, Kafka's order counts.
+_OF_TOPIC = ("ts", "partition", "offset", "ordinal")
+_TYPES = {"ts": "bigint", "position": "bigint", "ordinal": "int", "partition": "int", "offset": "bigint"}
+
+
+@dataclass(frozen=True)
+class RollingAverage:
+    """A table of gold: one row for each point, with the average over it and those before it in its series.
+
+    Attributes:
+        name: of the table, in the schema `gold`.
+        keys: what tells series apart: `topic`, `metric`, and `session_id` or `row_id`, or both, or neither.
+        last: N, how many points an average is over, at most.
+        watermark_ms: how far a series' watermark stays behind its newest point, in event time.
+        early: whether averages are published before the watermark has passed their points.
+        least: no average of fewer points is published.
+    """
+
+    name: str
+    keys: tuple[str, ...] = POINT_KEY
+    last: int = 8
+    watermark_ms: int = 0
+    early: bool = True
+    least: int = 1
+    comment: str = ""
+
+    @property
+    def table(self) -> str:
+        """Its two-level name."""
+        return f"gold.{self.name}"
+
+    @property
+    def of_session(self) -> bool:
+        """Whether each session has series of its own."""
+        return "session_id" in self.keys
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that order the points of a series, and tell them apart."""
+        return _OF_SESSION if self.of_session else _OF_TOPIC
+
+    @property
+    def row_keys(self) -> tuple[str, ...]:
+        """The columns that tell rows apart."""
+        return (*self.keys, *self.order)
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Its columns and their Spark SQL types, in order."""
+        keys = tuple((name, _TYPES.get(name, "string")) for name in self.row_keys)
+        figures = (("value", "double"), ("average", "double"), ("points", "int"))
+        return (*keys, *figures, ("revision", "int"), ("pane", "string"))
+
+    @property
+    def ddl(self) -> str:
+        """Its columns as Spark DDL."""
+        return ", ".join(f"`{name}` {sql}" for name, sql in self.columns)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The columns that follow from silver alone; `revision` and `pane` tell how they came about."""
+        return ("value", "average", "points")
+
+    @property
+    def logic(self) -> str:
+        """Changes with whatever its rows depend on."""
+        said = (self.keys, self.last, self.watermark_ms, self.early, self.least)
+        return sha256(repr(said).encode()).hexdigest()[:12]
