@@ -17,11 +17,19 @@ from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
 from sessionlake.gold import job, recover
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.declared import products_of
+from sessionlake.gold.declared import averages_of, products_of, tables_of
 from sessionlake.gold.verify import verify_gold
-from sessionlake.gold_settings import ProductSettings
+from sessionlake.gold_settings import AverageSettings, ProductSettings
 from sessionlake.history.explain import Offsets, explain
-from sessionlake.lake.names import AVERAGES, LEDGER, METRICS_1H, METRICS_1M, PRODUCTS
+from sessionlake.lake.names import (
+    AVERAGES,
+    LEDGER,
+    METRICS_1H,
+    METRICS_1M,
+    PRODUCTS,
+    RESTATEMENTS,
+    SENSOR_AVERAGES,
+)
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from support.lakes import limit, rows_of, write_rows
@@ -68,6 +76,21 @@ class Feed:
     def ledger(self) -> list[Row]:
         return rows_of(self.spark, self.lake, LEDGER, ("layer", eq, "gold"))
 
+    def restated(self) -> list[Row]:
+        """Restatements; each row has as many as its revision says, and they lead to its figure."""
+        found = sorted(rows_of(self.spark, self.lake, RESTATEMENTS), key=itemgetter("revision"))
+        for series in averages_of(self.settings):
+            for row in rows_of(self.spark, self.lake, series.table):
+                own = [
+                    one
+                    for one in found
+                    if one["table"] == series.table and all(one[name] == row[name] for name in series.row_keys)
+                ]
+                assert [one["revision"] for one in own] == list(range(1, row["revision"] + 1))
+                chain = [one["average_before"] for one in own[1:]] + [row["average"]] * bool(own)
+                assert [one["average"] for one in own] == chain
+        return found
+
     def averages(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         rows = rows_of(self.spark, self.lake, AVERAGES)
         found = {(*key_of(r), r["ts"], r["position"]): (r["value"], r["average"], r["points"]) for r in rows}
@@ -75,10 +98,10 @@ class Feed:
         return found
 
     def require_exact(self, *tables: str) -> None:
-        """The averages and these products, or all, equal a recomputation by SQL."""
-        products = [one for one in products_of(self.settings) if not tables or one.table in tables]
-        found = verify_gold(self.spark, self.settings, products)
-        assert [one.table for one in found] == [AVERAGES, *(product.table for product in products)]
+        """These tables, or all, equal a recomputation by SQL."""
+        wanted = [one for one in tables_of(self.settings) if not tables or one.table in tables]
+        found = verify_gold(self.spark, self.settings, wanted)
+        assert [one.table for one in found] == [one.table for one in wanted]
         assert [one.first for one in found] == [None] * len(found)
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -146,6 +169,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
         start = cut
     assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
     feed.require_exact()
+    assert {row["pane"] for row in feed.restated()} == {"late"}
 
 
 def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
@@ -160,7 +184,7 @@ def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
 
 
 # A small batch has one commit a table, a large one two; each gap between commits is named by one of its ends.
-EVERY = [f"before:{table}" for table in (AVERAGES, *PRODUCTS, LEDGER)]
+EVERY = [f"before:{table}" for table in (RESTATEMENTS, AVERAGES, SENSOR_AVERAGES, *PRODUCTS, LEDGER)]
 SMALL = 65_536, [*((place, 1) for place in EVERY), (f"after:{LEDGER}", 1)]
 LARGE = 0, [(f"before:{AVERAGES}", 2), (f"before:{METRICS_1M}", 1)]
 
@@ -191,6 +215,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         feed.run()
         assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), number
     feed.require_exact()
+    assert len(feed.restated()) > 8
     ledger = feed.ledger()
     assert sorted(row["batch_id"] for row in ledger) == [0, 1, 2]
 
@@ -213,7 +238,7 @@ def test_the_ledger_names_silvers_batches_and_the_rows_written(feed: Feed):
     [row] = feed.ledger()
     assert (row["source"], row["source_from"], row["source_to"], row["messages"]) == (CHANGES, 0, 1, 3)
     metrics = dict.fromkeys(PRODUCTS[:3], 1)
-    assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3} | metrics
+    assert {o["table"]: o["rows"] for o in row["outputs"]} == {AVERAGES: 3, SENSOR_AVERAGES: 3} | metrics
 
 
 def test_a_batch_takes_in_no_more_bytes_than_it_may_and_one_file_at_least(spark, location):
@@ -243,11 +268,20 @@ def test_the_lowest_possible_time_is_refined_too(feed: Feed):
     assert (feed.averages(), feed.minutes()) == (by_hand([first, second], 3)[0], {})
 
 
-def test_another_number_of_points_or_shards_than_the_tables_have_is_refused_before_anything_starts(feed: Feed):
-    feed.write([change("s", "r", 0, 0, price=1.0)]).run()
-    other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=4, shards=4)})
-    with pytest.raises(LakeError, match=r"rolling_points is 4.*built with 3"):
-        job.start(feed.spark, other, once=True)
+def test_another_number_of_points_is_a_rebuild_and_another_one_of_shards_is_refused(feed: Feed):
+    changes = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(9)]
+    feed.write(changes[:6]).run()
+    late = change("s", "r", 9, 1500, price=9.0)
+    declared = [{"name": "sensor_average", "early": False}, {"name": "own", "keys": ["metric", "topic"], "points": 2}]
+    own = tuple(AverageSettings.model_validate(one) for one in declared)
+    feed.settings = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=4, shards=4, averages=own)})
+    with pytest.raises(LakeError, match=r"rolling_average was made by other logic.*rebuild gold.rolling_average"):
+        feed.run()
+    job.make_tables(feed.spark, feed.settings, tables_of(feed.settings)[:2])
+    feed.write(changes[6:7]).run().write([*changes[7:], late]).run()
+    assert feed.averages() == by_hand([*changes, late], 4)[0]
+    feed.require_exact()
+    feed.restated()
     other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=3, shards=5)})
     with pytest.raises(LakeError, match=r"gold.shards is 5.*built with 4"):
         job.start(feed.spark, other, once=True)
@@ -256,21 +290,21 @@ def test_another_number_of_points_or_shards_than_the_tables_have_is_refused_befo
 def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i), status="on") for i in range(12)]
     with monkeypatch.context() as patch:  # a version that had the first alone
-        patch.setattr(job, "products_of", lambda _: STANDARD[:1])
+        patch.setattr(job, "tables_of", lambda _: (*averages_of(feed.settings), STANDARD[0]))
         feed.write(changes[:5]).run()
     feed.write(changes[5:9])
     feed.declare(n="count", spread="variance")
     feed.run().require_exact()
     with monkeypatch.context() as patch:  # a product that is left out for a while has missed what came meanwhile
-        patch.setattr(job, "products_of", lambda _: STANDARD)
+        patch.setattr(job, "tables_of", lambda _: (*averages_of(feed.settings), *STANDARD))
         feed.write(changes[9:10]).run()
     feed.run().require_exact("gold.own")
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.gold.products.recomputed", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            job.make_products(feed.spark, feed.settings, STANDARD[1:2])
+            job.make_tables(feed.spark, feed.settings, STANDARD[1:2])
     feed.write(changes[10:]).run().require_exact(STANDARD[1].table)  # what died while it was made is made again
-    monkeypatch.setattr(job, "products_of", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
+    monkeypatch.setattr(job, "tables_of", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(LakeError, match=r"metrics_1m was made by other logic.*sessionlake rebuild gold.metrics_1m"):
         job.start(feed.spark, feed.settings, once=True)
 
@@ -281,14 +315,14 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
     with pytest.raises(LakeError, match=r"sessionlake rebuild gold.own"):
         feed.declare(total="sum").run()
     feed.declare().write(changes[2:4])
-    job.make_products(feed.spark, feed.settings, STANDARD[:1])  # the stream goes on, without the product
+    job.make_tables(feed.spark, feed.settings, STANDARD[:1])  # the stream goes on, without the product
     feed.declare(n="count").run().require_exact("gold.own")
     feed.declare(total="sum")
-    job.make_products(feed.spark, feed.settings, products_of(feed.settings)[-1:])
+    job.make_tables(feed.spark, feed.settings, products_of(feed.settings)[-1:])
     feed.write(changes[4:5]).run().require_exact("gold.own")
     recover.empty(feed.spark, feed.settings)
     feed.declare(low="min")
-    job.make_products(feed.spark, feed.settings, products_of(feed.settings)[-1:])
+    job.make_tables(feed.spark, feed.settings, products_of(feed.settings)[-1:])
     feed.write(changes[5:]).run().require_exact("gold.own")
 
 
@@ -297,7 +331,7 @@ def test_a_difference_is_found_and_told(feed: Feed):
     feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
     feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
     feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
-    found = {one.table: one for one in verify_gold(feed.spark, feed.settings, STANDARD) if one.first}
+    found = {one.table: one for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings)) if one.first}
     assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES}
     assert (found[AVERAGES].rows, found[AVERAGES].different) == (3, 1)
     assert re.search(

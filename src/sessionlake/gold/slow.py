@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.gold.fold.outputs import reported
+from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.lake.storage import quote
@@ -51,8 +53,8 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
     ).unionByName(_as_new(beyond))  # fmt: skip
 
     def call(table: pa.Table) -> pa.Table:
-        found = recompute(table, series)
-        return pa.table({"kind": list(found), "payload": [payload for _, payload in found.values()]}, _FOLDED)
+        found = reported(ReadChanges(), 0, recompute(table, series))
+        return pa.table({"kind": [kind for kind, _ in found], "payload": [payload for _, payload in found]}, _FOLDED)
 
     shard = F.pmod(F.xxhash64(*keys), F.lit(shards))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, FOLDED_SCHEMA)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
 from sessionlake.errors import NotThereError, UsageError
-from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.changes import declared_in, events_of, marks
-from sessionlake.gold.declared import products_of
+from sessionlake.gold.declared import GoldTable, tables_of
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
 from sessionlake.gold.recompute import version_read
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
+from sessionlake.lake.names import CHANGES, GOLD, LEDGER
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
@@ -24,8 +25,6 @@ from sessionlake.protocol.types import Row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ORDER = ("ts", "position", "ordinal")
-_AVERAGE_KEYS = ("topic", "session_id", "row_id", "metric", *_ORDER)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -59,7 +58,7 @@ class Explained:
         key: what tells it apart.
         figures: its results.
         events: how many it was made of.
-        logic: what the product's rows rest on; None of averages.
+        logic: what the table's rows rest on.
         holds: whether the message that was asked for is in it; None if none was.
     """
 
@@ -97,17 +96,15 @@ def explain(
         NotThereError: no row meets the condition.
     """
     lake = Lake(settings)
-    products: dict[str, Product | None] = {AVERAGES: None}
-    products |= {product.table: product for product in products_of(settings)}
-    if table not in products:
-        raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(products)}")
-    product = products[table]
-    keys = _AVERAGE_KEYS if product is None else product.row_keys
+    known = {one.table: one for one in tables_of(settings)}
+    if table not in known:
+        raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(known)}")
+    keys = known[table].row_keys
     frame = lake.read(spark, table).where(where) if where else lake.read(spark, table)
     rows = _rows(frame.orderBy(*map(quote, keys)).limit(at_most + 1))
     if not rows:
         raise NotThereError(f"{table} has no row with {where}" if where else f"{table} has no rows")
-    explained = [_explained(spark, lake, settings, (table, product), row, message) for row in rows[:at_most]]
+    explained = [_explained(spark, lake, settings, known[table], row, message) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 
 
@@ -115,16 +112,15 @@ def _explained(
     spark: SparkSession,
     lake: Lake,
     settings: Settings,
-    of: tuple[str, Product | None],
+    table: GoldTable,
     row: Row,
     message: tuple[int, int] | None,
 ) -> Explained:
-    table, product = of
-    keys = _AVERAGE_KEYS if product is None else product.row_keys
-    events = _of_row(spark, lake, settings, product, row)
+    keys = table.row_keys
+    events = _of_row(spark, lake, settings, table, row)
     found = _rows(events.groupBy("topic", "partition").agg(*_spans()))
     return Explained(
-        table=table,
+        table=table.table,
         key={name: row[name] for name in keys},
         figures={name: value for name, value in row.items() if name not in keys and not name.startswith("_")},
         events=sum(one["events"] for one in found),
@@ -132,7 +128,7 @@ def _explained(
             Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
         ),
         batches=tuple(_gold_batches(lake, spark, [one["batch"] for one in _rows(events.select("batch").distinct())])),
-        logic=lake.storage.properties(spark, table).get(LOGIC),
+        logic=lake.storage.properties(spark, table.table).get(LOGIC),
         holds=None if message is None else _holds(events, message),
     )
 
@@ -152,28 +148,29 @@ def _spans() -> list[Any]:
     ]
 
 
-def _of_row(spark: SparkSession, lake: Lake, settings: Settings, product: Product | None, row: Row) -> DataFrame:
-    """The events of a product's row; without one, of an average."""
+def _of_row(spark: SparkSession, lake: Lake, settings: Settings, table: GoldTable, row: Row) -> DataFrame:
+    """The events that a row is made of."""
     from pyspark.sql import functions as F
 
-    if product is None:
-        return _of_average(spark, lake, settings, row)
-    events = _events(spark, lake, settings, row, numbers=product.source.numbers)
-    if START in row and product.bucket_ms is not None:
+    if isinstance(table, RollingAverage):
+        return _of_average(spark, lake, settings, table, row)
+    events = _events(spark, lake, settings, row, numbers=table.source.numbers)
+    if START in row and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
-        events = events.where(F.col("ts").between(start, start + product.bucket_ms - 1))
-    for name in product.keys:
+        events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
+    for name in table.keys:
         events = events.where(F.col(quote(name)) == F.lit(row[name]))
     return events
 
 
-def _of_average(spark: SparkSession, lake: Lake, settings: Settings, row: Row) -> DataFrame:
+def _of_average(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, row: Row) -> DataFrame:
     """The points that an average is of: the row's own, and those before it."""
     from pyspark.sql import functions as F
 
     events = _events(spark, lake, settings, row, numbers=True).where(F.col("metric") == row["metric"])
-    order = F.struct(*_ORDER)
-    until = events.where(order <= F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in _ORDER)))
+    order = F.struct(*series.order)
+    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.order))
+    until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
 

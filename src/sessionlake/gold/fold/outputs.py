@@ -15,7 +15,7 @@ from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import POINT_KEY, RollingAverage
 from sessionlake.protocol.chunk import write_ipc
-from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.types import Bools, Int64s, Payloads
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns of the series' keys, of key codes."""
@@ -92,6 +92,13 @@ def rows_out(
     """
     tables = _tables(series, found, new, causes, names)
     return {kind.of(series): (_span(table), write_ipc(table)) for kind, table in tables if table.num_rows}
+
+
+def reported(read: ReadChanges, points: int, rows: dict[str, tuple[RowRange, bytes]]) -> Payloads:
+    """The rows' payloads, and a report of them."""
+    report = GoldReport(read, points, {kind: span for kind, (span, _) in rows.items()})
+    found = [(kind, payload) for kind, (_, payload) in rows.items()]
+    return [*found, (str(SeriesOutput.REPORT), msgspec.msgpack.encode(report))]
 
 
 def total(reports: Iterable[bytes]) -> GoldReport:

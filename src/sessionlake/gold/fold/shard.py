@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.sources import value_field
-from sessionlake.gold.fold.outputs import Causes, GoldReport, Names, RowRange, SeriesOutput, rows_out
+from sessionlake.gold.fold.outputs import Causes, Names, RowRange, reported, rows_out
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Older, evolve
@@ -64,18 +63,17 @@ class GoldFold:
         """Folds the batch's chunks."""
         del shard
         found = Chunks.of(chunks)
-        states, report = decode_states(state), GoldReport(found.read, 0, {})
+        states = decode_states(state)
         held = {kept.series.name: states[kept.series.name] for kept in self.kept if kept.series.name in states}
-        out: Payloads = []
+        rows: dict[str, tuple[RowRange, bytes]] = {}
+        points = 0
         for kept in self.kept:
             name = kept.series.name
             if name in found.points:
-                held[name], rows, points = self._folded(kept, held.get(name), found.points[name])
-                report.points += points
-                for kind, (span, payload) in rows.items():
-                    report.spans[kind] = span
-                    out.append((kind, payload))
-        out += [*found.products, (SeriesOutput.REPORT, msgspec.msgpack.encode(report))]
+                held[name], made, new = self._folded(kept, held.get(name), found.points[name])
+                rows |= made
+                points += new
+        out = [*found.products, *reported(found.read, points, rows)]
         return encode_states(held) if found.points else None, out
 
     def _folded(
