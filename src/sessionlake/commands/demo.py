@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
+from sessionlake.commands.demo_late import LatePoint, send_late_point
 from sessionlake.commands.demo_view import Progress
 from sessionlake.commands.query import fetch
 from sessionlake.commands.show import table_of
@@ -26,6 +27,7 @@ from sessionlake.errors import MachineError
 from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate import SimulationReport, run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
+from sessionlake.lake.names import RESTATEMENTS
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop import broker
 from sessionlake.laptop.home import require_home
@@ -104,6 +106,7 @@ class _Demo:
         self._own, self._out, self._stop, self._scenario = own, out, stop, scenario
         self._progress = Progress()
         self._connected = threading.Event()
+        self._late: LatePoint | None = None
 
     def play(self) -> int:
         """Live phase, verification, answers; returns the exit code."""
@@ -129,6 +132,9 @@ class _Demo:
         for title, sql in ANSWERS.items():
             self._heed()
             out.print(table_of(*fetch(spark, own, sql), title=title))
+        if self._late is not None:
+            title = f"One point came {self._late.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
+            out.print(table_of(*self._late.corrected(spark, own), title=title))
         self._heed()
         page = write_report(Lake(own).reader(spark), own)
         _next_steps(own, truth.value, page, out)
@@ -149,6 +155,9 @@ class _Demo:
             self._progress.phase = "live"
             self._wait_for(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
+            self._wait_for(_Background(pipeline.drain), pipeline)
+            self._progress.phase = "a point comes late"
+            self._late = send_late_point(spark, self._own)
             self._wait_for(_Background(pipeline.drain), pipeline)
         report: SimulationReport = sensors.value
         return report
