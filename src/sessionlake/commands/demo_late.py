@@ -37,7 +37,7 @@ class LatePoint:
         """The averages of its session that it changed: columns, and rows in event time."""
         found = Lake(settings).reader(spark).rows(RESTATEMENTS, ("topic", eq, self.topic), ("table", eq, AVERAGES))
         own = [row for row in found if any(self._is(cause) for cause in row["because"])]
-        columns = ["topic", "row_id", "metric", "at", "before", "after", "points", "revision", "pane"]
+        columns = ["row_id", "metric", "at", "before", "after", "points", "revision", "pane"]
         rows = sorted((row | _readable(row) for row in own), key=itemgetter("ts"))
         return columns, [[row[name] for name in columns] for row in rows]
 
