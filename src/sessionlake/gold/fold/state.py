@@ -231,15 +231,27 @@ def _columns(record: Any) -> dict[str, Any]:
 
 
 def _table(record: Any) -> pa.Table:
-    return pa.table(_columns(record))
+    """Integers as what they are above the least of their column, in as few bytes as these need."""
+    columns, least = _columns(record), {}
+    for name, column in columns.items():
+        if isinstance(column, np.ndarray) and column.dtype == np.int64 and len(column):
+            low, high = int(column.min()), int(column.max())
+            narrow = np.min_scalar_type(high - low)
+            if narrow.itemsize < column.itemsize:
+                columns[name], least[name] = (column - low).astype(narrow), str(low)
+    return pa.table(columns).replace_schema_metadata(least)
 
 
 def _read(content: bytes) -> dict[str, Any]:
     """Columns by name: strings as Arrow, all else as numpy."""
     table = pa.ipc.open_stream(content).read_all()
-    return {name: _column(table[name].combine_chunks()) for name in table.column_names}
+    least = table.schema.metadata or {}
+    return {name: _column(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}
 
 
-def _column(column: Any) -> Any:
+def _column(column: Any, least: bytes | None) -> Any:
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    return array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
+    if pa.types.is_string(array.type):
+        return array
+    found = array.to_numpy(zero_copy_only=False)
+    return found if least is None else found.astype(np.int64) + int(least)
