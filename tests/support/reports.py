@@ -10,7 +10,17 @@ from math import sin
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from sessionlake.lake.names import AVERAGES, EVENTS, LEDGER, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SESSIONS
+from sessionlake.lake.names import (
+    AVERAGES,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    METRICS_1M,
+    PROGRESS,
+    QUARANTINE,
+    RESTATEMENTS,
+    SESSIONS,
+)
 from sessionlake.lake.tables import Lake
 from support.lakes import folder_of
 from support.ledgers import NOON, PLACES, entries
@@ -27,6 +37,9 @@ SCHEMAS = {
     SESSIONS: pa.schema([*PLACE, ("status", pa.string())]),
     PROGRESS: pa.schema([*PLACE, ("messages", pa.int64()), ("last_ts", pa.int64()), ("_batch", pa.int64())]),
     AVERAGES: pa.schema([*SERIES, *_POINT, ("value", pa.float64()), ("average", pa.float64())]),
+    RESTATEMENTS: pa.schema(
+        [("table", pa.string()), *SERIES, *_POINT, ("revision", pa.int32()), ("average_before", pa.float64())]
+    ),
     METRICS_1M: pa.schema(
         [*SERIES, ("window_start", TIME), ("points", pa.int64())]
         + [(name, pa.float64()) for name in ("min", "average", "max")]
@@ -55,6 +68,9 @@ def fill(lake: Lake, names: Sequence[str], batches: int = 40) -> None:
     for place in places:
         series = place | {"row_id": place["topic"], "metric": place["topic"]}
         write(lake, AVERAGES, [series | point(END - 1000 * n, n) for n in range(200)])
+        changed = {"table": AVERAGES, "revision": 1, "average_before": 99.0}
+        ts = END - 7000
+        write(lake, RESTATEMENTS, [series | changed | {"ts": ts, "position": -7, "ordinal": 0}])
         write(lake, METRICS_1M, [series | minute(datetime.fromtimestamp(END / 1000, UTC), n) for n in range(4)])
 
 

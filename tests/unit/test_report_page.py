@@ -89,7 +89,8 @@ def test_every_chart_and_table_of_a_lake_is_on_its_page(lake):
     of_series = ["Values and their moving average over event time"]
     of_series += ["Least, mean and greatest value of each minute of event time"]
     assert found.charts == [*over_time, *of_series, *of_series]
-    assert {"1,600 messages", "8 tables"} <= set(found.all_text("p"))
+    assert {"1,600 messages", "9 tables"} <= set(found.all_text("p"))
+    assert page(contents_of(lake.reader(), lake.settings)).count("published first: 99") == 2
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
 

@@ -70,12 +70,13 @@ def throughput(layers: Sequence[Throughput]) -> Markup:
 
 
 def rolling(series: Series, name: str) -> Markup:
-    """A series' values and their moving average over event time."""
+    """A series' values and their moving average over event time, with what late points have corrected."""
     figure, (axes,) = _figure(1, "value")
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
     dot = "o" if len(times) == 1 else ""
     axes.plot(_dates(times), [row["value"] for row in series.points], color=color("value"), linewidth=1.1, marker=dot)
     axes.plot(_dates(times), [row["average"] for row in series.points], color=color("average"), linewidth=2, marker=dot)
+    _mark_restated(axes, series)
     _time_axis(axes, times[0], times[-1])
     edges = np.unique(np.linspace(0, len(times) - 1, _BANDS + 1).astype(int))
     for first, last in pairwise(edges):
@@ -83,6 +84,16 @@ def rolling(series: Series, name: str) -> Markup:
         told = (f"{key}: {_plain(row[key])}" for key in ("value", "average"))
         _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", told)
     return inline(figure, "Values and their moving average over event time", name)
+
+
+def _mark_restated(axes: Axes, series: Series) -> None:
+    """What an average was published as first, where a late point has corrected it."""
+    for row in series.restated:
+        at = _dates(np.array([row["ts"] / 1000]))
+        axes.vlines(at, row["average_before"], row["average"], color=color("other"), linewidth=1.4)
+        (mark,) = axes.plot(at, [row["average_before"]], "o", color=color("other"), markersize=5)
+        said = (f"published first: {_plain(row['average_before'])}", f"corrected: {_plain(row['average'])}")
+        mark.set_gid(tip(f"{moment(row['ts'] / 1000)} UTC", *said))
 
 
 def minutes(series: Series, name: str) -> Markup:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import milliseconds
-from sessionlake.lake.names import AVERAGES, METRICS_1M, PROGRESS
+from sessionlake.lake.names import AVERAGES, METRICS_1M, PROGRESS, RESTATEMENTS
 from sessionlake.lake.reading import Condition, TableReader, TooLargeError
 from sessionlake.protocol.types import Row
 
@@ -30,6 +30,7 @@ _BYTES = 64 << 20
 _DRAWN = 1e100
 _VALUES = {"value", "average", "min", "max"}
 _NAMES = ("row_id", "metric")
+_PLACE = ("ts", "position", "ordinal")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Series:
 
     Attributes:
         points: `ts` (UTC, ms), `value`, `average`, in event time.
+        restated: averages among these that were published as others first: `ts`, `average_before` (at first) and
+            `average` (now).
         minutes: `window_start`, `points`, `min`, `average`, `max`, in event time.
     """
 
@@ -46,6 +49,7 @@ class Series:
     row_id: str
     metric: str
     points: list[Row]
+    restated: list[Row]
     minutes: list[Row]
 
 
@@ -81,26 +85,52 @@ def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tupl
 
 def _series(reader: TableReader, topic: str, session: str, last: int) -> list[Series]:
     """The session's series with most points of late; none if gold has none, or more than can be looked at."""
-    own: list[Condition] = [("topic", eq, topic), ("session_id", eq, session)]
+    own: tuple[Condition, ...] = (("topic", eq, topic), ("session_id", eq, session))
     try:
         for reach in _REACHES:
             late = ("ts", ge, last - milliseconds(reach))
             names = reader.counts(AVERAGES, _NAMES, *own, late)
             if names:
-                row_id, metric = min(names, key=lambda name: (-names[name], name))
+                changed = _restatements(reader, *own, late)
+                row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
                 of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
                 points, minutes = _points(reader, of_it, last), _minutes(reader, of_it, last)
-                return [Series(topic, session, row_id, metric, points, minutes)]
+                restated = _corrected(points, changed.get((row_id, metric), []))
+                return [Series(topic, session, row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
     return []
 
 
+def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
+    """The session's restatements by row and metric, the first of each average before the next."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    if reader.exists(RESTATEMENTS):
+        own = (("table", eq, AVERAGES), *conditions)
+        columns = (*_NAMES, *_PLACE, "revision", "average_before")
+        rows = reader.table(RESTATEMENTS, *own, columns=columns, at_most=_BYTES).to_pylist()
+        for row in sorted(rows, key=itemgetter("revision")):
+            found.setdefault((row["row_id"], row["metric"]), []).append(row)
+    return found
+
+
+def _corrected(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+    first: dict[tuple[int, ...], float] = {}
+    for row in restatements:
+        first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
+    places = [(point, tuple(point[name] for name in _PLACE)) for point in points]
+    told = [
+        {"ts": point["ts"], "average_before": first[place], "average": point["average"]}
+        for point, place in places
+        if place in first
+    ]
+    return [row for row in told if _is_drawn(row["average_before"])]
+
+
 def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     since = ("ts", ge, last - milliseconds(_REACHES[-1]))
-    columns = ("ts", "position", "ordinal", "value", "average")
-    found = reader.table(AVERAGES, *series, since, columns=columns, at_most=_BYTES)
-    return _last(found, ("ts", "position", "ordinal"), _POINTS)
+    found = reader.table(AVERAGES, *series, since, columns=(*_PLACE, "value", "average"), at_most=_BYTES)
+    return _last(found, _PLACE, _POINTS)
 
 
 def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
