@@ -48,12 +48,14 @@ class ProductSettings(Section):
     """One table of gold that is declared: a row for each key, and each bucket of event time."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """A `sessionlake.gold.Product` as `module:NAME`, in the place of all that follows."""
     of: EventKind = EventKind.NUMBERS
-    keys: tuple[str, ...] = Field(min_length=1)
+    keys: tuple[str, ...] = ()
     """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`)."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
     """Length of the buckets of event time; unless set, all time is one."""
-    aggregates: dict[str, AggregateKind] = Field(min_length=1)
+    aggregates: dict[str, AggregateKind] = Field(default_factory=dict)
     """The columns and what they come from."""
 
     @field_validator("aggregates")
@@ -63,6 +65,15 @@ class ProductSettings(Section):
             if not _COLUMN.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a column: lower-case letters, digits and _, a letter first")
         return value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        given = self.model_fields_set - {"name", "python"}
+        if self.python is not None and given:
+            raise ValueError(f"the product in Python says all of it: leave out {', '.join(sorted(given))}")
+        if self.python is None and not (self.keys and self.aggregates):
+            raise ValueError("keys and aggregates are missing; or name a product in Python: python: module:NAME")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import ConfigError
@@ -20,6 +21,7 @@ from sessionlake.gold_settings import (
 )
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import TableSchema, Writes
+from sessionlake.runtime.named_code import NamedCodeError, named_code
 
 _KINDS: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.COUNT: Count(),
@@ -95,7 +97,25 @@ def schemas_of(settings: Settings) -> dict[str, TableSchema]:
     return {table.table: _schema(table) for table in tables_of(settings) if table.table not in TABLES}
 
 
+def _in_python(declared: ProductSettings, target: str) -> Product:
+    where = f"gold.products.{declared.name}.python"
+    try:
+        found = named_code(target, Product, str(Path.cwd()))
+    except NamedCodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not isinstance(found, Product):
+        raise ConfigError(f"{where}: {target} is no sessionlake.gold.Product")
+    if found.name != declared.name:
+        raise ConfigError(f"{where}: {target} is named {found.name!r}: the two names must be the same")
+    if found.below is not None and found.below not in STANDARD:
+        names = ", ".join(product.table for product in STANDARD)
+        raise ConfigError(f"{where}: {target} is made from {found.below.table}; there are {names}")
+    return found
+
+
 def _product(declared: ProductSettings) -> Product:
+    if declared.python is not None:
+        return _in_python(declared, declared.python)
     aggregates = {name: _KINDS[kind] for name, kind in declared.aggregates.items()}
     kinds = {*declared.aggregates.values()}
     if kinds & {AggregateKind.MEAN, AggregateKind.VARIANCE}:

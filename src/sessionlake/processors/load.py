@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -16,6 +14,7 @@ import msgspec
 from sessionlake.errors import ConfigError
 from sessionlake.processors.api import Processor
 from sessionlake.processors.output import OutputColumns
+from sessionlake.runtime.named_code import NamedCodeError, named_code
 
 GROUP = "sessionlake.processors"
 
@@ -93,25 +92,12 @@ def check(ref: ProcessorRef, made: Processor[Any]) -> None:
 
 
 def _class_of(ref: ProcessorRef) -> Any:
-    if ref.folder and ref.folder not in sys.path:
-        sys.path.append(ref.folder)  # at the end: what is installed is not hidden by what lies about
     if ":" not in ref.target:
         return _of_entry_point(ref)
-    module, _, name = ref.target.partition(":")
     try:
-        found: Any = import_module(module)
-    except Exception as error:
-        where = f", nor in {ref.folder}" if ref.folder else ""
-        raise _wrong(
-            ref,
-            f"module {module} cannot be imported ({type(error).__name__}: {error}); it is not installed{where}"
-            if isinstance(error, ModuleNotFoundError)
-            else f"module {module} cannot be imported: {type(error).__name__}: {error}",
-        ) from error
-    if not hasattr(found, name):
-        own = [key for key, value in vars(found).items() if inspect.isclass(value) and value.__module__ == module]
-        raise _wrong(ref, f"module {module} has no {name}; its classes: {', '.join(own) or 'none'}")
-    return getattr(found, name)
+        return named_code(ref.target, type, ref.folder)
+    except NamedCodeError as error:
+        raise _wrong(ref, str(error)) from error
 
 
 def _of_entry_point(ref: ProcessorRef) -> Any:

@@ -1,0 +1,119 @@
+"""Trying a product in a unit test, without Spark: what it keeps up batch by batch equals what all makes at once.
+
+    changes = [Change(0, row_id="r", price=1.5), Change(60_000, row_id="r", price=2.5, status="on")]
+    rows = check(BY_METRIC, changes)
+    assert rows[0]["points"] == 2
+
+The changes are cut into batches in many ways, in the order given and in others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from math import isclose
+from typing import Any
+
+import pyarrow as pa
+
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.protocol.types import Row
+
+__all__ = ["Change", "check"]
+
+_NEAR = 1e-9
+
+
+class Change:
+    """What one update set in one row of a session's table.
+
+    Args:
+        ts: event time in milliseconds.
+        values: of declared columns, numbers and texts.
+    """
+
+    def __init__(
+        self, ts: int, *, row_id: str = "r", session_id: str = "s", topic: str = "capture.test", **values: float | str
+    ) -> None:
+        self.place = {"topic": topic, "session_id": session_id, "row_id": row_id, "ts": ts}
+        self.values = values
+
+
+def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: int = 0) -> list[Row]:
+    """The product's rows for these changes, by their keys, if they are the same whatever the batches.
+
+    Args:
+        ways: in so many ways the changes are cut into batches.
+        seed: of chance.
+
+    Raises:
+        AssertionError: naming the first row that is another, and the batches that made it.
+    """
+    declared, chance = _declared(changes), random.Random(seed)  # noqa: S311 - not for secrets
+    rows = [_row(declared, change, place) for place, change in enumerate(changes)]
+    whole = _by_key(product, product.of_changes(_table(declared, rows), declared))
+    for _ in range(ways):
+        order = chance.sample(rows, len(rows)) if chance.random() < 1 / 2 else rows
+        batches = list(_batches(order, chance))
+        held = product.schema().empty_table()
+        for batch in batches:
+            held = _kept_up(product, held, product.of_changes(_table(declared, batch), declared))
+        _require_same(product, whole, _by_key(product, held), batches)
+    return list(whole.values())
+
+
+def _declared(changes: Iterable[Change]) -> Declared:
+    numbers: dict[str, None] = {}
+    texts: dict[str, None] = {}
+    for change in changes:
+        for name, value in change.values.items():
+            (texts if isinstance(value, str) else numbers)[name] = None
+    return Declared(tuple(numbers), tuple(texts))
+
+
+def _row(declared: Declared, change: Change, place: int) -> Row:
+    values = {value_field(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
+    texts = {text_field(i): change.values.get(name) for i, name in enumerate(declared.texts)}
+    return change.place | {"position": place, "ordinal": 0} | values | texts
+
+
+def _table(declared: Declared, rows: Sequence[Row]) -> pa.Table:
+    names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
+    names += [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
+    names += [(value_field(i), pa.float64()) for i in range(len(declared.numbers))]
+    names += [(text_field(i), pa.string()) for i in range(len(declared.texts))]
+    return pa.Table.from_pylist(list(rows), pa.schema(names))
+
+
+def _batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Row]]:
+    cuts = sorted(chance.sample(range(1, len(rows)), chance.randint(0, len(rows) - 1))) if rows else []
+    for first, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        yield rows[first:end]
+
+
+def _kept_up(product: Product, held: pa.Table, part: pa.Table) -> pa.Table:
+    """The table with the batch merged in, as MERGE leaves it."""
+    merged = _by_key(product, product.merged(part, held))
+    return pa.Table.from_pylist([*(_by_key(product, held) | merged).values()], product.schema())
+
+
+def _by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:
+    return {tuple(row[name] for name in product.row_keys): row for row in rows.to_pylist()}
+
+
+def _require_same(product: Product, whole: dict[Any, Row], found: dict[Any, Row], batches: Sequence[Any]) -> None:
+    for key in whole.keys() | found.keys():
+        should, is_ = whole.get(key), found.get(key)
+        if should is None or is_ is None or not all(_same(should[name], is_[name]) for name in product.results):
+            lengths = ", ".join(str(len(batch)) for batch in batches)
+            raise AssertionError(
+                f"{product.table}: {dict(zip(product.row_keys, key, strict=True))} is {is_} after batches of {lengths} "
+                f"changes; all at once make {should}"
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return isclose(one, other, rel_tol=_NEAR)
+    return bool(one == other)

@@ -1,0 +1,44 @@
+"""Code that a configuration names as `module:name`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+
+class NamedCodeError(Exception):
+    """It cannot be found or imported; the text says why."""
+
+
+def named_code(target: str, kind: type, folder: str = "") -> Any:
+    """The object.
+
+    Args:
+        target: `module:name`.
+        kind: of the module's objects that a message about a wrong name lists.
+        folder: where modules that are not installed are looked for.
+
+    Raises:
+        NamedCodeError: there is none.
+    """
+    if folder and folder not in sys.path:
+        sys.path.append(folder)  # at the end: what is installed is not hidden by what lies about
+    module, _, name = target.partition(":")
+    try:
+        found: Any = import_module(module)
+    except Exception as error:
+        why = f"module {module} cannot be imported"
+        if isinstance(error, ModuleNotFoundError):
+            where = f", nor in {folder}" if folder else ""
+            raise NamedCodeError(f"{why} ({type(error).__name__}: {error}); it is not installed{where}") from error
+        raise NamedCodeError(f"{why}: {type(error).__name__}: {error}") from error
+    if not hasattr(found, name):
+        own = [key for key, value in vars(found).items() if isinstance(value, kind) and _is_of(value, module)]
+        what = "classes" if kind is type else f"{kind.__name__.lower()}s"
+        raise NamedCodeError(f"module {module} has no {name}; its {what}: {', '.join(own) or 'none'}")
+    return getattr(found, name)
+
+
+def _is_of(value: Any, module: str) -> bool:
+    return not isinstance(value, type) or value.__module__ == module

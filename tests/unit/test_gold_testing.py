@@ -1,0 +1,140 @@
+"""Products in Python: found, refused where they cannot be used, and tried in a unit test."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from sessionlake.config import GoldSettings, Settings
+from sessionlake.errors import ConfigError
+from sessionlake.gold import TEXTS, Aggregate, Count, Endmost, Extreme, Mean, Product, Sum
+from sessionlake.gold.aggregate.groups import Columns
+from sessionlake.gold.declared import products_of
+from sessionlake.gold.testing import Change, check
+from support.docs import blocks
+
+BY_METRIC = Product(
+    "by_metric",
+    keys=("topic", "metric"),
+    aggregates={"points": Count(), "total": Sum("value"), "mean": Mean("total", "points")},
+    bucket_ms=60_000,
+)
+CHANGES = [Change(place * 25_000, row_id=f"r{place % 2}", price=place + 0.5, status="on") for place in range(8)]
+
+
+def test_a_product_is_the_same_whatever_the_batches():
+    rows = check(BY_METRIC, CHANGES)
+    assert [(row["points"], row["total"], row["mean"]) for row in rows] == [
+        (3, 4.5, 1.5),
+        (2, 8.0, 4.0),
+        (3, 19.5, 6.5),
+    ]
+    [seen] = check(Product("seen", ("column", "value"), {"changes": Count()}, source=TEXTS), CHANGES)
+    assert (seen["column"], seen["value"], seen["changes"]) == ("status", "on", 8)
+
+
+def test_no_changes_make_no_rows():
+    assert check(BY_METRIC, []) == []
+
+
+@dataclass(frozen=True)
+class Newcomer(Aggregate):
+    """Whatever came first: no aggregate, since that depends on the batches."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("value",)
+
+    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        return ((name, "double"),)
+
+    def begin(self, name: str, events: pa.Table) -> Columns:
+        return {name: events["value"].to_numpy()}
+
+    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+        del other
+        return {name: one[name]}
+
+    def sql(self) -> str:
+        return "first(value)"
+
+
+def test_what_depends_on_the_batches_is_named_with_them():
+    wrong = Product("wrong", ("topic", "metric"), {"came": Newcomer()})
+    with pytest.raises(AssertionError, match=r"gold.wrong: \{'topic': 'capture.test', 'metric': 'price'\} is .* after"):
+        check(wrong, CHANGES)
+
+
+def named(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, **product: Any) -> tuple[Product, ...]:
+    (folder / "own_products.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "own_products", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    gold = GoldSettings.model_validate({"products": [product]})
+    return products_of(Settings(home=folder, gold=gold))
+
+
+def test_a_product_of_the_documentation_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    [text] = [block.text for block in blocks() if block.language == "python" and "BY_ROW" in block.text]
+    found = named(monkeypatch, tmp_path, text, name="by_row", python="own_products:BY_ROW")
+    assert found[-1].table == "gold.by_row"
+    assert check(found[-1], CHANGES)[0]["points"] == 4
+
+
+FROM_HOURS = """
+from sessionlake.gold import Count, Product
+from sessionlake.gold.aggregate.standard import METRICS_1H
+OWN = Product("own", ("topic", "metric"), {"points": Count()}, below=METRICS_1H)
+BELOW = Product("own", ("topic",), {"points": Count()}, below=OWN)
+OTHER = 1
+"""
+
+
+def test_a_product_may_be_made_from_a_standard_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    found = named(monkeypatch, tmp_path, FROM_HOURS, name="own", python="own_products:OWN")
+    assert check(found[-1], CHANGES)[0]["points"] == 8
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("own_products:NONE", "module own_products has no NONE; its products: .*OWN, BELOW"),
+        ("own_products:OTHER", "own_products:OTHER is no sessionlake.gold.Product"),
+        ("own_products:BELOW", "own_products:BELOW is made from gold.own; there are gold.metrics_1m"),
+        ("no_such_module:OWN", "module no_such_module cannot be imported .* nor in "),
+    ],
+)
+def test_a_product_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, told: str
+):
+    with pytest.raises(ConfigError, match=f"gold.products.own.python: .*{told}"):
+        named(monkeypatch, tmp_path, FROM_HOURS, name="own", python=target)
+
+
+def test_a_product_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with pytest.raises(ConfigError, match="is named 'own': the two names must be the same"):
+        named(monkeypatch, tmp_path, FROM_HOURS, name="other", python="own_products:OWN")
+
+
+@pytest.mark.parametrize(
+    ("product", "told"),
+    [
+        ({"name": "own", "python": "a:B", "keys": ["topic"]}, "leave out keys"),
+        ({"name": "own", "keys": ["topic"]}, "keys and aggregates are missing"),
+    ],
+)
+def test_a_declaration_is_whole_and_said_once(product: dict[str, Any], told: str):
+    with pytest.raises(ValidationError, match=told):
+        GoldSettings.model_validate({"products": [product]})
+
+
+def test_first_and_last_of_a_series_are_those_in_event_time():
+    ends = {"first": Endmost("value", last=False), "last": Endmost("value", last=True)}
+    [row] = check(Product("ends", ("row_id",), ends | {"low": Extreme("value", greatest=False)}), CHANGES[::2])
+    assert (row["first"], row["last"], row["low"]) == (0.5, 6.5, 0.5)
