@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
@@ -31,7 +32,7 @@ from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, RULES
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
@@ -94,7 +95,7 @@ def _checked(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings, schemas_of(settings))
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
-    lake.ensure(spark, [CHANGES, AVERAGES, LEDGER])
+    lake.ensure(spark, [CHANGES, AVERAGES, LEDGER, RULES])
     hold_settings(spark, lake, settings.gold)
     return lake
 
@@ -130,6 +131,7 @@ class _GoldBatch:
         self._settings = settings
         self._products = products
         self._all = products_of(settings)
+        self._rules = RuleStep(lake, settings)
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
@@ -144,6 +146,7 @@ class _GoldBatch:
                 merger = ProductMerger(spark, self._lake, parts[0].folded, txn)
                 made = merger.merge(self._all, self._products)
                 outputs = [*filter(None, [averages]), *made]
+                outputs += self._rules(spark, parts[0].folded, parts[0].report.read, txn)
         finally:
             folded.unpersist()
         report = parts[0].report

@@ -30,6 +30,7 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
     TOPICS,
 )
+from sessionlake.lake.rule_schemas import RULE_TABLES
 from sessionlake.lake.table_schema import DECLARED, TableSchema, Writes
 
 _ROW = (
@@ -79,12 +80,7 @@ _CUT = (
     ("offset", "bigint"),
     ("changes", "bigint"),
 )
-_POINT = (
-    ("topic", "string"),
-    ("session_id", "string"),
-    ("row_id", "string"),
-    ("metric", "string"),
-)
+_POINT = tuple((name, "string") for name in ("topic", "session_id", "row_id", "metric"))
 
 
 def _placed(name: str) -> tuple[tuple[str, str], ...]:
@@ -287,6 +283,7 @@ TABLES: dict[str, TableSchema] = {
         skipping=("topic", "column", "value", "last_ts"),
         writes=Writes.BOTH,
     ),
+    **RULE_TABLES,
     DECISIONS: TableSchema(
         (
             ("topic", "string"),

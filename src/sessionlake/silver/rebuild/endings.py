@@ -13,7 +13,7 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import delete_rows, retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, PRODUCTS
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, PRODUCTS, RULE_RESULTS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def gold_tables(settings: Settings) -> tuple[str, ...]:
     """All that gold writes."""
-    return (AVERAGES, *PRODUCTS, *(product.table for product in settings.gold.products))
+    return (AVERAGES, *PRODUCTS, *(product.table for product in settings.gold.products), *RULE_RESULTS)
 
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
