@@ -327,19 +327,20 @@ MALFORMED = """rules:
 def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() -> None:
     rules, problems = read_file(MALFORMED, DECLARED)
     assert [one.rule.name for one in rules] == ["fine", "fine"]
-    assert [str(problem)[:80] for problem in problems] == [
+    expected = [
         "3:15: rule unknown: pricex is no number column: there is price, qty",
         "7:24: rule inside: expected over, found ovr",
         "8:5: rule nowhen: when: Field required",
-        "9:25: rule event: a column by itself is an event, of which a rule has two (then,",
+        "9:25: rule event: a column by itself is an event",
         "10:37: rule column: keys of aggregates are topic, session_id, row_id; found who",
-        "11:45: rule mixed: an event is what one change of one source set: no aggregates,",
-        "12:41: rule short: a window is a whole number of minutes, at least one and at mo",
-        "13:38: rule first: first(price) over 5 min: first and last are those of one seri",
-        "15:20: rule quoted: '\"' means nothing here; texts stand in single quotes, as in '",
+        "11:45: rule mixed: an event is what one change of one source set: no aggregates, no other source",
+        "12:41: rule short: a window is a whole number of minutes",
+        "13:38: rule first: first(price) over 5 min: first and last are those of one series",
+        "15:20: rule quoted: '\"' means nothing here; texts stand in single quotes",
         "16:30: rule source: a is no source of the rule: there is none",
         "2:3: two rules have the name fine",
     ]
+    assert [str(one)[: len(begin)] for one, begin in zip(problems, expected, strict=True)] == expected
 
 
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
+from sessionlake.gold.alerts.verify import verify_rules
 from sessionlake.gold.changes import declared_in, events_of
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.recompute import changes_read, refuse_removed
@@ -38,7 +39,8 @@ def verify_gold(spark: SparkSession, settings: Settings, products: Sequence[Prod
     for product in products:
         truth = _by_sql(numbers if product.source.numbers else texts, product)
         found.append(compared(product.table, product.row_keys, product.results, lake.read(spark, product.table), truth))
-    return found
+    rules = verify_rules(spark, settings)
+    return found if rules is None else [*found, rules]
 
 
 def _by_sql(events: DataFrame, product: Product) -> DataFrame:
