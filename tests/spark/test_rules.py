@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from sessionlake import cli
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import MachineError
 from sessionlake.gold.verify import verify_gold
 from sessionlake.lake.commit import replace_rows
 from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.protocol.types import Row
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.lakes import limit, rows_of
 
 MINUTE = 60 * SECOND
 TEXTS = {
-    "high": "when: max(price) over 1 min > 3",
     "sums": "{by: [session_id], when: sum(price) over 3 min < 4.5 and every qty over 2 min > 0}",
-    "silent": "{by: [topic, row_id], when: count(price) over 5 min = 0 and avg(price) over 3 h > 0.3}",
     "long": "{by: [row_id], when: not sum(price) over 130 min <= 9.75}",
     "last": "when: last(price) over 6 min > first(price) over 6 min or some qty over 1 min > 8",
-    "since": "{by: [session_id], since: 1970-01-01T01:00:30Z, when: count(qty) over 61 min > 1}",
     "in_out": "{by: [session_id], when: status = 'in' then status = 'out' within 7 min}",
-    "out_only": "{by: [status], when: status = 'out' without price > 2 before it}",
-    "stuck": "when: status != 'out' and not price < 0 not followed by (status = 'out' or deleted) within 6 min",
+    "stuck": "when: status != 'out' and not price < 0 not followed by status = 'out' or deleted within 6 min",
 }
 
 
@@ -66,14 +64,14 @@ def stream(seed: int, count: int) -> list[Change]:
 
 def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     """Late by minutes and hours; a rule is bad, one is new, one changes, one batch is too large for the driver."""
-    changes = stream(1, 160)
+    changes = stream(1, 100)
     write_rules(feed, {**TEXTS, "bad": "when: max(nothing) over 2 min > 3", "long": "when: sum(price) over 9 h > 1"})
-    feed.write(changes[:60]).run()
+    feed.write(changes[:40]).run()
     late = TEXTS | {"bad": "when: max(nothing) over 2 min > 3"}
     write_rules(feed, late)
-    feed.write(changes[60:110]).run()
+    feed.write(changes[40:70]).run()
     limit(monkeypatch, inline_bytes=0)
-    feed.write(changes[110:]).run()
+    feed.write(changes[70:]).run()
     assert require_exact(feed) > 50
     status = {row["rule"]: (row["error"], row["taken_by"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
     assert status.pop("bad") == ("line 1, column 11: nothing is no number column: there is price, qty", 0)
@@ -88,33 +86,43 @@ DEATHS = [f"{when}:{table}" for when in ("before", "after") for table in (RULE_M
 def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     """While they are dead, a rule changes: who comes back takes what it had taken, and that with the next batch."""
     changes = stream(2, 90)
-    write_rules(feed, {"high": TEXTS["high"], "in_out": TEXTS["in_out"]})
-    feed.write(changes[:40])
-    for number, start in enumerate((40, 70)):
+    write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
+    for number, start in enumerate((0, 50)):
+        feed.write(changes[start : start + 50])
         for place in DEATHS:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, 1))
                 with pytest.raises(MachineError, match="power cut"):
                     feed.run()
             write_rules(feed, {"high": f"when: max(price) over {number + 2} min > 3", "in_out": TEXTS["in_out"]})
-        feed.run().write(changes[start : start + 30]).run()
+        feed.run()
+    feed.write(changes[:0]).run()
     assert require_exact(feed) > 10
-    assert not {row["taken_by"] for row in rows_of(feed.spark, feed.lake, RULE_STATUS)} <= {0}
+    assert {row["rule"]: row["taken_by"] for row in rows_of(feed.spark, feed.lake, RULE_STATUS)} == {
+        "high": 1,
+        "in_out": 0,
+    }
 
 
 def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(
-    feed: Feed, tmp_path, ask: Callable[..., str]
+    feed: Feed, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("sessionlake.runtime.spark.stop_spark", lambda: None)
     feed.write([change("s", "r", 0, 0, price=5.0), change("s", "r", 1, 5 * MINUTE, price=1.0)]).run()
     assert not any(feed.lake.exists(feed.spark, table) for table in RULE_RESULTS)
     file = tmp_path / "rules.yml"
     file.write_text("rules: [{name: high, by: [session_id], when: max(price) over 2 min > 3}]")
-    env = {"SESSIONLAKE_HOME": str(feed.settings.home)}
-    tried = [json.loads(line) for line in ask(env, "rules", "test", str(file), "--format", "json").splitlines()]
+
+    def ask(*words: str) -> list[Row]:
+        done = CliRunner().invoke(cli.app, ["rules", *words], env={"SESSIONLAKE_HOME": str(feed.settings.home)})
+        assert done.exit_code == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    tried = ask("test", str(file), "--format", "json")
     assert [(row["change"], row["event"], row["at"]) for row in tried] == [
         ("gained", "raised", "1970-01-01T00:01:00+00:00"), ("gained", "cleared", "1970-01-01T00:03:00+00:00"),
     ]  # fmt: skip
-    write_rules(feed, {"high": "{by: [session_id], when: max(price) over 2 min > 3}"})
+    ask("apply", str(file))
     feed.write([change("s", "r", 2, 5 * MINUTE + SECOND, price=1.0)]).run()
     feed.write([change("s", "r", 3, 90 * SECOND, price=7.0)]).run()
     rows = sorted(rows_of(feed.spark, feed.lake, RULE_EVENTS), key=lambda row: (row["_batch"], row["window_end"]))
@@ -130,6 +138,6 @@ def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(
     ]
     assert [int(row["late_ts"].timestamp()) for row in rows[2:]] == [90, 90]
     assert dict(rows[0]["values"]) == {"max(price) over 2 min": 5.0}
-    assert json.loads(ask(env, "rules", "list", "--format", "json"))["state"] == "evaluated"
-    assert json.loads(ask(env, "rules", "test", str(file), "--format", "json") or "null") is None
+    assert [row["state"] for row in ask("list", "--format", "json")] == ["evaluated"]
+    assert ask("test", str(file), "--format", "json") == []
     assert rows_of(feed.spark, feed.lake, RULE_TIMES) == [{"topic": "capture.a", "ts": 5 * MINUTE + SECOND}]
