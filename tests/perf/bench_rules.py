@@ -48,7 +48,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         reader = FolderReader(lambda table: Path(folder, table))
         end = write_history(Path(folder), given.rows)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         figures = measure(reader, Path(folder), rules_of(given.rules), given.rows, end, given.batches)
+    Console(width=100).print(f"{before:,.0f} MiB to write them")
     title = f"{given.rules:,} rules, {given.rows * len(METRICS):,} series, {HOURS} h"
     table = Table(title=title, title_justify="left")
     for name in ("", "median", "most"):

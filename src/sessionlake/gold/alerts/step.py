@@ -56,14 +56,14 @@ class RuleStep:
 
     def __call__(self, spark: SparkSession, folded: Folded, read: ReadChanges, txn: Txn) -> list[TableOutput]:
         """Logs what the batch raises, clears and retracts; call it once the products have the batch."""
-        taken = [one for one in self._book.take(spark, txn) if one.rule is not None]
-        rules = [one.rule for one in taken if one.rule is not None]
-        if not rules:
+        taken = self._book.take(spark, txn)
+        if not taken:
             return []
+        rules = [one.rule for one in taken if one.rule is not None]
         fresh = {one.name for one in taken if one.batch == txn.version}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._matched(spark, known, new, read, txn)
-        batch = self._batch(spark, folded, matches)
+        batch = self._batch(spark, folded, matches, begun=bool(known))
         rows = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
             *self._log(spark, [row for row in rows if row.rule.name not in fresh], txn, txn),
@@ -73,15 +73,20 @@ class RuleStep:
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
-    def _batch(self, spark: SparkSession, folded: Folded, matches: pa.Table) -> Batch:
+    def _batch(self, spark: SparkSession, folded: Folded, matches: pa.Table, *, begun: bool) -> Batch:
+        """What the batch brought.
+
+        Args:
+            begun: whether some rules have looked at what came before.
+        """
         reader = self._lake.reader(spark)
         before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
         points = _rows(folded, METRICS_1M, (*_SERIES, START, "_first_ts", "_last_ts"))
         texts = _rows(folded, DISTINCT_VALUES, ("topic", "last_ts"))
-        after = _moved(before, points, texts) if before else times_of_all(reader)
+        after = _moved(before, points, texts) if begun or before else times_of_all(reader)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
         touched = points.select(list(_SERIES)).append_column("end", ends).append_column("ts", points["_first_ts"])
-        return Batch(before or after, after, touched, matches)
+        return Batch(before if begun else before or after, after, touched, matches)
 
     def _matched(
         self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn

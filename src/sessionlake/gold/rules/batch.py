@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.rules import conditions, patterns
-from sessionlake.gold.rules.alerts import Alert, Cause, Grounds, Key, Logged, difference, key_in, net
+from sessionlake.gold.rules.alerts import KEY, Alert, Cause, Grounds, Key, Logged, difference, key_in, net
 from sessionlake.gold.rules.rule import VALUE, Rule
 from sessionlake.gold.rules.slices import Slices, columns_for
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
@@ -190,7 +190,8 @@ def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
             return inside and (keys is None or alert.key in keys)
 
         truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
-        rows = stored.log(sorted(names), task.first * MINUTE_MS, task.last * MINUTE_MS)
+        since = -_NEVER if span.before is None else task.first * MINUTE_MS
+        rows = stored.log(sorted(names), since, task.last * MINUTE_MS)
         held = net(rows, lambda alert, names=names: alert.rule in names and wanted(alert))  # type: ignore[misc]
         for one in difference(truth, held):
             rule = names[one.alert.rule]
@@ -209,7 +210,7 @@ def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
         yield _Task(span.rules, span.topics, None, span.before + 1, span.after)
     late = touched.filter(pa.array(touched["end"].to_numpy() <= span.before))
     if span.topics is not None:
-        late = late.filter(pa.array([topic in span.topics for topic in late["topic"].to_pylist()], pa.bool_()))
+        late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
     if not late.num_rows:
         return
     for by in dict.fromkeys(rule.by for rule in span.rules):
@@ -253,30 +254,37 @@ def _pieces(task: _Task, stored: Stored) -> Iterator[tuple[int, int]]:
 
 
 def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
-    at = alert.at_ms // MINUTE_MS
-    end = touched["end"].to_numpy()
+    at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest)))
-    times = [row["ts"] for row in _rows(near) if key_in(rule.by, row | {VALUE: None}) == alert.key]
-    return min(times, default=None)
+    return _earliest(near, alert)
+
+
+def _earliest(rows: pa.Table, alert: Alert) -> int | None:
+    """The first event time of those of the alert's key."""
+    for name, value in zip(KEY, alert.key, strict=True):
+        if value is not None:
+            rows = rows.filter(pc.equal(rows[name], value))
+    found: int | None = pc.min(rows["ts"]).as_py()
+    return found
 
 
 def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: bool) -> Iterator[Row]:
-    scopes = {rule: _scope(rule, batch, fresh=fresh) for rule in rules}
-    scopes = {rule: scope for rule, scope in scopes.items() if scope is not None}
+    scopes = {rule: scope for rule in rules if (scope := _scope(rule, batch, fresh=fresh)) is not None}
     if not scopes:
         return
-    since = min(scope.first_ms for scope in scopes.values() if scope is not None)
+    since = min(scope.first_ms for scope in scopes.values())
     ids = sorted({event.id for rule in scopes for event in patterns.events_of(rule)})
     back = max((_within(rule) for rule in scopes), default=0)
     matches = stored.matches(ids, None if since - back <= -_NEVER // 2 else since - back)
-    rows = list(stored.log(sorted(rule.name for rule in scopes), since, _NEVER))
+    rows: dict[str, list[tuple[Alert, bool]]] = {}
+    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), since, _NEVER):
+        rows.setdefault(alert.rule, []).append((alert, retracted))
     for rule, scope in scopes.items():
-        assert scope is not None  # noqa: S101  (left out above)
         single = "topic" in rule.by
         until = dict(batch.after) if single else stream_time(rule, None, batch.after) or 0
         truth = patterns.alerts(rule, matches, scope.first_ms, until)
         truth = {alert: grounds for alert, grounds in truth.items() if scope.wanted(alert)}
-        held = net(rows, lambda alert, rule=rule, scope=scope: alert.rule == rule.name and scope.wanted(alert))  # type: ignore[misc]
+        held = net(rows.get(rule.name, []), scope.wanted)
         for one in difference(truth, held):
             passed = stream_time(rule, one.alert.key[0], batch.before)
             late = passed is not None and one.alert.at_ms <= passed
@@ -296,14 +304,12 @@ class _Scope:
 def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
     if fresh:
         return _Scope(-_NEVER // 2, lambda _: True)
-    ids = {event.id for event in patterns.events_of(rule)}
     by = tuple(VALUE if name == rule.column else name for name in rule.by)
     spans: dict[Key, tuple[int, int]] = {}
-    for row in _rows(batch.matches):
-        if row["event"] in ids:
-            key = key_in(by, row)
-            low, high = spans.get(key, (row["ts"], row["ts"]))
-            spans[key] = min(low, row["ts"]), max(high, row["ts"])
+    for row in _rows(_matches_of(rule, batch.matches)):
+        key = key_in(by, row)
+        low, high = spans.get(key, (row["ts"], row["ts"]))
+        spans[key] = min(low, row["ts"]), max(high, row["ts"])
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
     waits = rule.tree.kind is PatternKind.NOT_FOLLOWED
     lows = [low for low, _ in spans.values()] + (_moved(rule, batch) if waits else [])
@@ -334,10 +340,14 @@ def _within(rule: Rule) -> int:
 
 
 def _late_event(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
-    by = tuple(VALUE if name == rule.column else name for name in rule.by)
-    ids = {event.id for event in patterns.events_of(rule)}
-    near = (row for row in _rows(matches) if row["event"] in ids and key_in(by, row) == alert.key)
-    return min((row["ts"] for row in near if 0 <= alert.at_ms - row["ts"] <= _within(rule)), default=None)
+    near = _matches_of(rule, matches)
+    back = alert.at_ms - near["ts"].to_numpy()
+    return _earliest(near.filter(pa.array((back >= 0) & (back <= _within(rule)))), alert)
+
+
+def _matches_of(rule: Rule, matches: pa.Table) -> pa.Table:
+    ids = pa.array([event.id for event in patterns.events_of(rule)])
+    return matches.filter(pc.is_in(matches["event"], ids))
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -117,7 +117,7 @@ def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys
             held[name].append(table[name].to_numpy())
     names = [name.split(_SEPARATOR, len(_SERIES) - 1) for name in numbers]
     series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
-    joined = {name: _joined(part) for name, part in held.items()}
+    joined = {name: _joined(held.pop(name)) for name in columns}
     whole = Slices(series, _joined(row), _joined(end), _joined(length), joined)
     if keys is None:
         return whole
@@ -164,6 +164,11 @@ def each(column: pa.ChunkedArray, holds: Callable[[str], bool]) -> Bools:
     return np.array([holds(value) for value in distinct.to_pylist()], np.bool_)[code]
 
 
+_Tier: TypeAlias = "tuple[Int64s, Int64s, Columns]"
+"""Ends in order, keys and columns: one slice an end and key."""
+_Tiers: TypeAlias = "dict[int, _Tier]"
+
+
 @dataclass(frozen=True)
 class Moving:
     """The windows of one length over the slices of one selection, for each key.
@@ -193,66 +198,61 @@ class Moving:
     def _names(self) -> list[str]:
         return [column for name, one in self._aggregates.items() for column, _ in one.columns(name)]
 
-    @cached_property
-    def _tiers(self) -> dict[int, tuple[Int64s, Int64s, Columns]]:
-        """By length: ends in order, keys and columns, one slice an end and key."""
-        found: dict[int, tuple[Int64s, Int64s, Columns]] = {}
-        for length in (1, HOUR):
-            chosen = np.flatnonzero(self.slices.length == length)
-            key, end = self.keys.code[self.slices.row[chosen]], self.slices.end[chosen]
-            begun = int(end.min()) if len(end) else 0
-            held = {name: self.slices.columns[name][chosen] for name in self._names}
-            number, columns = self._reduced((end - begun) * max(self.count, 1) + key, held)
-            ends, key = np.divmod(number, max(self.count, 1))
-            found[length] = (ends + begun, key, columns)
-        return found
-
     def over(self, moments: Int64s) -> Columns:
         """What the windows hold that end at these minutes, in order: `(moments, keys)` for each column."""
+        tiers = self._tiers(int(moments[0]), int(moments[-1]))
         parts, begin = [], 0
         while begin < len(moments):
             end = int(np.searchsorted(moments, moments[begin] + self.minutes))
-            parts.append(self._some(moments[begin:end].tolist()))
+            parts.append(self._some(tiers, moments[begin:end].tolist()))
             begin = end
         return {name: np.concatenate([part[name] for part in parts]) for name in self._names}
 
-    def _some(self, moments: list[int]) -> Columns:
+    def _tiers(self, first: int, last: int) -> _Tiers:
+        """The slices that windows hold which end at `first` to `last`, by length."""
+        slices, found = self.slices, {}
+        for length in (1, HOUR):
+            inside = (slices.end > first - self.minutes) & (slices.end <= last)
+            chosen = np.flatnonzero(inside & (slices.length == length))
+            key, end = self.keys.code[slices.row[chosen]], slices.end[chosen] - first
+            held = {name: slices.columns[name][chosen] for name in self._names}
+            number, columns = self._reduced(end * max(self.count, 1) + key, held)
+            ends, key = np.divmod(number, max(self.count, 1))
+            found[length] = (ends + first, key, columns)
+        return found
+
+    def _some(self, tiers: _Tiers, moments: list[int]) -> Columns:
         """Likewise, where all these windows have a minute in common."""
-        heads = [self._common(moments[-1] - self.minutes, moments[0])]
+        heads = [self._common(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
-            heads.append(self._with(heads[-1], before, moment))
-        gone = self._placed(*self._between(1, 0, 0))
+            heads.append(self._with(tiers, heads[-1], before, moment))
+        gone = self._placed(*_between(tiers[1], 0, 0))
         whole = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
-            gone = self._with(gone, moments[at] - self.minutes, moments[at + 1] - self.minutes)
+            gone = self._with(tiers, gone, moments[at] - self.minutes, moments[at + 1] - self.minutes)
             whole.append(self._combined(gone, heads[at]))
         return {name: np.stack([columns[name] for columns in reversed(whole)]) for name in self._names}
 
-    def _with(self, held: Columns, after: int, until: int) -> Columns:
+    def _with(self, tiers: _Tiers, held: Columns, after: int, until: int) -> Columns:
         """What is held, and the slices of a minute that end behind `after` and up to `until`."""
-        key, columns = self._between(1, after, until)
+        key, columns = _between(tiers[1], after, until)
         if not len(key):
             return held
         return self._combined(
             held, self._placed(*(self._reduced(key, columns) if until - after > 1 else (key, columns)))
         )
 
-    def _common(self, after: int, until: int) -> Columns:
+    def _common(self, tiers: _Tiers, after: int, until: int) -> Columns:
         """All that ends behind `after` and up to `until`."""
         begin, end = hour_from(after), hour_until(until)
         if self.hours and begin < end:
-            parts = [self._between(1, after, begin), self._between(HOUR, begin, end), self._between(1, end, until)]
+            minutes = _between(tiers[1], after, begin), _between(tiers[1], end, until)
+            parts = [*minutes, _between(tiers[HOUR], begin, end)]
         else:
-            parts = [self._between(1, after, until)]
+            parts = [_between(tiers[1], after, until)]
         key = np.concatenate([part[0] for part in parts])
         columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._names}
         return self._placed(*self._reduced(key, columns))
-
-    def _between(self, length: int, after: int, until: int) -> tuple[Int64s, Columns]:
-        """The slices that end behind `after` and up to `until`."""
-        ends, key, columns = self._tiers[length]
-        low, high = np.searchsorted(ends, [after, until], side="right")
-        return key[low:high], {name: column[low:high] for name, column in columns.items()}
 
     def _placed(self, key: Int64s, columns: Columns) -> Columns:
         """One entry a key; of those without slices, what changes nothing in whatever it is put together with."""
@@ -276,6 +276,13 @@ class Moving:
             for name, aggregate in self._aggregates.items():
                 out |= aggregate.combine(name, one, other)
         return out
+
+
+def _between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
+    """The slices that end behind `after` and up to `until`."""
+    ends, key, columns = tier
+    low, high = np.searchsorted(ends, [after, until], side="right")
+    return key[low:high], {name: column[low:high] for name, column in columns.items()}
 
 
 def value_of(window: Window, held: Columns) -> tuple[Any, Bools]:
