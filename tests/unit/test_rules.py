@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from sessionlake.gold.aggregate.standard import METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import Alert, Cause, net
 from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
-from sessionlake.gold.rules.document import read_file, read_text
+from sessionlake.gold.rules.document import Problem, read_file, read_text
 from sessionlake.gold.rules.patterns import MATCH, events_of
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
 from sessionlake.gold.rules.slices import Slices, gathered
@@ -341,6 +342,16 @@ def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() 
         "2:3: two rules have the name fine",
     ]
     assert [str(one)[: len(begin)] for one, begin in zip(problems, expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "[" * 3_000, "when: " + "(" * 500, "when: " + "not " * 5_000 + "max(price) over 1 min > 1", "when: [1]",
+     "{when: max(price) over 1 min > 1, topics: '('}", "{when: max(price) over 1 min > 1, since: 2026-99-01T00:00:00Z}",
+     "when: max(price) over 9999999999999999 weeks > 1", "when: max(price) over 1 min > 1\nname: x\n-", "a: &a [*a]"],
+)  # fmt: skip
+def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> None:
+    assert isinstance(read_text("a", text, DECLARED), Problem)
 
 
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:

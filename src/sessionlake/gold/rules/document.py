@@ -60,10 +60,11 @@ def read_file(text: str, declared: Declared) -> tuple[list[Written], list[Proble
 
 def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
     """The rule of one row of `gold.rules`."""
-    root, problems = _composed(text)
-    if root is None:
-        return problems[0]
-    found = _read(root, name, declared, text)
+    try:
+        root, problems = _composed(text)
+        found = problems if root is None else _read(root, name, declared, text)
+    except Exception as error:  # noqa: BLE001 - whatever a text does to those who read it, the other rules go on
+        return Problem(1, 1, f"it cannot be read ({type(error).__name__}: {error})")
     return found.rule if isinstance(found, Written) else found[0]
 
 
@@ -86,7 +87,7 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
         return [_at(node, "a rule is a mapping with a name and when")]
     try:
         value: dict[str, Any] = yaml.SafeLoader("").construct_document(node)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         return [_at(node, f"no YAML: {error}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None

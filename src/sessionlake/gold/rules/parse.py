@@ -36,6 +36,7 @@ from sessionlake.gold.rules.tree import (
     leaves,
 )
 
+DEEPEST = 32
 LONGEST_MINUTES = 366 * 24 * 60
 _TOKEN = re.compile(
     r"\s+|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
@@ -107,7 +108,7 @@ def _tokens(text: str) -> list[_Token]:
 class _Parser:
     def __init__(self, tokens: list[_Token], scope: Scope) -> None:
         self._tokens, self._scope = tokens, scope
-        self._next = 0
+        self._next = self._depth = 0
 
     def whole(self) -> Tree:
         tree = self._pattern()
@@ -194,6 +195,14 @@ class _Parser:
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
     def _not(self) -> Condition:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise ParseError(self._peek().at, f"more than {DEEPEST} levels inside one another")
+        found = self._single()
+        self._depth -= 1
+        return found
+
+    def _single(self) -> Condition:
         if self._accept("not"):
             return Not(self._not())
         if self._accept("("):
