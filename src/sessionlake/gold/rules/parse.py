@@ -276,6 +276,8 @@ class _Parser:
             return milliseconds(_DURATION.validate_python(f"{number.text} {unit.text}"))
         except ValidationError as error:
             raise ParseError(number.at, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        except OverflowError:
+            raise ParseError(number.at, "no time is that long") from None
 
     def _compare(self) -> str:
         token = self._take()
