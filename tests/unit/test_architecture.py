@@ -35,6 +35,7 @@ ROOMS = (
     "silver",
     "silver.rebuild",
     "gold.aggregate",
+    "gold.rules",
     "gold.fold",
     "gold",
     "processors",
@@ -50,7 +51,7 @@ ROOMS = (
     "cli",
     "__main__",
 )
-PURE_ROOMS = ("protocol", "integrity", "silver.fold", "silver.tables", "gold.aggregate", "gold.fold")
+PURE_ROOMS = ("protocol", "integrity", "silver.fold", "silver.tables", "gold.aggregate", "gold.rules", "gold.fold")
 PURE = sorted(file for room in PURE_ROOMS for file in ROOT.glob(f"{room.replace('.', '/')}/*.py"))
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
 OUTSIDE |= {"time", "datetime", "random", "threading", "asyncio", "tempfile", "logging", "urllib", "pickle", "uuid"}

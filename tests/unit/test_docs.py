@@ -16,6 +16,8 @@ import yaml
 
 from sessionlake import cli
 from sessionlake.config import ENV_PREFIX, Settings, load_settings
+from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.rules.document import read_file
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import DECLARED
 from sessionlake.processors.testing import Sent, run
@@ -143,7 +145,16 @@ def test_every_command_named_in_the_text_exists_with_its_options(page: Path):
         assert {word for word in words if word.startswith("--")} <= options, text
 
 
-@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+RULES = [block for block in blocks("yaml") if block.text.startswith("rules:")]
+
+
+@pytest.mark.parametrize("block", RULES, ids=str)
+def test_every_rule_can_be_read(block: Block):
+    rules, problems = read_file(block.text, Declared(("price", "qty"), ("status",)))
+    assert (bool(rules), problems) == (True, [])
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("yaml") if block not in RULES], ids=str)
 def test_every_configuration_is_valid(block: Block, plain_environment: Path):
     file = plain_environment / "sessionlake.yml"
     file.write_text(block.text, encoding="utf-8")

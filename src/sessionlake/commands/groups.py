@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,9 +34,11 @@ class _Rebuilds(TyperGroup):
 rebuild_app = typer.Typer(no_args_is_help=True, cls=_Rebuilds, help="Build a layer once more from what it was made of.")
 verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
 state_app = typer.Typer(no_args_is_help=True, help="What silver's state store remembers.")
+rules_app = typer.Typer(no_args_is_help=True, help="Rules over gold's figures, and over events in silver.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 GROUPS = {
     "broker": broker_app,
+    "rules": rules_app,
     "session": session_app,
     "state": state_app,
     "rebuild": rebuild_app,
@@ -166,6 +169,51 @@ def verify_gold(config: Config = None) -> None:
 
     if not with_spark(settings, lambda spark: gold.verify(spark, settings, say)):
         raise typer.Exit(1)
+
+
+File = Annotated[Path, typer.Argument(help="A YAML file of rules.")]
+
+
+@rules_app.command("check")
+def rules_check(file: File, config: Config = None) -> None:
+    """Say whether the rules of a file can be used; exit code 2, and line and reason, if not."""
+    settings = settings_of(config)
+    from sessionlake.commands import rules
+
+    typer.echo(f"{len(rules.check(settings, file))} rules are fine")
+
+
+@rules_app.command("apply")
+def rules_apply(
+    file: File,
+    only: Annotated[bool, typer.Option("--only", help="Disable all rules that the file does not have.")] = False,
+    config: Config = None,
+) -> None:
+    """Put the rules of a file into gold.rules, where a running gold finds them with its next batch."""
+    settings = settings_of(config)
+    from sessionlake.commands import rules
+
+    written = rules.check(settings, file)
+    with_spark(settings, lambda spark: rules.apply(spark, settings, written, say, only=only))
+
+
+@rules_app.command("test")
+def rules_test(file: File, form: Form = OutputFormat.TABLE, config: Config = None) -> None:
+    """Hold the rules of a file against history: which alerts would be gained and lost. Nothing is written."""
+    settings = settings_of(config)
+    from sessionlake.commands import rules
+
+    written = rules.check(settings, file)
+    with_reader(settings, lambda reader: rules.try_rules(reader, settings, written, form, say))
+
+
+@rules_app.command("list")
+def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
+    """The rules there are, and whether gold evaluates them."""
+    settings = settings_of(config)
+    from sessionlake.commands import rules
+
+    with_reader(settings, lambda reader: rules.show_rules(reader, settings, form))
 
 
 @broker_app.command("up")

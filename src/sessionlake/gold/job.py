@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
+from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import GoldTable, averages_of, products_of, schemas_of, tables_of
@@ -28,7 +29,7 @@ from sessionlake.gold.products import (
     whole,
 )
 from sessionlake.lake.ledger import LedgerEntry, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, RESTATEMENTS
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, RESTATEMENTS, RULES
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
@@ -85,7 +86,7 @@ def _checked(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings, schemas_of(settings))
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
-    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LEDGER])
+    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LEDGER, RULES])
     hold_shards(spark, lake, settings.gold.shards)
     return lake
 
@@ -129,6 +130,7 @@ class _GoldBatch:
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if not isinstance(table, RollingAverage)]
         self._all = products_of(settings)
+        self._rules = RuleStep(lake, settings)
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
@@ -141,6 +143,7 @@ class _GoldBatch:
                 averages = writer.write(self._averages)
                 merger = ProductMerger(spark, self._lake, part.folded, txn)
                 outputs = [*averages, *merger.merge(self._all, self._products)]
+                outputs += self._rules(spark, part.folded, part.report.read, txn)
         finally:
             folded.unpersist()
         report = part.report

@@ -10,7 +10,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.job import LAYER
-from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER
+from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, RULE_RESULTS
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.streaming.guards import refuse_interrupted_rebuild
@@ -41,7 +41,10 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
     checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
-    tables = first_loss(lambda: refuse_unreadable(spark, lake, own))
+    # Those of rules are all there, or, as long as there has been no rule, none.
+    ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
+    present = [table for table in own if ruled or table not in RULE_RESULTS]
+    tables = first_loss(lambda: refuse_unreadable(spark, lake, present))
     found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if found:
         empty(spark, settings)

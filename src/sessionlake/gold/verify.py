@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
+from sessionlake.gold.alerts.verify import verify_rules
 from sessionlake.gold.changes import declared_in, events_of
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.declared import GoldTable
@@ -42,7 +43,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         else:
             truth = _by_sql(numbers if table.source.numbers else texts, table)
         found.append(compared(table.table, table.row_keys, table.results, lake.read(spark, table.table), truth))
-    return found
+    rules = verify_rules(spark, settings)
+    return found if rules is None else [*found, rules]
 
 
 def _by_sql(events: DataFrame, product: Product) -> DataFrame:

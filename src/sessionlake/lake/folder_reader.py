@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,11 +135,11 @@ _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<="
 
 
 def _predicate(conditions: Sequence[Condition]) -> str | None:
-    """As SQL, those conditions that compare texts or numbers: by them files are left out."""
+    """As SQL, those conditions that compare texts, numbers or times: by them files are left out."""
     told = [
         f'"{name}" {_SQL[compare]} {_literal(value)}'
         for name, compare, value in conditions
-        if compare in _SQL and isinstance(value, str | int)
+        if compare in _SQL and isinstance(value, str | int | datetime)
     ]
     told += [
         f'"{name}" IN ({", ".join(map(_literal, values))})'
@@ -148,5 +149,7 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
     return " AND ".join(told) or None
 
 
-def _literal(value: str | int) -> str:
+def _literal(value: str | int | datetime) -> str:
+    if isinstance(value, datetime):
+        return f"TIMESTAMP '{value.isoformat()}'"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -28,6 +28,14 @@ DISTINCT_VALUES = "gold.distinct_values"
 PRODUCTS = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
 """What gold makes by merging aggregates."""
 
+RULES = "gold.rules"
+RULE_STATUS = "gold.rule_status"
+RULE_TIMES = "gold.rule_times"
+RULE_MATCHES = "gold.rule_matches"
+RULE_EVENTS = "gold.rule_events"
+RULE_RESULTS = (RULE_STATUS, RULE_TIMES, RULE_MATCHES, RULE_EVENTS)
+"""What gold makes of `gold.rules`."""
+
 DECISIONS = "ops.decisions"
 TOPICS = "ops.topics"
 LEDGER = "ops.ledger"

@@ -26,6 +26,7 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
     TOPICS,
 )
+from sessionlake.lake.rule_schemas import RULE_TABLES
 from sessionlake.lake.table_schema import DECLARED, TableSchema, Writes
 
 _ROW = (
@@ -214,6 +215,7 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
     **GOLD_TABLES,
+    **RULE_TABLES,
     DECISIONS: TableSchema(
         (
             ("topic", "string"),

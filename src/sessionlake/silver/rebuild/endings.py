@@ -13,7 +13,16 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import delete_rows, retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, PRODUCTS, RESTATEMENTS, SENSOR_AVERAGES
+from sessionlake.lake.names import (
+    AVERAGES,
+    CHANGES,
+    GOLD,
+    LEDGER,
+    PRODUCTS,
+    RESTATEMENTS,
+    RULE_RESULTS,
+    SENSOR_AVERAGES,
+)
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generations
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
 
 def gold_tables(settings: Settings) -> tuple[str, ...]:
     """All that gold writes."""
-    return (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, *PRODUCTS, *settings.gold.own_tables)
+    return (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, *PRODUCTS, *settings.gold.own_tables, *RULE_RESULTS)
 
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:

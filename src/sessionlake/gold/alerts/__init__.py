@@ -1,0 +1,1 @@
+"""Rules evaluated over gold's tables: what is read for them, and what is written."""

@@ -1,0 +1,126 @@
+"""`gold.rules` as gold takes it: which rules are in force, since which batch, and why one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.rules.document import read_text
+from sessionlake.gold.rules.rule import Rule
+from sessionlake.lake.commit import replace_rows
+from sessionlake.lake.names import RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.types import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_STATUS = pa.schema([(name, pa.string()) for name in ("rule", "version", "text", "error")] + [("taken_by", pa.int64())])
+TIMES = pa.schema([("topic", pa.string()), ("ts", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One enabled rule as gold took it.
+
+    Attributes:
+        rule: None where it cannot be evaluated.
+        error: why not.
+        batch: gold's, that took it.
+    """
+
+    name: str
+    text: str | None
+    rule: Rule | None
+    error: str | None
+    batch: int
+
+    @property
+    def row(self) -> Row:
+        """As `gold.rule_status` has it."""
+        version = None if self.rule is None else self.rule.version
+        return {"rule": self.name, "version": version, "text": self.text, "error": self.error, "taken_by": self.batch}
+
+
+def wanted(rows: Iterable[Row], declared: Declared, batch: int) -> list[Taken]:
+    """What the rows of `gold.rules` come to, in order of names."""
+    enabled: dict[str, list[str | None]] = {}
+    for row in rows:
+        if row["enabled"]:
+            enabled.setdefault(row["name"] or "", []).append(row["text"])
+    return [_taken(name, texts, declared, batch) for name, texts in sorted(enabled.items())]
+
+
+def _taken(name: str, texts: list[str | None], declared: Declared, batch: int) -> Taken:
+    text = texts[0]
+    if len(texts) > 1:
+        return Taken(name, text, None, f"{len(texts)} rows of {RULES} have this name", batch)
+    if text is None:
+        return Taken(name, text, None, "it has no text", batch)
+    found = read_text(name, text, declared)
+    if isinstance(found, Rule):
+        return Taken(name, text, found, None, batch)
+    return Taken(name, text, None, f"line {found.line}, column {found.column}: {found.reason}", batch)
+
+
+def in_force(reader: TableReader, declared: Declared) -> list[Taken]:
+    """The rules that gold has taken."""
+    found = []
+    for row in reader.rows(RULE_STATUS):
+        rule = None if row["error"] else read_text(row["rule"], row["text"], declared)
+        kept = rule if isinstance(rule, Rule) else None
+        found.append(Taken(row["rule"], row["text"], kept, row["error"], row["taken_by"]))
+    return sorted(found, key=lambda one: one.name)
+
+
+class RuleBook:
+    """Follows `gold.rules` batch by batch.
+
+    What a batch takes is noted before it is evaluated, and not looked at again by a batch that is done once more: its
+    alerts would be other ones than those that it may have logged already.
+    """
+
+    def __init__(self, lake: Lake, declared: Declared) -> None:
+        self._lake, self._declared = lake, declared
+        self._version: int | None = None
+        self._taken: list[Taken] = []
+
+    def take(self, spark: SparkSession, txn: Txn) -> list[Taken]:
+        """The rules that this batch is to evaluate; costs a look at the table's version where it has not changed."""
+        version = self._lake.last_commit(spark, RULES).version
+        if version == self._version:
+            return self._taken
+        reader = self._lake.reader(spark)
+        before = in_force(reader, self._declared) if reader.exists(RULE_STATUS) else []
+        if any(one.batch == txn.version for one in before):
+            return before
+        self._taken = _kept(before, wanted(reader.rows(RULES), self._declared, txn.version))
+        if before or self._taken:
+            self._note(spark, before, txn)
+        self._version = version
+        return self._taken
+
+    def _note(self, spark: SparkSession, before: list[Taken], txn: Txn) -> None:
+        self._lake.ensure(spark, RULE_RESULTS)
+        rows = [one.row for one in self._taken]
+        if rows != [one.row for one in before]:
+            replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(rows, _STATUS), txn)
+        if not rows:  # whoever begins once more begins with what has been read by then
+            replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
+
+
+def _kept(before: Iterable[Taken], now: Iterable[Taken]) -> list[Taken]:
+    """What is taken now; of what is as it was, since the batch that took it."""
+    known = {one.name: one for one in before}
+    return [_since(known.get(one.name), one) for one in now]
+
+
+def _since(before: Taken | None, now: Taken) -> Taken:
+    same = before is not None and (before.rule, before.error) == (now.rule, now.error)
+    return Taken(now.name, now.text, now.rule, now.error, before.batch) if same and before is not None else now

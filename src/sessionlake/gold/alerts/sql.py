@@ -1,0 +1,168 @@
+"""Conditions and events as Spark columns: only for checking what was evaluated on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.rules.tree import (
+    OPERATORS,
+    AllOf,
+    AnyOf,
+    Compared,
+    Deleted,
+    FieldIs,
+    Function,
+    Not,
+    Operand,
+    Pattern,
+    Selection,
+    Tree,
+    Window,
+    selection,
+)
+from sessionlake.lake.storage import quote
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.window import WindowSpec
+
+_TOLERANCE = 1e-9
+_ORDER = ("ts", "position", "ordinal")
+_ADDED = (Function.SUM, Function.AVG)
+
+
+def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
+    """What the events of one minute come to, for each window."""
+    from pyspark.sql import functions as F
+
+    found: list[Column] = []
+    for i, window in enumerate(windows):
+        value = F.when(_about(window.of, topics) & (F.col("metric") == window.metric), F.col("value"))
+        order = F.when(value.isNotNull(), F.struct(*_ORDER))
+        found += [
+            F.count(value).alias(f"count{i}"), F.sum(value).alias(f"sum{i}"), F.sum(F.abs(value)).alias(f"size{i}"),
+            F.min(value).alias(f"min{i}"), F.max(value).alias(f"max{i}"),
+            F.min_by(value, order).alias(f"first{i}"), F.max_by(value, order).alias(f"last{i}"),
+        ]  # fmt: skip
+    return found
+
+
+def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
+    """What the windows hold that end at a row's `end`: `points`, `value` and `size` by the window's label.
+
+    Args:
+        line: a key's minutes in order.
+    """
+    from pyspark.sql import functions as F
+
+    found: list[Column] = []
+    for i, window in enumerate(windows):
+        over = line.rangeBetween(1 - window.minutes, 0)
+        points = F.coalesce(F.sum(f"count{i}").over(over), F.lit(0))
+        total = F.sum(f"sum{i}").over(over)
+        value = {
+            Function.COUNT: points.cast("double"),
+            Function.SUM: F.coalesce(total, F.lit(0.0)),
+            Function.AVG: total / F.when(points > 0, points),
+            Function.MIN: F.min(f"min{i}").over(over),
+            Function.MAX: F.max(f"max{i}").over(over),
+            Function.FIRST: F.first(f"first{i}", ignorenulls=True).over(over),
+            Function.LAST: F.last(f"last{i}", ignorenulls=True).over(over),
+        }[window.function]
+        size = F.coalesce(F.sum(f"size{i}").over(over), F.lit(0.0)) if window.function in _ADDED else F.lit(0.0)
+        found += [points.alias(_named("points", window)), value.alias(_named("value", window))]
+        found.append(size.alias(_named("size", window)))
+    return found
+
+
+def holds_any(windows: Sequence[Window]) -> Column:
+    """Whether one of the windows holds anything."""
+    from pyspark.sql import functions as F
+
+    return reduce(lambda a, b: a | b, (F.col(_quoted("points", window)) > 0 for window in windows))
+
+
+def condition(tree: Tree) -> tuple[Column, Column]:
+    """Whether it is met, and whether a comparison in it is too near to say."""
+    from pyspark.sql import functions as F
+
+    match tree:
+        case AllOf(parts) | AnyOf(parts):
+            met, near = zip(*map(condition, parts), strict=True)
+            both = isinstance(tree, AllOf)
+            return reduce(lambda a, b: a & b if both else a | b, met), reduce(lambda a, b: a | b, near)
+        case Not(part):
+            met_one, near_one = condition(part)
+            return ~met_one, near_one
+        case Compared(left, compare, right):
+            a, b, size = _value(left), _value(right), _size(left) + _size(right)
+            near_two = (size > 0) & (F.abs(a - b) <= _TOLERANCE * size)
+            return _sure(OPERATORS[compare](a, b)), _sure(near_two) | _sure(F.isnan(a) | F.isnan(b))
+    raise TypeError(f"{tree} is no condition")
+
+
+def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
+    """Whether a change is the event."""
+    from pyspark.sql import functions as F
+
+    match tree:
+        case AllOf(parts):
+            return reduce(lambda a, b: a & b, (event(part, topics, declared) for part in parts))
+        case AnyOf(parts):
+            return reduce(lambda a, b: a | b, (event(part, topics, declared) for part in parts))
+        case Not(part):
+            return _of_same(part, topics) & ~event(part, topics, declared)
+        case Deleted(of):
+            return _about(of, topics) & F.col("deleted")
+        case FieldIs(of, column, compare, value):
+            if column in declared.numbers:
+                found = F.col(quote(value_field(declared.numbers.index(column))))
+                found = F.when(~F.isnan(found), found)
+            else:
+                found = F.col(quote(text_field(declared.texts.index(column))))
+            return _about(of, topics) & _sure(OPERATORS[compare](found, F.lit(value)))
+    raise TypeError(f"{tree} is no event")
+
+
+def _of_same(tree: Tree, topics: Sequence[str]) -> Column:
+    """What is about the topics and rows that all parts of an event are about."""
+    if isinstance(tree, Pattern):
+        raise TypeError(f"{tree} is no event")
+    return _about(selection(tree), topics)
+
+
+def _about(of: Selection, topics: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    found = F.col("topic").isin([topic for topic in topics if of.has_topic(topic)])
+    return found & F.col("row_id").isin(list(of.rows)) if of.rows else found
+
+
+def _sure(met: Column) -> Column:
+    """A comparison with nothing is not met."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(met, F.lit(False))  # noqa: FBT003  (Spark has no keyword)
+
+
+def _value(operand: Operand) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(_quoted("value", operand)) if isinstance(operand, Window) else F.lit(operand)
+
+
+def _size(operand: Operand) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(_quoted("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
+
+
+def _named(what: str, window: Window) -> str:
+    return f"{what} {window.function} {window.metric} {window.minutes} {window.of!r}"
+
+
+def _quoted(what: str, window: Window) -> str:
+    return quote(_named(what, window))

@@ -1,0 +1,165 @@
+"""Rules as a step of gold's batch: what it has brought is held against them once it is in the products' tables.
+
+Alerts follow from the tables alone, and what is logged is the difference to the log: a batch that is done again finds
+nothing left to log. Stream times, which say up to where all keys have been looked at, are written last.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
+from sessionlake.gold.alerts.book import TIMES, RuleBook
+from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_times, moment, times_of_all
+from sessionlake.gold.changes import declared_in
+from sessionlake.gold.fold.outputs import read_rows, unpack
+from sessionlake.gold.fold.pack import ReadChanges
+from sessionlake.gold.rules.alerts import KEY, RETRACTED
+from sessionlake.gold.rules.batch import Batch, Row, StreamTimes, changed
+from sessionlake.gold.rules.patterns import MATCH, Event, events_of
+from sessionlake.gold.rules.rule import Rule
+from sessionlake.gold.rules.tree import MINUTE_MS, Pattern
+from sessionlake.lake.commit import append, merge, replace_rows
+from sessionlake.lake.ledger import TableOutput
+from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
+from sessionlake.lake.reading import Condition
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
+from sessionlake.streaming.folded import Folded
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SERIES = ("topic", "session_id", "row_id", "metric")
+_MATCHED = Upsert((*MATCH.names[:-1],), ("value",), bounded=("event",))
+_TIME = pa.timestamp("us", "UTC")
+_LOGGED = pa.schema(
+    [(name, pa.string()) for name in ("rule", "rule_version", *KEY, "event", "retracts")]
+    + [("window_start", _TIME), ("window_end", _TIME), ("values", pa.map_(pa.string(), pa.float64()))]
+    + [("late", pa.bool_()), ("late_ts", _TIME), ("cause", pa.string()), ("_batch", pa.int64())]
+)
+
+
+class RuleStep:
+    """Evaluates rules over one gold batch after the other."""
+
+    def __init__(self, lake: Lake, settings: Settings) -> None:
+        self._lake, self._declared = lake, declared_in(settings)
+        self._book = RuleBook(lake, self._declared)
+
+    def __call__(self, spark: SparkSession, folded: Folded, read: ReadChanges, txn: Txn) -> list[TableOutput]:
+        """Logs what the batch raises, clears and retracts; call it once the products have the batch."""
+        taken = self._book.take(spark, txn)
+        if not taken:
+            return []
+        rules = [one.rule for one in taken if one.rule is not None]
+        fresh = {one.name for one in taken if one.batch == txn.version}
+        known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
+        matches = self._matched(spark, known, new, read, txn)
+        batch = self._batch(spark, folded, matches, begun=bool(known))
+        rows = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
+        found = [
+            *self._log(spark, [row for row in rows if row.rule.name not in fresh], txn, txn),
+            *self._log(spark, [row for row in rows if row.rule.name in fresh], txn.second, txn),
+        ]
+        times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.after.items())], TIMES)
+        replace_rows(spark, self._lake, RULE_TIMES, times, txn)
+        return found
+
+    def _batch(self, spark: SparkSession, folded: Folded, matches: pa.Table, *, begun: bool) -> Batch:
+        """What the batch brought.
+
+        Args:
+            begun: whether some rules have looked at what came before.
+        """
+        reader = self._lake.reader(spark)
+        before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
+        points = _rows(folded, METRICS_1M, (*_SERIES, START, "_first_ts", "_last_ts"))
+        texts = _rows(folded, DISTINCT_VALUES, ("topic", "last_ts"))
+        after = _moved(before, points, texts) if begun or before else times_of_all(reader)
+        ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
+        touched = points.select(list(_SERIES)).append_column("end", ends).append_column("ts", points["_first_ts"])
+        return Batch(before if begun else before or after, after, touched, matches)
+
+    def _matched(
+        self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn
+    ) -> pa.Table:
+        """Keeps the changes that are events: of the batch, and for events that nobody looked for before, of all.
+
+        A batch may have read a part of silver's: all of that is looked at, and what comes twice is kept once.
+        """
+        if read.last is None or read.first is None:
+            return MATCH.empty_table()
+        reader, until = self._lake.reader(spark), ("_batch", operator.le, read.last)
+        had = _events(known)
+        found = []
+        wanted: tuple[tuple[list[Event], list[Condition], Txn], ...] = (
+            (had, [("_batch", operator.ge, read.first), until], txn),
+            ([event for event in _events(new) if event not in had], [until], txn.second),
+        )
+        for events, conditions, own in wanted:
+            if events:
+                rows = events_in(reader, events, self._declared, *conditions)
+                if rows.num_rows:
+                    merge(spark, self._lake, RULE_MATCHES, rows, _MATCHED, own)
+                found.append(rows)
+        return pa.concat_tables([MATCH.empty_table(), *found])
+
+    def _log(self, spark: SparkSession, rows: Sequence[Row], own: Txn, txn: Txn) -> list[TableOutput]:
+        if not rows:
+            return []
+        append(spark, self._lake, RULE_EVENTS, _logged(rows, txn.version), own)
+        return [TableOutput(RULE_EVENTS, self._lake.last_commit(spark, RULE_EVENTS).version, len(rows))]
+
+
+def _events(rules: Iterable[Rule]) -> list[Event]:
+    return list(dict.fromkeys(one for rule in rules if isinstance(rule.tree, Pattern) for one in events_of(rule)))
+
+
+def _moved(before: StreamTimes, points: pa.Table, texts: pa.Table) -> StreamTimes:
+    after = dict(before)
+    merge_times(after, points, "_last_ts")
+    merge_times(after, texts, "last_ts")
+    return after
+
+
+def _rows(folded: Folded, product: Product, columns: Sequence[str]) -> pa.Table:
+    """What the batch comes to in a product by itself, perhaps in several rows a key."""
+    from pyspark.sql import functions as F
+
+    payloads = folded.at_hand([product.name])
+    if payloads is not None:
+        return (read_rows(payloads) if payloads else product.schema().empty_table()).select(list(columns))
+    frame = folded.frame.where(F.col("kind") == product.name).select("payload")
+    return frame.mapInArrow(unpack, product.ddl).select(*columns).toArrow()
+
+
+def _logged(rows: Sequence[Row], batch: int) -> pa.Table:
+    """Rows as `gold.rule_events` has them."""
+    return pa.Table.from_pylist([_logged_row(row, batch) for row in rows], _LOGGED)
+
+
+def _logged_row(row: Row, batch: int) -> dict[str, object]:
+    alert, grounds = row.logged.alert, row.logged.grounds
+    start = None if grounds is None or grounds.start_ms is None else moment(grounds.start_ms)
+    return {
+        "rule": alert.rule,
+        "rule_version": row.rule.version,
+        **dict(zip(KEY, alert.key, strict=True)),
+        "event": RETRACTED if row.logged.retracted else alert.event,
+        "retracts": alert.event if row.logged.retracted else None,
+        "window_start": start,
+        "window_end": moment(alert.at_ms),
+        "values": None if grounds is None else list(grounds.values.items()),
+        "late": row.late,
+        "late_ts": None if row.late_ts is None else moment(row.late_ts),
+        "cause": str(row.cause),
+        "_batch": batch,
+    }

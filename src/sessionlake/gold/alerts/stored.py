@@ -1,0 +1,161 @@
+"""What rules read of the lake's tables, by keys and times; a batch of rows at a time."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.gold.aggregate.product import START
+from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
+from sessionlake.gold.rules.batch import Asked, Stored, StreamTimes
+from sessionlake.gold.rules.patterns import MATCH, Event
+from sessionlake.gold.rules.slices import HOUR, Slices, gathered
+from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
+from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
+from sessionlake.lake.reading import Condition, TableReader, among
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+
+# Up to so many values are named to the files.
+_NAMED = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SERIES = ("topic", "session_id", "row_id", "metric")
+
+
+def moment(ms: int) -> datetime:
+    """A time of events, or the nearest that a timestamp can tell."""
+    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
+
+
+def milliseconds_at(at: datetime) -> int:
+    """The time of events that a timestamp tells."""
+    return (at - _EPOCH) // timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class StoredInLake(Stored):
+    """See `Stored`."""
+
+    reader: TableReader
+
+    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
+        """See `Stored`."""
+        found: dict[int, int] = {}
+        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START]).items():
+            if topics is None or topic in topics:
+                day = milliseconds_at(start) // MINUTE_MS
+                found[day] = found.get(day, 0) + count
+        return found
+
+    def slices(self, asked: Asked) -> Slices:
+        """See `Stored`."""
+        hours = [] if asked.hours is None else [asked.hours]
+        tiers = ((METRICS_1M.table, 1, asked.minutes), (METRICS_1H.table, HOUR, hours))
+        return gathered(self._rows(asked, tiers), asked.columns, asked.keys)
+
+    def _rows(
+        self, asked: Asked, tiers: Iterable[tuple[str, int, Sequence[tuple[int, int]]]]
+    ) -> Iterator[tuple[int, pa.Table]]:
+        conditions = [] if asked.topics is None else _among("topic", sorted(asked.topics))
+        if asked.keys is not None:
+            for name in asked.keys.column_names:
+                conditions += _among(name, pc.unique(asked.keys[name]).to_pylist())
+        for table, length, ranges in tiers:
+            for low, high in ranges:
+                if low >= high:
+                    continue
+                within = ((START, operator.ge, _at(low)), (START, operator.lt, _at(high)))
+                columns = [*_SERIES, START, *asked.columns]
+                for batch in self.reader.batches(table, *within, *conditions, columns=columns):
+                    rows = pa.Table.from_batches([batch])
+                    if asked.topics is not None and len(asked.topics) > _NAMED:
+                        rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(asked.topics))))
+                    yield length, rows
+
+    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+        """See `Stored`."""
+        since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
+        batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
+        return _whole(batches)
+
+    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
+        """See `Stored`."""
+        within = (("window_end", operator.ge, moment(first_ms)), ("window_end", operator.le, moment(last_ms)))
+        columns = ["rule", *KEY, "window_end", "event", "retracts"]
+        for row in self.reader.rows(RULE_EVENTS, *within, *_among("rule", rules), columns=columns):
+            topic, session, row_id, value = (row[name] for name in KEY)
+            retracted = row["event"] == RETRACTED
+            event = row["retracts"] if retracted else row["event"]
+            at = milliseconds_at(row["window_end"])
+            yield Alert(row["rule"], (topic, session, row_id, value), at, event), retracted
+
+
+def times_of_all(reader: TableReader) -> StreamTimes:
+    """Stream time of every topic, from what gold has read."""
+    found: dict[str, int] = {}
+    for table, name in ((METRICS_1D.table, "_last_ts"), (DISTINCT_VALUES, "last_ts")):
+        for batch in reader.batches(table, columns=["topic", name]):
+            merge_times(found, pa.Table.from_batches([batch]), name)
+    return found
+
+
+def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
+    """Takes event times into the stream times of their topics."""
+    for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(name, "max")]).columns, strict=True):
+        time = min(ts.as_py(), LAST_MS)
+        times[topic.as_py()] = max(time, times.get(topic.as_py(), time))
+
+
+def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, *conditions: Condition) -> pa.Table:
+    """The changes that are one of these events, as `MATCH`.
+
+    Args:
+        conditions: which changes are read.
+    """
+    columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
+    columns |= {event.column for event in events if event.column is not None}
+    marks = ["topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set"]
+    found = [MATCH.empty_table()]
+    for batch in reader.batches(CHANGES, *conditions, columns=[*marks, *sorted(columns)]):
+        changes = _changes(pa.Table.from_batches([batch]), declared, columns)
+        found += [event.matches(changes, declared) for event in events]
+    return pa.concat_tables(found)
+
+
+def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.Table:
+    """Changes as `Event.matches` takes them."""
+    rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
+    upsert = pc.equal(rows["change"], "upsert").to_numpy()
+    made = {"topic": rows["topic"], "session_id": rows["session_id"], "row_id": rows["row_id"]}
+    made |= {"ts": rows["_ts"], "position": rows["_position"], "ordinal": rows["ordinal"]}
+    made["deleted"] = pc.equal(rows["change"], "delete")
+    flat, parent = pc.list_flatten(rows["_set"]), pc.list_parent_indices(rows["_set"]).to_numpy()
+    for name in columns:
+        was_set = np.zeros(rows.num_rows, np.bool_)
+        was_set[parent[pc.equal(flat, name).to_numpy()]] = True
+        value = pc.if_else(pa.array(was_set & upsert), rows[name], None)
+        if name in declared.texts:
+            made[text_field(declared.texts.index(name))] = value
+        else:
+            made[value_field(declared.numbers.index(name))] = value.cast(pa.float64(), safe=False)
+    return pa.table(made)
+
+
+def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    found = [pa.Table.from_batches([batch]).cast(MATCH) for batch in batches]
+    return pa.concat_tables([MATCH.empty_table(), *found])
+
+
+def _among(name: str, values: Sequence[str]) -> list[Condition]:
+    return [(name, among, list(values))] if len(values) <= _NAMED else []
+
+
+def _at(minute: int) -> datetime:
+    return moment(minute * MINUTE_MS)

@@ -1,0 +1,187 @@
+"""The log of alerts compared with what plain Spark SQL makes of all changes, which shares with rules only their trees.
+
+A sum of doubles depends on the order of adding in its last digits: where two sides of a comparison are as near as that,
+SQL does not decide, and what changes there is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.gold.aggregate.sources import MARKS, Declared, text_field
+from sessionlake.gold.alerts.book import in_force
+from sessionlake.gold.alerts.sql import condition, event, holds_any, minute_columns, moving_columns
+from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.compare import Compared, compared
+from sessionlake.gold.recompute import version_read
+from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED
+from sessionlake.gold.rules.batch import stream_time
+from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
+from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
+from sessionlake.lake.names import CHANGES, RULE_EVENTS, RULE_STATUS
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# Rules whose truth is worked out by one job.
+_AT_ONCE = 16
+_IDENTITY = ("rule", *KEY, "at", "what")
+
+
+def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
+    """Compares the log with what the changes that gold has read come to; None if no rule is evaluated."""
+    lake, declared = Lake(settings), declared_in(settings)
+    reader = lake.reader(spark)
+    taken = in_force(reader, declared) if reader.exists(RULE_STATUS) else []
+    rules = [one.rule for one in taken if one.rule is not None]
+    if not rules:
+        return None
+    from pyspark.sql import functions as F
+
+    raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
+    changes = raw.select(*marks(declared), (F.col("change") == "delete").alias("deleted"))
+    numbers = events_of(changes, declared, MARKS, numbers=True)
+    texts = events_of(changes, declared, MARKS, numbers=False)
+    both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts"))
+    times = {row[0]: min(row[1], LAST_MS) for row in both.groupBy("topic").agg(F.max("ts")).collect()}
+    within = numbers.where(F.col("ts").between(FIRST_MS, LAST_MS))
+    topics = [row[0] for row in changes.select("topic").distinct().collect()]
+    truth = _Truth(within, changes.where(F.col("ts").between(FIRST_MS, LAST_MS)), times, topics, declared)
+    log = _log(lake.read(spark, RULE_EVENTS))
+    parts = [rules[begin : begin + _AT_ONCE] for begin in range(0, len(rules), _AT_ONCE)]
+    found = [_compared(log, truth, part) for part in parts]
+    first = next((one.first for one in found if one.first is not None), None)
+    return Compared(RULE_EVENTS, sum(one.rows for one in found), sum(one.different for one in found), first)
+
+
+def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule]) -> Compared:
+    from pyspark.sql import functions as F
+
+    rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).persist()
+    try:
+        doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
+        mine = log.where(F.col("rule").isin([rule.name for rule in rules]))
+        held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
+        borne = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
+        return compared(RULE_EVENTS, _IDENTITY, ["times"], held, borne)
+    finally:
+        rows.unpersist()
+
+
+def _log(events: DataFrame) -> DataFrame:
+    """The alerts that the log holds, and how often."""
+    from pyspark.sql import functions as F
+
+    once = F.when(F.col("event") == RETRACTED, -1).otherwise(1)
+    what = F.coalesce("retracts", "event").alias("what")
+    at = F.unix_millis("window_end").alias("at")
+    rows = events.select("rule", *_present(KEY), at, what, once.alias("once"))
+    return rows.groupBy(*_IDENTITY).agg(F.sum("once").alias("times")).where("times != 0")
+
+
+def _present(columns: Sequence[str]) -> list[Column]:
+    """Nulls would not meet in a join."""
+    from pyspark.sql import functions as F
+
+    return [F.coalesce(F.col(quote(name)), F.lit("")).alias(name) for name in columns]
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """What all changes come to.
+
+    Attributes:
+        numbers: what changes set, see `events_of`.
+        times: stream time of each topic.
+    """
+
+    numbers: DataFrame
+    changes: DataFrame
+    times: Mapping[str, int]
+    topics: Sequence[str]
+    declared: Declared
+
+    def alerts(self, rule: Rule) -> DataFrame:
+        """Those of one rule: `rule`, `KEY`, `at`, `what`, `doubtful`, `times`."""
+        from pyspark.sql import functions as F
+
+        rows = self._pattern(rule) if isinstance(rule.tree, Pattern) else self._condition(rule)
+        if rule.since_ms is not None:
+            rows = rows.where(F.col("at") >= rule.since_ms)
+        keys = [F.col(name) if name in rows.columns else F.lit(None).cast("string").alias(name) for name in KEY]
+        rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
+        return rows.select("rule", *_present(KEY), "at", "what", "doubtful", "times")
+
+    def _until(self, rule: Rule) -> Column:
+        """Stream time of a row's key, in ms."""
+        from pyspark.sql import functions as F
+
+        if "topic" not in rule.by:
+            return F.lit(stream_time(rule, None, self.times)).cast("bigint")
+        pairs = [part for topic, time in self.times.items() for part in (F.lit(topic), F.lit(time).cast("bigint"))]
+        return F.element_at(F.create_map(*pairs), F.col("topic"))
+
+    def _condition(self, rule: Rule) -> DataFrame:
+        """Where it begins and ceases to hold: looked at wherever something comes into a window or leaves one."""
+        from pyspark.sql import Window as Over
+        from pyspark.sql import functions as F
+
+        end = (F.col("ts") - F.pmod("ts", F.lit(MINUTE_MS))) / MINUTE_MS + 1
+        read = [topic for topic in self.times if rule.reads(topic)]
+        numbers = self.numbers.where(F.col("topic").isin(read)).withColumn("end", end.cast("bigint"))
+        minutes = numbers.groupBy(*rule.by, "end").agg(*minute_columns(rule.windows, self.topics))
+        edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.windows))]
+        if rule.since_ms is not None:
+            edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
+        moments = minutes.select(*rule.by, F.explode(F.array(*edges)).alias("end")).distinct()
+        moments = moments.where(F.col("end") <= F.floor(self._until(rule) / MINUTE_MS))
+        line = Over.partitionBy(*rule.by).orderBy("end")
+        moving = moments.join(minutes, [*rule.by, "end"], "left").select(
+            *rule.by, "end", *moving_columns(rule.windows, line)
+        )
+        met, near = condition(rule.tree)
+        since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms  # noqa: FBT003
+        states = moving.select(
+            *rule.by, "end", (holds_any(rule.windows) & met & since).alias("holds"), near.alias("near")
+        )
+        before = [F.lag(name, 1, False).over(line).alias(f"{name}_before") for name in ("holds", "near")]  # noqa: FBT003
+        changed = states.select("*", *before).where("holds != holds_before OR near OR near_before")
+        what = F.when(F.col("holds"), RAISED).otherwise(CLEARED).alias("what")
+        doubtful = F.expr("near OR near_before").alias("doubtful")
+        return changed.select(*rule.by, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
+
+    def _pattern(self, rule: Rule) -> DataFrame:
+        from pyspark.sql import Window as Over
+        from pyspark.sql import functions as F
+
+        pattern = rule.tree
+        assert isinstance(pattern, Pattern)  # noqa: S101  (the caller's part)
+        by = [VALUE if name == rule.column else name for name in rule.by]
+        topics, declared = self.topics, self.declared
+        first, second = (event(part, topics, declared) for part in (pattern.first, pattern.second))
+        value = F.lit(None) if rule.column is None else F.col(quote(text_field(declared.texts.index(rule.column))))
+        events = self.changes.select(*SERIES, "ts", "position", "ordinal", value.cast("string").alias(VALUE),
+                                     first.alias("first"), second.alias("second"))  # fmt: skip
+        events = events.where("first OR second").where("true" if rule.column is None else f"{VALUE} IS NOT NULL")
+        line = Over.partitionBy(*by).orderBy("ts", "position", "ordinal", *SERIES)
+        within = F.lit(LAST_MS - FIRST_MS if pattern.within_ms is None else pattern.within_ms)
+        if pattern.kind is PatternKind.NOT_FOLLOWED:
+            behind = line.rowsBetween(1, Over.unboundedFollowing)
+            following = events.withColumn("next", F.min(F.when(F.col("second"), F.col("ts"))).over(behind))
+            due = F.col("ts") + within
+            alone = F.col("next").isNull() | (F.col("next") > due)
+            found = following.where(F.col("first") & alone & (due < self._until(rule))).select(*by, due.alias("at"))
+        else:
+            before = [F.lag(name).over(line).alias(f"{name}_before") for name in ("first", "ts")]
+            near = F.col("first_before") & (F.col("ts") - F.col("ts_before") <= within)
+            paired = F.coalesce(near, F.lit(False))  # noqa: FBT003  (Spark has no keyword)
+            wanted = paired if pattern.kind is PatternKind.THEN else ~paired
+            found = events.select("*", *before).where(F.col("second") & wanted).select(*by, F.col("ts").alias("at"))
+        return found.select("*", F.lit(RAISED).alias("what"), F.lit(False).alias("doubtful"))  # noqa: FBT003

@@ -1,0 +1,1 @@
+"""Rules over gold's figures: read from their text, and evaluated on arrays. Pure."""

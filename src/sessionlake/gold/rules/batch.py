@@ -1,0 +1,354 @@
+"""What a batch changes in the log of alerts: only the keys and times that it can have changed are looked at again.
+
+An alert follows from the set of all events up to stream time, and from nothing else. Stream time is the greatest event
+time that was read of a topic, or, for keys across topics, of all topics that the rule reads. So a batch can change what
+lies between the stream times before and after it, for every key, and what comes behind an event that came late, within
+the rule's longest window, for that event's keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.gold.rules import conditions, patterns
+from sessionlake.gold.rules.alerts import KEY, Alert, Cause, Grounds, Key, Logged, difference, key_in, net
+from sessionlake.gold.rules.rule import VALUE, Rule
+from sessionlake.gold.rules.slices import Slices, columns_for
+from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
+
+StreamTimes = Mapping[str, int]
+"""Of topics, in ms."""
+_DAY = 24 * 60
+# Slices that may be in memory at once, about 100 bytes each.
+_SLICES = 4_000_000
+_NEVER = np.iinfo(np.int64).max
+
+
+class Asked(NamedTuple):
+    """Which slices are asked for.
+
+    Attributes:
+        minutes: ranges of ends, in minutes: behind the first, and up to the second.
+        hours: likewise, of whole hours; None: none.
+        topics: None: all.
+        keys: one row a key, of those columns that make it; None: all.
+        columns: of the slices.
+    """
+
+    minutes: Sequence[tuple[int, int]]
+    hours: tuple[int, int] | None
+    topics: frozenset[str] | None
+    keys: pa.Table | None
+    columns: tuple[str, ...]
+
+
+class Stored(ABC):
+    """What the tables hold, the batch in them."""
+
+    @abstractmethod
+    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
+        """The days that have slices, by the minute at which they begin, and how many series each has."""
+
+    @abstractmethod
+    def slices(self, asked: Asked) -> Slices:
+        """Slices, perhaps with others of the same topics."""
+
+    @abstractmethod
+    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+        """Events by their ids, `patterns.MATCH`; None: of all time."""
+
+    @abstractmethod
+    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
+        """The rows of the log that are at these times, and whether they take an alert back."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a batch brought.
+
+    Attributes:
+        before: stream times before it.
+        after: and after it.
+        touched: its slices: topic, session_id, row_id, metric, `end` in minutes, and `ts`, its first event time there.
+        matches: its events, `patterns.MATCH`.
+    """
+
+    before: StreamTimes
+    after: StreamTimes
+    touched: pa.Table
+    matches: pa.Table
+
+
+class Row(NamedTuple):
+    """A row of the log to be, and why.
+
+    Attributes:
+        late: whether stream time had passed it.
+        late_ts: the first event time that came late and that it rests on.
+    """
+
+    logged: Logged
+    rule: Rule
+    late: bool
+    cause: Cause
+    late_ts: int | None
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Rules, and stream time before and after the batch, in ms, of what they look at.
+
+    Attributes:
+        topics: None: keys are across topics.
+        before: None: they have looked at nothing yet.
+        passed: what stream time had passed, whether or not they have looked at it.
+    """
+
+    rules: tuple[Rule, ...]
+    topics: frozenset[str] | None
+    before: int | None
+    after: int
+    passed: int | None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Times, in minutes, that some rules are evaluated for; `keys` is one row a key, None for all."""
+
+    rules: tuple[Rule, ...]
+    topics: frozenset[str] | None
+    keys: pa.Table | None
+    first: int
+    last: int
+
+
+def changed(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: Stored) -> list[Row]:
+    """The rows that the log lacks once the batch is in the tables.
+
+    Args:
+        known: rules that have looked at all that came before.
+        new: those that have not.
+    """
+    found: list[Row] = []
+    for rules, fresh in ((known, False), (new, True)):
+        flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
+        for span in _spans(flat, batch, fresh=fresh):
+            found += _of_conditions(span, batch, stored)
+        found += _of_patterns([rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, fresh=fresh)
+    return found
+
+
+def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
+    """Stream time of a key, or None where nothing was read.
+
+    Args:
+        topic: None: the key is across topics.
+    """
+    if topic is not None:
+        return times.get(topic)
+    return max((time for name, time in times.items() if rule.reads(name)), default=None)
+
+
+def _spans(rules: Sequence[Rule], batch: Batch, *, fresh: bool) -> Iterator[_Span]:
+    single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
+    topics: dict[tuple[int | None, int], set[str]] = {}
+    for topic, after in batch.after.items():
+        if any(rule.reads(topic) for rule in single):
+            topics.setdefault((_minute(batch.before.get(topic)), after // MINUTE_MS), set()).add(topic)
+    for (before, after), names in topics.items():
+        yield _Span(tuple(single), frozenset(names), None if fresh else before, after, before)
+    groups: dict[tuple[int | None, int], list[Rule]] = {}
+    for rule in across:
+        after_ms = stream_time(rule, None, batch.after)
+        if after_ms is not None:
+            times = _minute(stream_time(rule, None, batch.before)), after_ms // MINUTE_MS
+            groups.setdefault(times, []).append(rule)
+    for (before, after), some in groups.items():
+        yield _Span(tuple(some), None, None if fresh else before, after, before)
+
+
+def _minute(ms: int | None) -> int | None:
+    return None if ms is None else ms // MINUTE_MS
+
+
+def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
+    for task in _tasks(span, batch.touched):
+        names = {rule.name: rule for rule in task.rules}
+        keys = (
+            None if task.keys is None else {key_in(task.rules[0].by, row | {VALUE: None}) for row in _rows(task.keys)}
+        )
+
+        def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys) -> bool:
+            inside = task.topics is None or alert.key[0] in task.topics
+            return inside and (keys is None or alert.key in keys)
+
+        truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
+        since = -_NEVER if span.before is None else task.first * MINUTE_MS
+        rows = stored.log(sorted(names), since, task.last * MINUTE_MS)
+        held = net(rows, lambda alert, names=names: alert.rule in names and wanted(alert))  # type: ignore[misc]
+        for one in difference(truth, held):
+            rule = names[one.alert.rule]
+            late = span.passed is not None and one.alert.at_ms <= span.passed * MINUTE_MS
+            cause = Cause.OTHER_RULE if span.before is None and late else Cause.LATE_DATA if late else Cause.ON_TIME
+            ts = _late_slice(one.alert, rule, batch.touched) if cause is Cause.LATE_DATA else None
+            yield Row(one, rule, late, cause, ts)
+
+
+def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
+    if span.before is None:
+        since = min(-_NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
+        yield _Task(span.rules, span.topics, None, since, span.after)
+        return
+    if span.before < span.after:
+        yield _Task(span.rules, span.topics, None, span.before + 1, span.after)
+    late = touched.filter(pa.array(touched["end"].to_numpy() <= span.before))
+    if span.topics is not None:
+        late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
+    if not late.num_rows:
+        return
+    for by in dict.fromkeys(rule.by for rule in span.rules):
+        rules = tuple(rule for rule in span.rules if rule.by == by)
+        longest = max(rule.longest for rule in rules)
+        keys = late.group_by(list(by)).aggregate([("end", "min"), ("end", "max")])
+        # Put together by ages that differ by less than twice: who is a minute late is not held against a year.
+        ages = np.log2(span.before - keys["end_min"].to_numpy() + 1).astype(np.int64)
+        for age in np.unique(ages).tolist():
+            some = keys.filter(pa.array(ages == age))
+            first, last = pc.min(some["end_min"]).as_py(), pc.max(some["end_max"]).as_py() + longest
+            yield _Task(rules, span.topics, some.select(list(by)), first, min(last, span.before))
+
+
+def _evaluated(task: _Task, stored: Stored) -> Iterator[tuple[Alert, Grounds]]:
+    lengths = [window.minutes for rule in task.rules for window in rule.windows]
+    columns = columns_for({window.function for rule in task.rules for window in rule.windows})
+    for first, last in _pieces(task, stored):
+        minutes, hours = conditions.needed(lengths, first, last)
+        slices = stored.slices(Asked(minutes, hours, task.topics, task.keys, columns))
+        yield from conditions.alerts(task.rules, slices, first, last).items()
+
+
+def _pieces(task: _Task, stored: Stored) -> Iterator[tuple[int, int]]:
+    """The times of a task at which a window can hold anything, in pieces that fit into memory."""
+    if task.last - task.first < _DAY // 4:
+        yield task.first, task.last
+        return
+    longest = max(rule.longest for rule in task.rules)
+    days = stored.days(task.topics)
+    busy: list[list[int]] = []
+    for day in sorted(days):
+        first, last = max(day + 1, task.first), min(day + _DAY + longest, task.last)
+        if busy and first <= busy[-1][1] + 1:
+            busy[-1][1] = max(busy[-1][1], last)
+        elif first <= last:
+            busy.append([first, last])
+    step = max(60, _SLICES // max(max(days.values(), default=1), 1))
+    for first, last in busy:
+        yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
+
+
+def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
+    at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
+    near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest)))
+    return _earliest(near, alert)
+
+
+def _earliest(rows: pa.Table, alert: Alert) -> int | None:
+    """The first event time of those of the alert's key."""
+    for name, value in zip(KEY, alert.key, strict=True):
+        if value is not None:
+            rows = rows.filter(pc.equal(rows[name], value))
+    found: int | None = pc.min(rows["ts"]).as_py()
+    return found
+
+
+def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: bool) -> Iterator[Row]:
+    scopes = {rule: scope for rule in rules if (scope := _scope(rule, batch, fresh=fresh)) is not None}
+    if not scopes:
+        return
+    since = min(scope.first_ms for scope in scopes.values())
+    ids = sorted({event.id for rule in scopes for event in patterns.events_of(rule)})
+    back = max((_within(rule) for rule in scopes), default=0)
+    matches = stored.matches(ids, None if since - back <= -_NEVER // 2 else since - back)
+    rows: dict[str, list[tuple[Alert, bool]]] = {}
+    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), since, _NEVER):
+        rows.setdefault(alert.rule, []).append((alert, retracted))
+    for rule, scope in scopes.items():
+        single = "topic" in rule.by
+        until = dict(batch.after) if single else stream_time(rule, None, batch.after) or 0
+        truth = patterns.alerts(rule, matches, scope.first_ms, until)
+        truth = {alert: grounds for alert, grounds in truth.items() if scope.wanted(alert)}
+        held = net(rows.get(rule.name, []), scope.wanted)
+        for one in difference(truth, held):
+            passed = stream_time(rule, one.alert.key[0], batch.before)
+            late = passed is not None and one.alert.at_ms <= passed
+            cause = Cause.OTHER_RULE if fresh and late else Cause.LATE_DATA if late else Cause.ON_TIME
+            ts = _late_event(one.alert, rule, batch.matches) if cause is Cause.LATE_DATA else None
+            yield Row(one, rule, late, cause, ts)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Which alerts of a pattern a batch can have changed: none before `first_ms`."""
+
+    first_ms: int
+    wanted: Callable[[Alert], bool]
+
+
+def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
+    if fresh:
+        return _Scope(-_NEVER // 2, lambda _: True)
+    by = tuple(VALUE if name == rule.column else name for name in rule.by)
+    spans: dict[Key, tuple[int, int]] = {}
+    for row in _rows(_matches_of(rule, batch.matches)):
+        key = key_in(by, row)
+        low, high = spans.get(key, (row["ts"], row["ts"]))
+        spans[key] = min(low, row["ts"]), max(high, row["ts"])
+    assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
+    waits = rule.tree.kind is PatternKind.NOT_FOLLOWED
+    lows = [low for low, _ in spans.values()] + (_moved(rule, batch) if waits else [])
+    if not lows:
+        return None
+    within = _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
+
+    def wanted(alert: Alert) -> bool:
+        low, high = spans.get(alert.key, (_NEVER, 0))
+        if low <= alert.at_ms and alert.at_ms - high <= within:
+            return True
+        time = stream_time(rule, alert.key[0], batch.before)
+        return waits and (time is None or alert.at_ms >= time)
+
+    return _Scope(min(lows), wanted)
+
+
+def _moved(rule: Rule, batch: Batch) -> list[int]:
+    """Stream times of the rule that the batch has left behind."""
+    topics = [topic for topic in batch.before if rule.reads(topic)] if "topic" in rule.by else [None]
+    times = [(stream_time(rule, topic, batch.before), stream_time(rule, topic, batch.after)) for topic in topics]
+    return [before for before, after in times if before is not None and before != after]
+
+
+def _within(rule: Rule) -> int:
+    assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
+    return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
+
+
+def _late_event(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
+    near = _matches_of(rule, matches)
+    back = alert.at_ms - near["ts"].to_numpy()
+    return _earliest(near.filter(pa.array((back >= 0) & (back <= _within(rule)))), alert)
+
+
+def _matches_of(rule: Rule, matches: pa.Table) -> pa.Table:
+    ids = pa.array([event.id for event in patterns.events_of(rule)])
+    return matches.filter(pc.is_in(matches["event"], ids))
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return table.to_pylist()

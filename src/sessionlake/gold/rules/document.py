@@ -1,0 +1,151 @@
+"""Rules as YAML: a file of many, and the text that `gold.rules` keeps of one. Errors say line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.rules.parse import ParseError
+from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of, twice
+
+_NAME, _WHEN = "name", "when"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a rule cannot be used.
+
+    Attributes:
+        line: from 1.
+        column: from 1.
+    """
+
+    line: int
+    column: int
+    reason: str
+    rule: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}: {f'rule {self.rule}: ' if self.rule else ''}{self.reason}"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A rule, and the text of it that is kept: all but its name."""
+
+    rule: Rule
+    text: str
+
+
+def read_file(text: str, declared: Declared) -> tuple[list[Written], list[Problem]]:
+    """The rules of a file, `rules: [{name: …, when: …}, …]`, and what is wrong with the others."""
+    root, problems = _composed(text)
+    if root is None:
+        return [], problems
+    listed = _value(root, "rules")
+    if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
+        return [], [_at(root, "expected one key, rules, with a list of rules")]
+    read = [_read(node, None, declared, text) for node in listed.value]
+    rules = [one for one in read if isinstance(one, Written)]
+    problems = [problem for one in read if not isinstance(one, Written) for problem in one]
+    for name in twice(one.rule.name for one in rules):
+        problems.append(_at(listed, f"two rules have the name {name}"))
+    return rules, problems
+
+
+def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
+    """The rule of one row of `gold.rules`."""
+    try:
+        root, problems = _composed(text)
+        found = problems if root is None else _read(root, name, declared, text)
+    except Exception as error:  # noqa: BLE001 - whatever a text does to those who read it, the other rules go on
+        return Problem(1, 1, f"it cannot be read ({type(error).__name__}: {error})")
+    return found.rule if isinstance(found, Written) else found[0]
+
+
+def _composed(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        return None, [Problem(*place, f"no YAML: {error.problem or error}")]
+    except yaml.YAMLError as error:
+        return None, [Problem(1, 1, f"no YAML: {error}")]
+    if not isinstance(root, yaml.MappingNode):
+        return None, [Problem(1, 1, "expected a mapping of keys to values")]
+    return root, []
+
+
+def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> Written | list[Problem]:
+    if not isinstance(node, yaml.MappingNode):
+        return [_at(node, "a rule is a mapping with a name and when")]
+    try:
+        value: dict[str, Any] = yaml.SafeLoader("").construct_document(node)
+    except (yaml.YAMLError, ValueError) as error:
+        return [_at(node, f"no YAML: {error}")]
+    called = value.get(_NAME) if name is None else name
+    label = called if isinstance(called, str) else None
+    try:
+        settings = RuleSettings.model_validate(value if name is None else {_NAME: name, **value})
+    except ValidationError as error:
+        return [_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
+    try:
+        rule = rule_of(settings, declared)
+    except ParseError as error:
+        when = _value(node, _WHEN)
+        assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (validated above)
+        return [Problem(*_place(when, error.at, text), error.reason, label)]
+    kept = {key: one for key, one in value.items() if key != _NAME}
+    return Written(rule, yaml.dump(kept, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as such."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def _value(node: yaml.Node, key: str) -> yaml.Node | None:
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    return next((value for found, value in node.value if found.value == key), None)
+
+
+def _problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> Problem:
+    """The problem at the innermost node of the path that is there."""
+    at, named = node, ".".join(map(str, path))
+    for step in path:
+        inside = (
+            at.value[step] if isinstance(at, yaml.SequenceNode) and isinstance(step, int) else _value(at, str(step))
+        )
+        if inside is None:
+            break
+        at = inside
+    return _at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
+
+
+def _at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
+    return Problem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
+
+
+def _place(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:
+    """Line and column of a place in a scalar; where its lines are folded, of its beginning."""
+    line, column = node.start_mark.line, node.start_mark.column
+    if node.style == "|":
+        before = str(node.value)[:at].split("\n")
+        line += len(before)
+        indented = len(text.splitlines()[line]) - len(str(node.value).split("\n")[len(before) - 1])
+        return line + 1, indented + len(before[-1]) + 1
+    if node.start_mark.line == node.end_mark.line:
+        return line + 1, column + 1 + at + (node.style in ("'", '"'))
+    return line + 1, column + 1

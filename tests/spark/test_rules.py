@@ -1,0 +1,142 @@
+"""Rules through real Spark and Delta: whatever the batches and deaths, the log bears what all of silver does."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from sessionlake import cli
+from sessionlake.config import GoldSettings, Settings
+from sessionlake.errors import MachineError
+from sessionlake.gold.verify import verify_gold
+from sessionlake.lake.commit import replace_rows
+from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.protocol.types import Row
+from spark.test_gold import SECOND, Change, Dying, Feed, change
+from support.lakes import limit, rows_of
+
+MINUTE = 60 * SECOND
+TEXTS = {
+    "sums": "{by: [session_id], when: sum(price) over 3 min < 4.5 and every qty over 2 min > 0}",
+    "long": "{by: [row_id], when: not sum(price) over 130 min <= 9.75}",
+    "in_out": "{by: [session_id], when: status = 'in' then status = 'out' within 7 min}",
+    "stuck": "when: status != 'out' and not price < 0 not followed by status = 'out' or deleted within 6 min",
+}
+
+
+@pytest.fixture
+def feed(spark, location) -> Feed:
+    return Feed(spark, Settings(**location, gold=GoldSettings(shards=4)))
+
+
+def write_rules(feed: Feed, texts: dict[str, str]) -> None:
+    """What SQL would leave in the table."""
+    feed.lake.ensure(feed.spark, [RULES])
+    rows = [{"name": name, "text": text, "enabled": True, "updated_at": None} for name, text in texts.items()]
+    replace_rows(feed.spark, feed.lake, RULES, pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).schema(RULES)))
+
+
+def require_exact(feed: Feed) -> int:
+    """How many alerts there are, once they are what SQL makes of silver."""
+    found = verify_gold(feed.spark, feed.settings, [])[-1]
+    assert (found.table, found.first) == (RULE_EVENTS, None)
+    return found.rows
+
+
+def stream(seed: int, count: int) -> list[Change]:
+    rng = random.Random(seed)
+    changes = []
+    for i in range(count):
+        ts = rng.choice([i * 20, i * 20, i * 20 - 600, rng.randrange(-300, 3) * 60]) * SECOND
+        values: dict[str, Any] = {"price": rng.choice([0.1, 0.2, 2.5, 4.0, -1.5]), "qty": rng.randint(0, 9)}
+        values = {name: value for name, value in values.items() if rng.random() < 0.6}
+        if rng.random() < 0.5:
+            values["status"] = rng.choice(["in", "out"])
+        changes.append(change(rng.choice("st"), rng.choice("rq"), i, ts, **values))
+    return changes
+
+
+def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+    """Late by minutes and hours; a rule is bad, one is new, one changes, one batch is too large for the driver."""
+    changes = stream(1, 100)
+    write_rules(feed, {**TEXTS, "bad": "when: max(nothing) over 2 min > 3", "long": "when: sum(price) over 9 h > 1"})
+    feed.write(changes[:40]).run()
+    late = TEXTS | {"bad": "when: max(nothing) over 2 min > 3"}
+    write_rules(feed, late)
+    feed.write(changes[40:70]).run()
+    limit(monkeypatch, inline_bytes=0)
+    feed.write(changes[70:]).run()
+    assert require_exact(feed) > 50
+    status = {row["rule"]: (row["error"], row["taken_by"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
+    assert status.pop("bad") == ("line 1, column 11: nothing is no number column: there is price, qty", 0)
+    assert status == {name: (None, int(name == "long")) for name in TEXTS}
+    causes = {(row["event"], row["cause"]) for row in rows_of(feed.spark, feed.lake, RULE_EVENTS)}
+    assert {("raised", "late data"), ("retracted", "late data"), ("retracted", "new or changed rule")} <= causes
+
+
+DEATHS = [f"{when}:{table}" for when in ("before", "after") for table in (RULE_MATCHES, RULE_EVENTS)]
+
+
+def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+    """While they are dead, a rule changes: who comes back takes what it had taken, and that with the next batch."""
+    changes = stream(2, 90)
+    write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
+    for number, (start, places) in enumerate(((0, DEATHS), (50, DEATHS[:2]))):
+        feed.write(changes[start : start + 50])
+        for place in places:
+            with monkeypatch.context() as patch:
+                patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, 1))
+                with pytest.raises(MachineError, match="power cut"):
+                    feed.run()
+            write_rules(feed, {"high": f"when: max(price) over {number + 2} min > 3", "in_out": TEXTS["in_out"]})
+        feed.run()
+    feed.write(changes[:0]).run()
+    assert require_exact(feed) > 10
+    assert {row["rule"]: row["taken_by"] for row in rows_of(feed.spark, feed.lake, RULE_STATUS)} == {
+        "high": 2,
+        "in_out": 0,
+    }
+
+
+def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(
+    feed: Feed, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sessionlake.runtime.spark.stop_spark", lambda: None)
+    feed.write([change("s", "r", 0, 0, price=5.0), change("s", "r", 1, 5 * MINUTE, price=1.0)]).run()
+    assert not any(feed.lake.exists(feed.spark, table) for table in RULE_RESULTS)
+    file = tmp_path / "rules.yml"
+    file.write_text("rules: [{name: high, by: [session_id], when: max(price) over 2 min > 3}]")
+
+    def ask(*words: str) -> list[Row]:
+        done = CliRunner().invoke(cli.app, ["rules", *words], env={"SESSIONLAKE_HOME": str(feed.settings.home)})
+        assert done.exit_code == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    tried = ask("test", str(file), "--format", "json")
+    assert [(row["change"], row["event"], row["at"]) for row in tried] == [
+        ("gained", "raised", "1970-01-01T00:01:00+00:00"), ("gained", "cleared", "1970-01-01T00:03:00+00:00"),
+    ]  # fmt: skip
+    ask("apply", str(file))
+    feed.write([change("s", "r", 2, 5 * MINUTE + SECOND, price=1.0)]).run()
+    feed.write([change("s", "r", 3, 90 * SECOND, price=7.0)]).run()
+    rows = sorted(rows_of(feed.spark, feed.lake, RULE_EVENTS), key=lambda row: (row["_batch"], row["window_end"]))
+    told = [
+        (row["_batch"], row["event"], row["retracts"], row["window_end"].minute, row["late"], row["cause"])
+        for row in rows
+    ]
+    assert told == [
+        (1, "raised", None, 1, True, "new or changed rule"),
+        (1, "cleared", None, 3, True, "new or changed rule"),
+        (2, "retracted", "cleared", 3, True, "late data"),
+        (2, "cleared", None, 4, True, "late data"),
+    ]
+    assert [int(row["late_ts"].timestamp()) for row in rows[2:]] == [90, 90]
+    assert dict(rows[0]["values"]) == {"max(price) over 2 min": 5.0}
+    assert [row["state"] for row in ask("list", "--format", "json")] == ["evaluated"]
+    assert ask("test", str(file), "--format", "json") == []
+    assert rows_of(feed.spark, feed.lake, RULE_TIMES) == [{"topic": "capture.a", "ts": 5 * MINUTE + SECOND}]

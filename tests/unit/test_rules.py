@@ -1,0 +1,411 @@
+"""Rules: whatever the batches, however late, the log bears what plain Python makes of all events at once."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.standard import METRICS_1H, METRICS_1M
+from sessionlake.gold.rules import batch as batches
+from sessionlake.gold.rules.alerts import Alert, Cause, net
+from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
+from sessionlake.gold.rules.document import Problem, read_file, read_text
+from sessionlake.gold.rules.patterns import MATCH, events_of
+from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.gold.rules.slices import Slices, gathered
+from sessionlake.gold.rules.tree import AllOf, AnyOf, Compared, Deleted, FieldIs, Not, Pattern, PatternKind, Window
+
+MINUTE = 60_000
+DECLARED = Declared(("price", "qty"), ("status", "who"))
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
+    + [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
+    + [("value:0", pa.float64()), ("value:1", pa.float64()), ("text:0", pa.string()), ("text:1", pa.string())]
+    + [("deleted", pa.bool_())]
+)
+Change = dict[str, Any]
+ORDER = ("ts", "position", "ordinal", "topic", "session_id", "row_id")
+
+
+def rule(name: str, when: str, **others: Any) -> Rule:
+    return rule_of(RuleSettings.model_validate({"name": name, "when": when, **others}), DECLARED)
+
+
+CONDITIONS = [
+    rule("high", "max(price) over 1 min > 3"),
+    rule("sums", "sum(price) over 3 min < 4 and every qty over 2 min > 0", by=["session_id"]),
+    rule("silent", "count(price) over 5 min = 0 and count(price) over 3 h > 1", by=["topic", "row_id"]),
+    rule("long", "avg(a.price) over 130 min >= 1.5 or not some qty over 70 min > 1",
+         by=["topic"], sources={"a": {"topics": "a", "rows": ["r"]}}),
+    rule("apart", "any(sum(a.price) over 4 h > sum(b.price) over 2 h, max(a.qty) over 3 min = 5)",
+         by=["row_id"], sources={"a": {"topics": "a"}, "b": {"topics": "b"}}),
+    rule("last", "last(price) over 6 min > first(price) over 6 min"
+         " and all(min(qty) over 1 h < 3, 2 > count(qty) over 9 min)"),
+    rule("since", "count(qty) over 61 min > 1", by=["session_id"], since="1970-01-01T01:00:00Z"),
+]  # fmt: skip
+PATTERNS = [
+    rule("in_out", "status = 'in' then status = 'out' within 7 min", by=["topic", "session_id"]),
+    rule("out_only", "status = 'out' without status = 'in' before it", by=["who"]),
+    rule("out_soon", "b.price > 2 without a.status = 'in' before within 5 min", by=["row_id"],
+         sources={"a": {"topics": "a"}, "b": {"topics": "b"}}),
+    rule("stuck", "status != 'out' and not price < 0 not followed by (status = 'out' or deleted) within 6 min"),
+    rule("alone", "status = 'in' not followed by status = 'in' within 3 min", by=["who", "topic"]),
+]  # fmt: skip
+RULES = [*CONDITIONS, *PATTERNS]
+
+VALUES = st.none() | st.integers(-2, 5).map(float) | st.sampled_from([0.1, 1e16, -1e16])
+TIMES = st.integers(0, 40).map(lambda n: n * 37_000) | st.integers(-2, 9).map(lambda n: n * 41 * MINUTE)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from("ab"), st.sampled_from("st"), st.sampled_from("rq"), TIMES, VALUES, VALUES,
+        st.none() | st.sampled_from(["in", "out"]), st.none() | st.sampled_from(["u", "v"]), st.booleans(),
+    ),
+    max_size=22,
+)  # fmt: skip
+
+
+def changes_of(drawn: Iterable[tuple[Any, ...]]) -> list[Change]:
+    out = []
+    for i, (topic, session, row, ts, price, qty, status, who, deletes) in enumerate(drawn):
+        gone = deletes and price is qty is status is who is None
+        values = (topic, session, row, ts, i, 0, price, qty, status, who, gone)
+        out.append(dict(zip(SCHEMA.names, values, strict=True)))
+    return out
+
+
+class Memory(Stored):
+    """The tables in memory, kept up as gold's job does."""
+
+    def __init__(self) -> None:
+        self.tiers = {product.name: product.schema().empty_table() for product in (METRICS_1M, METRICS_1H)}
+        self.changes = SCHEMA.empty_table()
+        self.events = MATCH.empty_table()
+        self.rows: list[Row] = []
+        self.times: dict[str, int] = {}
+        self.known: list[Rule] = []
+        self.asked = 0
+
+    def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[Row]:
+        table = pa.Table.from_pylist(changes, SCHEMA)
+        part = METRICS_1M.of_changes(table, DECLARED)
+        for product, rows in ((METRICS_1M, part), (METRICS_1H, METRICS_1H.of_finer(part))):
+            self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
+        events = {event for one in rules if isinstance(one.tree, Pattern) for event in events_of(one)}
+        matches = pa.concat_tables([MATCH.empty_table(), *(e.matches(table, DECLARED) for e in events)])
+        self.changes = pa.concat_tables([self.changes, table])
+        # What a batch has read may come to the next one, too.
+        self.events = pa.concat_tables(
+            [MATCH.empty_table(), matches, *(e.matches(self.changes, DECLARED) for e in events)]
+        )
+        before, self.times = dict(self.times), dict(self.times)
+        for change in changes:
+            if any(change[name] is not None for name in SCHEMA.names[6:10]):
+                self.times[change["topic"]] = max(change["ts"], self.times.get(change["topic"], -(10**15)))
+        touched = part.select(["topic", "session_id", "row_id", "metric"])
+        touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
+        new = [one for one in rules if one not in self.known]
+        known = [one for one in rules if one in self.known]
+        rows = batches.changed(known, new, Batch(before, self.times, touched, matches), self)
+        self.known = list(rules)
+        self.rows += rows
+        return rows
+
+    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
+        del topics
+        days = (ends(self.tiers[METRICS_1M.name], 1) - 1) // 1440 * 1440
+        return dict.fromkeys(days.tolist(), 9)
+
+    def slices(self, asked: Asked) -> Slices:
+        def parts() -> Iterator[tuple[int, pa.Table]]:
+            for product, length, ranges in ((METRICS_1M, 1, asked.minutes), (METRICS_1H, 60, [asked.hours or (0, 0)])):
+                end = ends(self.tiers[product.name], length)
+                for low, high in ranges:
+                    yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
+
+        return gathered(parts(), asked.columns, asked.keys)
+
+    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+        kept = [
+            row
+            for row in self.events.to_pylist()
+            if row["event"] in events and (since_ms is None or row["ts"] >= since_ms)
+        ]
+        return pa.Table.from_pylist(kept, MATCH)
+
+    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
+        for row in self.rows:
+            if row.logged.alert.rule in rules and first_ms <= row.logged.alert.at_ms <= last_ms:
+                yield row.logged.alert, row.logged.retracted
+
+
+def merged(product: Product, part: pa.Table, held: pa.Table) -> pa.Table:
+    rows = product.merged(part, held)
+    keys = {tuple(row[name] for name in product.row_keys) for row in rows.to_pylist()}
+    kept = [row for row in held.to_pylist() if tuple(row[name] for name in product.row_keys) not in keys]
+    return pa.concat_tables([rows, pa.Table.from_pylist(kept, product.schema())])
+
+
+def ends(rows: pa.Table, length: int) -> Any:
+    return rows["window_start"].cast(pa.int64()).to_numpy() // (MINUTE * 1000) + length
+
+
+# -- the same by plain Python, over all events at once
+
+
+def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
+    """Key, moment and event of every alert."""
+    times: dict[str, int] = {}
+    for change in changes:
+        if any(change[name] is not None for name in SCHEMA.names[6:10]):
+            times[change["topic"]] = max(change["ts"], times.get(change["topic"], change["ts"]))
+    read = {t: time for t, time in times.items() if any(s.has_topic(t) for s in rule.selections)}
+    found = patterns_by_hand if isinstance(rule.tree, Pattern) else conditions_by_hand
+    return {one for one in found(rule, changes, read) if rule.since_ms is None or one[1] >= rule.since_ms}
+
+
+def key_of(rule: Rule, change: Change) -> tuple[Any, ...]:
+    names = [name if name in SCHEMA.names else "text:1" for name in rule.by]
+    return tuple(change[name] for name in names)
+
+
+def conditions_by_hand(rule: Rule, changes: list[Change], times: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+    for key in {key_of(rule, change) for change in changes}:
+        mine = [change for change in changes if key_of(rule, change) == key]
+        topics = [mine[0]["topic"]] if "topic" in rule.by else list(times)
+        until = max((times[topic] for topic in topics if topic in times), default=None)
+        if until is None:
+            continue
+        edges = {ended(change) + length for change in mine for length in (0, *(w.minutes for w in rule.windows))}
+        edges |= set() if rule.since_ms is None else {rule.since_ms // MINUTE}
+        before = False
+        for at in sorted(edge for edge in edges if edge <= until // MINUTE):
+            before_since = rule.since_ms is not None and at * MINUTE < rule.since_ms
+            live = any(inside(window, mine, at) for window in rule.windows)
+            holds = live and met(rule.tree, mine, at) and not before_since
+            if holds != before:
+                yield key, at * MINUTE, "raised" if holds else "cleared"
+            before = holds
+
+
+def ended(change: Change) -> int:
+    return change["ts"] // MINUTE + 1
+
+
+def inside(window: Window, changes: list[Change], at: int) -> list[float]:
+    field = f"value:{DECLARED.numbers.index(window.metric)}"
+    held = [
+        change for change in changes
+        if at - window.minutes < ended(change) <= at and change[field] is not None
+        and window.of.has_topic(change["topic"]) and window.of.has_row(change["row_id"])
+    ]  # fmt: skip
+    return [change[field] for change in sorted(held, key=lambda change: (change["ts"], change["position"]))]
+
+
+def met(tree: Any, changes: list[Change], at: int) -> bool:
+    match tree:
+        case AllOf(parts):
+            return all(met(part, changes, at) for part in parts)
+        case AnyOf(parts):
+            return any(met(part, changes, at) for part in parts)
+        case Not(part):
+            return not met(part, changes, at)
+        case Compared(left, compare, right):
+            a, b = (
+                side if isinstance(side, float) else number(side, inside(side, changes, at)) for side in (left, right)
+            )
+            return a is not None and b is not None and SIGNS[compare](a, b)
+    raise AssertionError(tree)
+
+
+SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq, "!=": operator.ne}
+
+
+def number(window: Window, values: list[float]) -> float | None:
+    if not values:
+        return 0.0 if window.function in ("count", "sum") else None
+    whole = math.fsum(values)
+    return {"count": len(values), "sum": whole, "min": min(values), "max": max(values), "avg": whole / len(values),
+            "first": values[0], "last": values[-1]}[window.function]  # fmt: skip
+
+
+def patterns_by_hand(rule: Rule, changes: list[Change], times: dict[str, int]) -> Iterator[tuple[Any, ...]]:
+    pattern = rule.tree
+    assert isinstance(pattern, Pattern)
+    within = math.inf if pattern.within_ms is None else pattern.within_ms
+    for key in {key_of(rule, change) for change in changes}:
+        if None in key:
+            continue
+        mine = sorted((c for c in changes if key_of(rule, c) == key), key=lambda c: tuple(c[name] for name in ORDER))
+        line = [(c, is_event(pattern.first, c), is_event(pattern.second, c)) for c in mine]
+        line = [one for one in line if one[1] or one[2]]
+        for i, (change, first, second) in enumerate(line):
+            if pattern.kind is PatternKind.NOT_FOLLOWED:
+                due = change["ts"] + within
+                topics = [change["topic"]] if "topic" in rule.by else list(times)
+                passed = due < max(times.get(topic, -math.inf) for topic in topics)
+                if first and passed and not any(s and c["ts"] <= due for c, _, s in line[i + 1 :]):
+                    yield key, due, "raised"
+            elif second:
+                before = line[i - 1] if i else None
+                paired = before is not None and before[1] and change["ts"] - before[0]["ts"] <= within
+                if paired == (pattern.kind is PatternKind.THEN):
+                    yield key, change["ts"], "raised"
+
+
+def is_event(tree: Any, change: Change) -> bool:
+    match tree:
+        case AllOf(parts):
+            return all(is_event(part, change) for part in parts)
+        case AnyOf(parts):
+            return any(is_event(part, change) for part in parts)
+        case Not(part):
+            return about(part, change) and not is_event(part, change)
+        case Deleted(of):
+            return of.has_topic(change["topic"]) and change["deleted"]
+        case FieldIs(of, column, compare, value):
+            field = dict(zip(("price", "qty", "status", "who"), SCHEMA.names[6:10], strict=True))[column]
+            there = of.has_topic(change["topic"]) and change[field] is not None
+            return there and SIGNS[compare](change[field], value)
+    raise AssertionError(tree)
+
+
+def about(tree: Any, change: Change) -> bool:
+    return tree.of.has_topic(change["topic"])
+
+
+def logged(rows: list[Row], rule: Rule) -> set[tuple[Any, ...]]:
+    alerts = net(((row.logged.alert, row.logged.retracted) for row in rows), lambda alert: alert.rule == rule.name)
+    places = {"topic": 0, "session_id": 1, "row_id": 2}
+    return {(tuple(a.key[places.get(name, 3)] for name in rule.by), a.at_ms, a.event) for a in alerts}
+
+
+@settings(max_examples=500)
+@given(CHANGES, st.lists(st.integers(0, 22), max_size=4), st.permutations(RULES), st.randoms(use_true_random=False))
+def test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events(
+    drawn: list[tuple[Any, ...]], cuts: list[int], rules: list[Rule], rnd: Any
+) -> None:
+    """Changes come in any order; one rule is new in the second batch."""
+    changes, rules = changes_of(drawn), rules[:4]
+    arriving = rnd.sample(changes, len(changes))
+    memory = Memory()
+    for number, (a, b) in enumerate(pairwise([0, *sorted(cuts), len(changes)])):
+        memory.take_in(arriving[a:b], rules if number else rules[1:])
+    for one in rules if cuts else rules[1:]:
+        assert logged(memory.rows, one) == by_hand(one, changes), one
+
+
+MALFORMED = """rules:
+  - name: unknown
+    when: sum(pricex) over 5 min > 3
+  - name: inside
+    when: |
+      sum(price) over 5 min > 3
+        and min(price) ovr 3 min < 3
+  - {name: nowhen, by: [topic]}
+  - {name: event, when: status = 'in'}
+  - {name: column, by: [who], when: max(price) over 1 min > 1}
+  - {name: mixed, when: "status = 'in' then max(price) over 1 min > 1 within 5 min"}
+  - {name: short, when: max(price) over 30 s > 1}
+  - {name: first, by: [topic], when: first(price) over 5 min > 1}
+  - name: quoted
+    when: status = "in" then status = 'out' within 1 h
+  - {name: source, when: sum(a.price) over 1 h > 1}
+  - {name: fine, when: sum(price) over 1 h > 1}
+  - {name: fine, when: sum(price) over 2 h > 1}
+"""
+
+
+def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() -> None:
+    rules, problems = read_file(MALFORMED, DECLARED)
+    assert [one.rule.name for one in rules] == ["fine", "fine"]
+    expected = [
+        "3:15: rule unknown: pricex is no number column: there is price, qty",
+        "7:24: rule inside: expected over, found ovr",
+        "8:5: rule nowhen: when: Field required",
+        "9:25: rule event: a column by itself is an event",
+        "10:37: rule column: keys of aggregates are topic, session_id, row_id; found who",
+        "11:45: rule mixed: an event is what one change of one source set: no aggregates, no other source",
+        "12:41: rule short: a window is a whole number of minutes",
+        "13:38: rule first: first(price) over 5 min: first and last are those of one series",
+        "15:20: rule quoted: '\"' means nothing here; texts stand in single quotes",
+        "16:30: rule source: a is no source of the rule: there is none",
+        "2:3: two rules have the name fine",
+    ]
+    assert [str(one)[: len(begin)] for one, begin in zip(problems, expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "[" * 3_000, "when: " + "(" * 500, "when: " + "not " * 5_000 + "max(price) over 1 min > 1", "when: [1]",
+     "{when: max(price) over 1 min > 1, topics: '('}", "{when: max(price) over 1 min > 1, since: 2026-99-01T00:00:00Z}",
+     "when: max(price) over 9999999999999999 weeks > 1", "when: max(price) over 1 min > 1\nname: x\n-", "a: &a [*a]"],
+)  # fmt: skip
+def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> None:
+    assert isinstance(read_text("a", text, DECLARED), Problem)
+
+
+def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:
+    text = "rules: [{name: a, by: [who], when: 'price > 1\n\n then deleted within 1 h'}]"
+    [written], _ = read_file(text, DECLARED)
+    assert read_text("a", written.text, DECLARED) == written.rule
+
+
+def test_the_version_changes_with_what_a_rule_says_and_not_with_how() -> None:
+    one = rule("a", "max(price) over 60 min > 3")
+    assert one.version == rule("b", "max( price )  over 60 min > 3.0", description="why").version
+    others = [rule("a", "max(price) over 61 min > 3"), rule("a", "max(price) over 60 min > 3", by=["topic"])]
+    assert len({one.version, *(other.version for other in others)}) == 3
+
+
+def point(ts: int, price: float, position: int = 0) -> Change:
+    return dict(zip(SCHEMA.names, ("a", "s", "r", ts, position, 0, price, None, None, None, False), strict=True))
+
+
+def said(rows: list[Row]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            row.logged.alert.at_ms // MINUTE,
+            row.logged.alert.event,
+            row.logged.retracted,
+            row.late,
+            row.cause,
+            row.late_ts,
+        )
+        for row in rows
+    ]
+
+
+def test_a_late_point_raises_and_retracts_and_says_which_it_was() -> None:
+    memory, low = Memory(), [rule("low", "sum(price) over 3 min < 5")]
+    assert said(memory.take_in([point(0, 9.0)], low)) == []  # its minute is not over
+    assert said(memory.take_in([point(4 * MINUTE, 1.0)], low)) == []  # the window is empty at once: nothing holds
+    assert said(memory.take_in([point(6 * MINUTE, 1.0)], low)) == [(5, "raised", False, False, Cause.ON_TIME, None)]
+    late = Cause.LATE_DATA
+    assert said(memory.take_in([point(150_000, 1.0)], low)) == [
+        (4, "raised", False, True, late, 150_000),
+        (5, "raised", True, True, late, 150_000),
+    ]
+    assert said(memory.take_in([point(170_000, 9.0, 7)], low)) == [
+        (4, "raised", True, True, late, 170_000),
+        (6, "raised", False, True, late, 170_000),
+    ]
+
+
+def test_a_changed_rule_keeps_the_alerts_that_both_bear() -> None:
+    memory = Memory()
+    memory.take_in([point(i * MINUTE, float(i)) for i in range(6)], [rule("high", "max(price) over 1 min > 1")])
+    rows = memory.take_in([], [rule("high", "max(price) over 1 min > 3")])
+    assert said(rows) == [
+        (3, "raised", True, True, Cause.OTHER_RULE, None),
+        (5, "raised", False, True, Cause.OTHER_RULE, None),
+    ]
