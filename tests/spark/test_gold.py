@@ -7,17 +7,19 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import eq, itemgetter
 from typing import Any
 
 import pytest
 
+from sessionlake.commands.query import fetch
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
 from sessionlake.gold import job, recover
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared import products_of
+from sessionlake.gold.query import metrics
 from sessionlake.gold.verify import verify_gold
 from sessionlake.gold_settings import ProductSettings
 from sessionlake.history.explain import Offsets, explain
@@ -328,6 +330,22 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
         explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
+
+
+def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed):
+    rng, hour = random.Random(4), timedelta(hours=1)
+    times = [rng.randrange(-36 * 3600, 60 * 3600) * SECOND for _ in range(120)]
+    feed.write(change("st"[i % 2], "r", i, ts, price=rng.gauss(1e6, 1)) for i, ts in enumerate(times)).run()
+    epoch, sql = datetime.fromtimestamp(0, UTC), "SELECT * FROM metrics_between({}, {}) ORDER BY session_id"
+    for begin, end in ((-25 * hour, 49 * hour + hour / 60), (hour / 4, hour / 2)):
+        found = metrics(feed.settings, epoch + begin, epoch + end, spark=feed.spark).rows.to_pylist()
+        edges = (f"timestamp_millis({edge // timedelta(milliseconds=1)})" for edge in (begin, end))
+        names, rows = fetch(feed.spark, feed.settings, sql.format(*edges))
+        assert [dict(zip(names, row, strict=True)) for row in rows] == [
+            {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in row.items()}
+            for row in found
+        ]
+        assert len(found) == len({i % 2 for i, ts in enumerate(times) if begin <= timedelta(milliseconds=ts) < end})
 
 
 @pytest.mark.parametrize("driver_bytes", [1 << 20, 0])

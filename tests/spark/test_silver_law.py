@@ -27,6 +27,7 @@ from sessionlake.silver.states import shard_of, shard_states
 from sessionlake.silver.stream_times import stored_times
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
+from support.views import assert_views_are_the_truth
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
 TABLES = (*APPENDED, "sessions", "session_rows", "session_snapshots", "session_snapshot_index")
@@ -117,6 +118,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
+    assert_views_are_the_truth(spark, pipeline.settings, messages)
 
     states = dict(shard_states(spark, pipeline.settings))
     stats = [stats_of(shard, state, pipeline.settings) for shard, state in states.items()]

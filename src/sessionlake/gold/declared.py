@@ -9,6 +9,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINTS, TEXTS
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold_settings import AggregateKind, EventKind, ProductSettings
+from sessionlake.lake.names import VIEWS
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import TableSchema, Writes
 
@@ -33,7 +34,7 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
         ConfigError: a declared one has the name of another table.
     """
     for declared in settings.gold.products:
-        if declared.table in TABLES:
+        if declared.table in {*TABLES, *VIEWS}:
             raise ConfigError(f"gold.products: {declared.table} is a table of every lake's: choose another name")
     return (*STANDARD, *map(_product, settings.gold.products))
 

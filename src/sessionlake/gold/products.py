@@ -59,7 +59,7 @@ def _kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
     return None if noted is None else noted.split(",") if noted else []
 
 
-def whole(spark: SparkSession, lake: Lake, products: Sequence[Product]) -> list[Product]:
+def whole(spark: SparkSession | None, lake: Lake, products: Sequence[Product]) -> list[Product]:
     """Products whose tables have all that gold has read, by their present logic."""
     return [product for product in products if _logic(spark, lake, product) == product.logic]
 
@@ -117,7 +117,7 @@ def _first_other(live: DataFrame, rows: DataFrame, product: Product) -> str | No
     return compared(product.table, product.row_keys, product.results, live, rows).first
 
 
-def _logic(spark: SparkSession, lake: Lake, product: Product) -> str | None:
+def _logic(spark: SparkSession | None, lake: Lake, product: Product) -> str | None:
     if not lake.exists(spark, product.table):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None
