@@ -59,9 +59,9 @@ class Feed:
         job.start(self.spark, self.settings, once=True).wait()
         return self
 
-    def declare(self, **aggregates: str) -> Feed:
+    def declare(self, of: str = "numbers", **aggregates: str) -> Feed:
         """Declares the one product `gold.own`; without aggregates, none."""
-        own = {"name": "own", "keys": ("topic", "metric"), "aggregates": aggregates}
+        own = {"name": "own", "of": of, "keys": ("topic",), "aggregates": aggregates}
         products = (ProductSettings.model_validate(own),) if aggregates else ()
         gold = self.settings.gold.model_copy(update={"products": products})
         self.settings = self.settings.model_copy(update={"gold": gold})
@@ -143,6 +143,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
         session, row = rng.choice(["s", "t"]), rng.choice(["r", "q"])
         changes.append(change(session, row, i, (i - late) * 5 * SECOND, i * 3 * 60 * SECOND, **values))
     start = 0
+    feed.declare(of="texts", n="count", texts="approx_distinct")
     for cut in [*sorted(rng.sample(range(150), 3)), 150]:
         feed.write(changes[start:cut]).run()
         start = cut
@@ -261,7 +262,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         patch.setattr(job, "products_of", lambda _: STANDARD[:1])
         feed.write(changes[:5]).run()
     feed.write(changes[5:9])
-    feed.declare(n="count", spread="variance")
+    feed.declare(n="count", spread="variance", middle="p50", most="p99")
     feed.run().require_exact()
     with monkeypatch.context() as patch:  # a product that is left out for a while has missed what came meanwhile
         patch.setattr(job, "products_of", lambda _: STANDARD)
