@@ -10,7 +10,7 @@ from sessionlake.commands.show import OutputFormat, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.sql_function import METRICS_BETWEEN, create_metrics_between
-from sessionlake.gold.views import DEFINITIONS, create_views
+from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
@@ -23,7 +23,11 @@ COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
 _OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
-_FUNCTIONS = {SESSION_AS_OF: create_session_as_of, METRICS_BETWEEN: create_metrics_between}
+_FUNCTIONS = {
+    SESSION_AS_OF: create_session_as_of,
+    METRICS_BETWEEN: create_metrics_between,
+    DATA_QUALITY_SINCE: create_quality_since,
+}
 
 
 def check(settings: Settings, sql: str) -> None:

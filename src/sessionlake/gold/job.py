@@ -29,7 +29,7 @@ from sessionlake.gold.products import (
 )
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
 from sessionlake.gold.sql_function import create_metrics_between
-from sessionlake.gold.views import create_views
+from sessionlake.gold.views import create_quality_since, create_views
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
@@ -74,7 +74,8 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
     if new:
         make_products(spark, settings, new)
     if lake.storage.keeps_functions:
-        create_views(spark, lake)  # SQL warehouses have them, and the function, from now on
+        create_views(spark, lake)  # SQL warehouses have them, and the functions, from now on
+        create_quality_since(spark, settings)
         create_metrics_between(spark, settings)
     return _started(spark, lake, settings, products, once=once)
 

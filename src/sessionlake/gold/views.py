@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sessionlake.config import Settings
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import (
     CHANGES,
@@ -23,6 +24,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote, text
+from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
@@ -93,22 +95,23 @@ WITH entries AS (
   SELECT m.topic, {m_hour} AS hour, count(*) AS messages,
     count_if(judged.last IS NULL OR m.offset > judged.last) AS waiting
   FROM {messages} m LEFT JOIN judged ON m.topic = judged.topic AND m.partition = judged.partition
+  WHERE {m_since}
   GROUP BY m.topic, {m_hour}
 ), event_counts AS (
-  SELECT topic, {hour} AS hour, event, count(*) AS n FROM {events} GROUP BY topic, {hour}, event
+  SELECT topic, {hour} AS hour, event, count(*) AS n FROM {events} WHERE {since} GROUP BY topic, {hour}, event
 ), events AS (
   SELECT topic, hour, map_from_entries(sort_array(collect_list(struct(event, n)))) AS events,
     coalesce(sum(n) FILTER (WHERE event = 'duplicate'), 0L) AS duplicates
   FROM event_counts GROUP BY topic, hour
 ), reason_counts AS (
-  SELECT topic, {hour} AS hour, reason, count(*) AS n FROM {quarantine} GROUP BY topic, {hour}, reason
+  SELECT topic, {hour} AS hour, reason, count(*) AS n FROM {quarantine} WHERE {since} GROUP BY topic, {hour}, reason
 ), refused AS (
   SELECT topic, hour, map_from_entries(sort_array(collect_list(struct(reason, n)))) AS reasons, sum(n) AS quarantined
   FROM reason_counts GROUP BY topic, hour
 ), came AS (
-  SELECT topic, kafka_timestamp, _batch FROM {changes} WHERE ordinal = 0
+  SELECT topic, kafka_timestamp, _batch FROM {changes} WHERE ordinal = 0 AND {since} AND {applied_since}
   UNION ALL
-  SELECT topic, kafka_timestamp, _batch FROM {quarantine}
+  SELECT topic, kafka_timestamp, _batch FROM {quarantine} WHERE {since}
 ), by_batch AS (
   SELECT topic, {hour} AS hour, _batch, count(*) AS n, avg(unix_micros(kafka_timestamp)) AS mean,
     min(kafka_timestamp) AS first
@@ -137,6 +140,16 @@ _SHORT = {
     "hour": _HOUR.format("kafka_timestamp"),
     "m_hour": _HOUR.format("m.timestamp"),
 }
+
+DATA_QUALITY_SINCE = "data_quality_since"
+_FIRST_HOUR = _HOUR.format(f"{DATA_QUALITY_SINCE}.since")
+# By these, files are left out: a message is applied at stream time, which is its own timestamp's or later.
+_SINCE = {
+    "since": f"kafka_timestamp >= {_FIRST_HOUR}",
+    "m_since": f"m.timestamp >= {_FIRST_HOUR}",
+    "applied_since": f"_applied_at >= {_FIRST_HOUR}",
+}
+_EVER = dict.fromkeys(_SINCE, "true")
 
 DEFINITIONS: dict[str, View] = {
     SESSION_SUMMARY: View(
@@ -199,11 +212,30 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         if lake.storage.keeps_functions:
             lake.ensure(spark, view.reads.values())
         columns = ", ".join(f"{column} COMMENT {text(said)}" for column, said in view.columns.items())
-        tables = {word: _relation(spark, lake, table) for word, table in view.reads.items()}
         spark.sql(
             f"CREATE OR REPLACE VIEW {lake.storage.view(spark, name)} ({columns}) COMMENT {text(view.comment)} "
-            f"AS {view.sql.format(**_SHORT, **tables)}"
+            f"AS {_query(spark, lake, view, _EVER)}"
         )
+
+
+def create_quality_since(spark: SparkSession, settings: Settings) -> str:
+    """Creates `data_quality_since(since TIMESTAMP)`, the hours from that moment's on, and returns its name.
+
+    A condition on the view's `hour` has all files read; this one those of that time.
+
+    Raises:
+        LakeError: it may not be created.
+    """
+    lake, view = Lake(settings), DEFINITIONS[DATA_QUALITY]
+    fields = spark.sql(_query(spark, lake, view, _EVER)).schema.fields
+    columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
+    body = _query(spark, lake, view, _SINCE)
+    return create_table_function(spark, lake, f"gold.{DATA_QUALITY_SINCE}", "since TIMESTAMP", columns, body)
+
+
+def _query(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]) -> str:
+    tables = {word: _relation(spark, lake, table) for word, table in view.reads.items()}
+    return view.sql.format(**_SHORT, **since, **tables)
 
 
 def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
