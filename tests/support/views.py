@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,16 @@ HOUR = 3_600_000
 _TAKEN = ("status", "messages", "duplicates", "gaps", "late", "first_ts", "last_ts", "first_offset", "last_offset")
 
 
-def assert_views_are_the_truth(spark: SparkSession, settings: Settings, messages: Iterable[KafkaMessage]) -> None:
-    """Every row of every view, when all messages are judged and merged."""
-    messages = list(messages)
-    truth = truth_of(messages, settings.capture)
+def assert_views_are_the_truth(
+    spark: SparkSession, settings: Settings, judged: Sequence[KafkaMessage], waiting: Sequence[KafkaMessage]
+) -> None:
+    """Every row of every view.
+
+    Args:
+        judged: messages that silver has taken in, and merged.
+        waiting: all others.
+    """
+    truth = truth_of(judged, settings.capture)
     found = {(row["topic"], row["session_id"]): row for row in _asked(spark, settings, SESSION_SUMMARY)}
     summaries = {key: _summary(truth, session) for key, session in truth.sessions.items()}
     assert {key: {name: row[name] for name in summaries[key]} for key, row in found.items()} == summaries
@@ -42,10 +48,10 @@ def assert_views_are_the_truth(spark: SparkSession, settings: Settings, messages
         late = _named(*fetch(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
         assert sorted(map(repr, late)) == sorted(repr(row) for row in quality.values() if row["hour"] >= since)
     fresh = _freshness(spark, settings)
-    expected = _quality(truth, messages)
+    expected = _quality(truth, judged, waiting)
     assert {key: {name: row[name] for name in expected[key]} for key, row in quality.items()} == expected
     for key, row in quality.items():
-        assert row["used"] == row["messages"] - row["duplicates"] - row["quarantined"]
+        assert row["used"] == row["messages"] - row["waiting"] - row["duplicates"] - row["quarantined"]
         assert (row["freshness_mean"], row["freshness_max"]) == (
             (pytest.approx(fmean(fresh[key])), pytest.approx(max(fresh[key]))) if key in fresh else (None, None)
         )
@@ -80,10 +86,11 @@ def _summary(truth: Tables, session: Row) -> Row:
     }
 
 
-def _quality(truth: Tables, messages: list[KafkaMessage]) -> dict[tuple[str, float], Row]:
-    counts: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)
-    for message in messages:
-        counts[_hour(message.topic, message.timestamp)]["messages"] += 1
+def _quality(
+    truth: Tables, judged: Sequence[KafkaMessage], waiting: Sequence[KafkaMessage]
+) -> dict[tuple[str, float], Row]:
+    arrived = Counter(_hour(message.topic, message.timestamp) for message in (*judged, *waiting))
+    left = Counter(_hour(message.topic, message.timestamp) for message in waiting)
     events: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)
     for row in truth.integrity_events:
         events[_hour(row["topic"], row["kafka_timestamp"])][row["event"]] += 1
@@ -92,14 +99,14 @@ def _quality(truth: Tables, messages: list[KafkaMessage]) -> dict[tuple[str, flo
         reasons[_hour(row["topic"], row["timestamp"])][row["reason"]] += 1
     return {
         key: {
-            "messages": count["messages"],
-            "waiting": 0,
+            "messages": count,
+            "waiting": left[key],
             "duplicates": events[key]["duplicate"],
             "quarantined": reasons[key].total(),
             "events": {kind: n for kind, n in events[key].items() if n},
             "reasons": dict(reasons[key]),
         }
-        for key, count in counts.items()
+        for key, count in arrived.items()
     }
 
 

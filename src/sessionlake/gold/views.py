@@ -210,7 +210,7 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
     for name in views:
         view = DEFINITIONS[name]
         if lake.storage.keeps_functions:
-            lake.ensure(spark, view.reads.values())
+            lake.ensure(spark, [table for table in view.reads.values() if not lake.exists(spark, table)])
         columns = ", ".join(f"{column} COMMENT {text(said)}" for column, said in view.columns.items())
         spark.sql(
             f"CREATE OR REPLACE VIEW {lake.storage.view(spark, name)} ({columns}) COMMENT {text(view.comment)} "

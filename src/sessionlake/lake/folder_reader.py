@@ -169,7 +169,7 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
     told += [
         f'"{name}" IN ({", ".join(map(_literal, values))})'
         for name, compare, values in conditions
-        if compare is among and values and all(isinstance(value, str | int) for value in values)
+        if compare is among and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
     return " AND ".join(told) or None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sessionlake.gold.aggregate.functions import Endmost
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 
 TIERS = (METRICS_1D, METRICS_1H, METRICS_1M)
 """The coarsest first."""
 MINUTE = METRICS_1M.bucket_ms or 0
-_IN_ORDER = ("first", "last")
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ def answer_by(keys: Sequence[str], step: int | None) -> Product:
     There is a first and a last only of a series: where in time a point is, is said among those of one alone.
     """
     whole = {*keys} == {*METRICS_1M.keys}
-    kept = {name: one for name, one in METRICS_1M.aggregates.items() if whole or name not in _IN_ORDER}
+    kept = {name: one for name, one in METRICS_1M.aggregates.items() if whole or not isinstance(one, Endmost)}
     return replace(METRICS_1M, name="answer", keys=tuple(keys), aggregates=kept, bucket_ms=step)
