@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.sql_function import METRICS_BETWEEN, create_metrics_between
+from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
 from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake

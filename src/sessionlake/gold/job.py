@@ -12,6 +12,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import products_of, schemas_of
+from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.fold.outputs import METRIC_KEY, GoldOutput, RowRange
 from sessionlake.gold.fold.pack import PointPacker
 from sessionlake.gold.fold.shard import GoldFold
@@ -28,8 +29,6 @@ from sessionlake.gold.products import (
     whole,
 )
 from sessionlake.gold.slow import BEYOND_DDL, recomputed
-from sessionlake.gold.sql_function import create_metrics_between
-from sessionlake.gold.views import create_quality_since, create_views
 from sessionlake.gold.window import hold_settings
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
@@ -74,9 +73,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
     if new:
         make_products(spark, settings, new)
     if lake.storage.keeps_functions:
-        create_views(spark, lake)  # SQL warehouses have them, and the functions, from now on
-        create_quality_since(spark, settings)
-        create_metrics_between(spark, settings)
+        keep_definitions(spark, settings)
     return _started(spark, lake, settings, products, once=once)
 
 

@@ -82,6 +82,8 @@ FROM {sessions}
 _QUALITY = """
 WITH entries AS (
   SELECT app_id, batch_id, offsets, committed_at FROM {ledger} WHERE layer = '{silver}'
+), latest AS (
+  SELECT max(batch_id) AS batch FROM entries
 ), known AS (
   SELECT app_id, batch_id, offsets FROM entries
   UNION ALL
@@ -98,13 +100,15 @@ WITH entries AS (
   WHERE {m_since}
   GROUP BY m.topic, {m_hour}
 ), event_counts AS (
-  SELECT topic, {hour} AS hour, event, count(*) AS n FROM {events} WHERE {since} GROUP BY topic, {hour}, event
+  SELECT topic, {hour} AS hour, event, count(*) AS n FROM {events} WHERE {since} AND {told}
+  GROUP BY topic, {hour}, event
 ), events AS (
   SELECT topic, hour, map_from_entries(sort_array(collect_list(struct(event, n)))) AS events,
     coalesce(sum(n) FILTER (WHERE event = 'duplicate'), 0L) AS duplicates
   FROM event_counts GROUP BY topic, hour
 ), reason_counts AS (
-  SELECT topic, {hour} AS hour, reason, count(*) AS n FROM {quarantine} WHERE {since} GROUP BY topic, {hour}, reason
+  SELECT topic, {hour} AS hour, reason, count(*) AS n FROM {quarantine} WHERE {since} AND {told}
+  GROUP BY topic, {hour}, reason
 ), refused AS (
   SELECT topic, hour, map_from_entries(sort_array(collect_list(struct(reason, n)))) AS reasons, sum(n) AS quarantined
   FROM reason_counts GROUP BY topic, hour
@@ -139,6 +143,7 @@ _SHORT = {
     "rebuild": REBUILD,
     "hour": _HOUR.format("kafka_timestamp"),
     "m_hour": _HOUR.format("m.timestamp"),
+    "told": "_batch <= (SELECT batch FROM latest)",
 }
 
 DATA_QUALITY_SINCE = "data_quality_since"
@@ -209,8 +214,6 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
     """Creates views, or says anew what they are: in a catalog they stay, on a laptop they are the session's."""
     for name in views:
         view = DEFINITIONS[name]
-        if lake.storage.keeps_functions:
-            lake.ensure(spark, [table for table in view.reads.values() if not lake.exists(spark, table)])
         columns = ", ".join(f"{column} COMMENT {text(said)}" for column, said in view.columns.items())
         spark.sql(
             f"CREATE OR REPLACE VIEW {lake.storage.view(spark, name)} ({columns}) COMMENT {text(view.comment)} "

@@ -1,4 +1,7 @@
-"""A table function for SQL: `metrics_between(since, until)`, every series over any range, out of the coarsest tiers."""
+"""What SQL has of gold beside its tables: views, their function, and `metrics_between(since, until)`.
+
+That is every series over any range of time, out of the coarsest tiers that serve.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.functions import ORDER
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.aggregate.tiers import answer_by
+from sessionlake.gold.aggregate.tiers import TIERS, answer_by
+from sessionlake.gold.views import DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 
@@ -65,3 +69,20 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
     columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results))
     parameters = "since TIMESTAMP, until TIMESTAMP"
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
+
+
+def keep_definitions(spark: SparkSession, settings: Settings) -> None:
+    """Creates gold's views and functions in a catalog: SQL warehouses have them from now on.
+
+    Tables that they read and that are not there yet are created.
+
+    Raises:
+        LakeError: they may not be created.
+    """
+    lake = Lake(settings)
+    read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
+    read += [tier.table for tier in TIERS]
+    lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
+    create_views(spark, lake)
+    create_quality_since(spark, settings)
+    create_metrics_between(spark, settings)
