@@ -29,6 +29,7 @@ from sessionlake.commands.context import (
     with_spark_if_needed,
 )
 from sessionlake.commands.groups import GROUPS
+from sessionlake.commands.metrics import metrics
 from sessionlake.commands.show import OutputFormat
 from sessionlake.errors import SessionlakeError
 
@@ -265,6 +266,9 @@ def query(
     read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
     if read != batch:
         say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
+
+
+app.command()(metrics)
 
 
 @app.command()

@@ -36,12 +36,25 @@ class AggregateKind(StrEnum):
     LAST = "last"
     FIRST_TS = "first_ts"
     LAST_TS = "last_ts"
+    P50 = "p50"
+    P90 = "p90"
+    P95 = "p95"
+    P99 = "p99"
+    APPROX_DISTINCT = "approx_distinct"
 
 
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # An event's place in time is one among those of the same metric of the same row alone.
 _IN_ORDER = {AggregateKind.FIRST, AggregateKind.LAST}
-_OF_TEXTS = {AggregateKind.COUNT, AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
+_OF = {
+    EventKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
+    EventKind.TEXTS: {
+        AggregateKind.COUNT,
+        AggregateKind.FIRST_TS,
+        AggregateKind.LAST_TS,
+        AggregateKind.APPROX_DISTINCT,
+    },
+}
 
 
 class ProductSettings(Section):
@@ -84,8 +97,10 @@ class ProductSettings(Section):
             raise ValueError("a column is named twice")
         if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:
             raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
-        if self.of is EventKind.TEXTS and (numeric := sorted({*self.aggregates.values()} - _OF_TEXTS)):
-            raise ValueError(f"texts have no {', '.join(numeric)}; of them there are {', '.join(sorted(_OF_TEXTS))}")
+        if lacking := sorted({*self.aggregates.values()} - _OF[self.of]):
+            raise ValueError(
+                f"{self.of} have no {', '.join(lacking)}; of them there are {', '.join(sorted(_OF[self.of]))}"
+            )
         return self
 
     @property

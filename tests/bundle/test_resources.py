@@ -165,8 +165,11 @@ def test_grants_in_production_are_the_least_that_work(prod):
     }
     assert granted == {
         "bronze": {principal: writes},
-        "silver": {principal: {*writes, "CREATE_FUNCTION"}, "analysts": {"USE_SCHEMA", "SELECT", "EXECUTE"}},
-        **{key: {principal: writes, "analysts": {"USE_SCHEMA", "SELECT"}} for key in ("gold", "ops")},
+        **{
+            key: {principal: {*writes, "CREATE_FUNCTION"}, "analysts": {"USE_SCHEMA", "SELECT", "EXECUTE"}}
+            for key in ("silver", "gold")
+        },
+        "ops": {principal: writes, "analysts": {"USE_SCHEMA", "SELECT"}},
     }
     [volume] = prod.config["resources"]["volumes"]["checkpoints"]["grants"]
     assert volume == {"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}

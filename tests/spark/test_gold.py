@@ -7,17 +7,19 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import eq, itemgetter
 from typing import Any
 
 import pytest
 
+from sessionlake.commands.query import fetch
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
 from sessionlake.gold import job, recover
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared import averages_of, products_of, tables_of
+from sessionlake.gold.query import metrics
 from sessionlake.gold.verify import verify_gold
 from sessionlake.gold_settings import AverageSettings, ProductSettings
 from sessionlake.history.explain import Offsets, explain
@@ -65,9 +67,9 @@ class Feed:
         job.start(self.spark, self.settings, once=True).wait()
         return self
 
-    def declare(self, **aggregates: str) -> Feed:
+    def declare(self, of: str = "numbers", **aggregates: str) -> Feed:
         """Declares the one product `gold.own`; without aggregates, none."""
-        own = {"name": "own", "keys": ("topic", "metric"), "aggregates": aggregates}
+        own = {"name": "own", "of": of, "keys": ("topic",), "aggregates": aggregates}
         products = (ProductSettings.model_validate(own),) if aggregates else ()
         gold = self.settings.gold.model_copy(update={"products": products})
         self.settings = self.settings.model_copy(update={"gold": gold})
@@ -164,12 +166,17 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
         session, row = rng.choice(["s", "t"]), rng.choice(["r", "q"])
         changes.append(change(session, row, i, (i - late) * 5 * SECOND, i * 3 * 60 * SECOND, **values))
     start = 0
+    feed.declare(of="texts", n="count", texts="approx_distinct")
     for cut in [*sorted(rng.sample(range(150), 3)), 150]:
         feed.write(changes[start:cut]).run()
         start = cut
     assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
     feed.require_exact()
     assert {row["pane"] for row in feed.restated()} == {"late"}
+    day = datetime(1970, 1, 1, tzinfo=UTC)
+    found = metrics(feed.settings, day, day + timedelta(days=1), spark=feed.spark, by=["metric"]).rows.to_pylist()
+    inside = [values for key, values in feed.minutes().items() if 0 <= key[3] < 24 * 60]
+    assert sum(row["points"] for row in found) == sum(values[0] for values in inside)
 
 
 def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
@@ -293,7 +300,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         patch.setattr(job, "tables_of", lambda _: (*averages_of(feed.settings), STANDARD[0]))
         feed.write(changes[:5]).run()
     feed.write(changes[5:9])
-    feed.declare(n="count", spread="variance")
+    feed.declare(n="count", spread="variance", middle="p50", most="p99")
     feed.run().require_exact()
     with monkeypatch.context() as patch:  # a product that is left out for a while has missed what came meanwhile
         patch.setattr(job, "tables_of", lambda _: (*averages_of(feed.settings), *STANDARD))
@@ -362,6 +369,25 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
         explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
+
+
+def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+    rng, hour = random.Random(4), timedelta(hours=1)
+    times = [rng.randrange(-36 * 3600, 60 * 3600) * SECOND for _ in range(120)]
+    changes = [change("st"[i % 2], "r", i, ts, price=rng.gauss(1e6, 1)) for i, ts in enumerate(times)]
+    feed.write(changes[:80]).run()
+    limit(monkeypatch, rewritten_rows=0)  # what is replaced is marked in deletion vectors
+    feed.write(changes[80:]).run()
+    epoch, sql = datetime.fromtimestamp(0, UTC), "SELECT * FROM metrics_between({}, {}) ORDER BY session_id"
+    for begin, end in ((-25 * hour, 49 * hour + hour / 60), (hour / 4, hour / 2)):
+        found = metrics(feed.settings, epoch + begin, epoch + end, spark=feed.spark).rows.to_pylist()
+        edges = (f"timestamp_millis({edge // timedelta(milliseconds=1)})" for edge in (begin, end))
+        names, rows = fetch(feed.spark, feed.settings, sql.format(*edges))
+        assert [dict(zip(names, row, strict=True)) for row in rows] == [
+            {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in row.items()}
+            for row in found
+        ]
+        assert len(found) == len({i % 2 for i, ts in enumerate(times) if begin <= timedelta(milliseconds=ts) < end})
 
 
 @pytest.mark.parametrize("driver_bytes", [1 << 20, 0])

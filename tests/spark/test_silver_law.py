@@ -27,6 +27,7 @@ from sessionlake.silver.states import shard_of, shard_states
 from sessionlake.silver.stream_times import stored_times
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
+from support.views import assert_views_are_the_truth
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
 TABLES = (*APPENDED, "sessions", "session_rows", "session_snapshots", "session_snapshot_index")
@@ -109,6 +110,8 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
         limit(patch, driver_cuts=0)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[4])
+    judged = [message for batch in batches[:4] for message in batch]
+    assert_views_are_the_truth(spark, pipeline.settings, judged, batches[4])
     shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
+from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
@@ -21,6 +23,11 @@ COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
 _OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
+_FUNCTIONS = {
+    SESSION_AS_OF: create_session_as_of,
+    METRICS_BETWEEN: create_metrics_between,
+    DATA_QUALITY_SINCE: create_quality_since,
+}
 
 
 def check(settings: Settings, sql: str) -> None:
@@ -37,7 +44,9 @@ def check(settings: Settings, sql: str) -> None:
             f"query reads only: {', '.join(word.upper() for word in _READS)}"
         )
     lake = Lake(settings)
-    missing = [table for table in mentioned(sql, tables(settings)) if lake.surely_lacks(table)]
+    named = mentioned(sql, tables(settings))
+    asked = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
+    missing = [table for table in asked if lake.surely_lacks(table)]
     if missing:
         raise LakeError(
             f"query: {', '.join(missing)} is not there yet in {settings.place}: "
@@ -65,10 +74,14 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    named = mentioned(sql, tables(settings))
-    Lake(settings).register(spark, tables(settings) if first_word(sql) in _LISTS and not named else named)
-    if re.search(rf"\b{SESSION_AS_OF}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
-        create_session_as_of(spark, settings)
+    named, lake = mentioned(sql, tables(settings)), Lake(settings)
+    opened = tables(settings) if first_word(sql) in _LISTS and not named else named
+    lake.register(spark, [name for name in opened if name not in DEFINITIONS])
+    if not lake.storage.keeps_functions:
+        create_views(spark, lake, [name for name in opened if name in DEFINITIONS])
+    for function, create in _FUNCTIONS.items():
+        if re.search(rf"\b{function}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
+            create(spark, settings)
     try:
         return collected(spark.sql(sql))
     except PySparkException as error:
@@ -79,8 +92,8 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
 
 
 def tables(settings: Settings) -> list[str]:
-    """Names of the lake's tables, those that the configuration adds among them."""
-    return [*TABLES, *settings.own_tables]
+    """Names of the lake's tables and views, those that the configuration adds among them."""
+    return [*TABLES, *DEFINITIONS, *settings.own_tables]
 
 
 def mentioned(sql: str, known: Iterable[str] = _OWN) -> list[str]:

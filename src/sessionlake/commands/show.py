@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from rich.console import Console
     from rich.table import Table
@@ -51,8 +52,16 @@ def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | Non
 def collected(frame: DataFrame) -> tuple[list[str], Rows]:
     """A frame's column names, which may repeat, and its rows."""
     arrow = frame.toArrow()
-    columns = [arrow.column(i).to_pylist() for i in range(arrow.num_columns)]
+    columns = [_values(arrow.column(i)) for i in range(arrow.num_columns)]
     return arrow.column_names, list(zip(*columns, strict=True))
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values; maps as dictionaries."""
+    from pyarrow.types import is_map
+
+    values: list[Any] = column.to_pylist()
+    return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
 
 
 def plain(value: Any) -> Any:

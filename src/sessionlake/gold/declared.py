@@ -9,6 +9,7 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import POINTS, TEXTS
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.fold.series import POINT_KEY, RollingAverage
@@ -19,6 +20,7 @@ from sessionlake.gold_settings import (
     EventKind,
     ProductSettings,
 )
+from sessionlake.lake.names import VIEWS
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import TableSchema, Writes
 from sessionlake.runtime.named_code import NamedCodeError, named_code
@@ -34,6 +36,23 @@ _KINDS: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.LAST: Endmost("value", last=True),
     AggregateKind.FIRST_TS: Extreme("ts", greatest=False, type="bigint"),
     AggregateKind.LAST_TS: Extreme("ts", greatest=True, type="bigint"),
+    AggregateKind.P50: Quantile("__buckets", 0.5),
+    AggregateKind.P90: Quantile("__buckets", 0.9),
+    AggregateKind.P95: Quantile("__buckets", 0.95),
+    AggregateKind.P99: Quantile("__buckets", 0.99),
+    AggregateKind.APPROX_DISTINCT: Distinct("__registers"),
+}
+_SUMS: dict[str, Aggregate] = {"__count": Count(), "__sum": Sum("value")}
+_BUCKETS: dict[str, Aggregate] = {"__buckets": Buckets("value")}
+# What is kept besides, for those that follow from it.
+_KEPT: dict[AggregateKind, dict[str, Aggregate]] = {
+    AggregateKind.MEAN: _SUMS,
+    AggregateKind.VARIANCE: _SUMS | {"__squares": Sum("value", squared=True)},
+    AggregateKind.P50: _BUCKETS,
+    AggregateKind.P90: _BUCKETS,
+    AggregateKind.P95: _BUCKETS,
+    AggregateKind.P99: _BUCKETS,
+    AggregateKind.APPROX_DISTINCT: {"__registers": Registers("value")},
 }
 
 
@@ -78,7 +97,7 @@ def _average(settings: Settings, one: AverageSettings) -> RollingAverage:
 
 def _refuse_taken(tables: Iterable[str]) -> None:
     for table in tables:
-        if table in TABLES:
+        if table in {*TABLES, *VIEWS}:
             raise ConfigError(f"gold: {table} is a table of every lake's: choose another name")
 
 
@@ -117,11 +136,8 @@ def _product(declared: ProductSettings) -> Product:
     if declared.python is not None:
         return _in_python(declared, declared.python)
     aggregates = {name: _KINDS[kind] for name, kind in declared.aggregates.items()}
-    kinds = {*declared.aggregates.values()}
-    if kinds & {AggregateKind.MEAN, AggregateKind.VARIANCE}:
-        aggregates |= {"__count": Count(), "__sum": Sum("value")}
-    if AggregateKind.VARIANCE in kinds:
-        aggregates["__squares"] = Sum("value", squared=True)
+    for kind in sorted({*declared.aggregates.values()}):
+        aggregates |= _KEPT.get(kind, {})
     return Product(
         declared.name,
         declared.keys,

@@ -11,6 +11,7 @@ from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import GoldTable, averages_of, products_of, schemas_of, tables_of
+from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.fold.pack import PointPacker, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
@@ -63,6 +64,8 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Lay
     lake.ensure(spark, [table.table for table in tables if table not in new])
     if new:
         make_tables(spark, settings, new)
+    if lake.storage.keeps_functions:
+        keep_definitions(spark, settings)
     return _started(spark, lake, settings, tables, once=once)
 
 

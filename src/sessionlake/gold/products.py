@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from sessionlake.config import Settings
@@ -20,6 +20,8 @@ from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T", bound=GoldTable)
 
 KEPT_UP = "sessionlake.products"
 """Property of `gold.rolling_average`: the tables that gold keeps up."""
@@ -101,12 +103,12 @@ def _kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
     return None if noted is None else noted.split(",") if noted else []
 
 
-def whole(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> list[GoldTable]:
+def whole(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
     """Those whose tables have all that gold has read, by their present logic."""
     return [product for product in products if _logic(spark, lake, product) == product.logic]
 
 
-def to_begin(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> list[GoldTable]:
+def to_begin(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """Those whose tables are not there, or not whole: of an earlier version, or of one that died beginning it."""
     return [product for product in products if _logic(spark, lake, product) is None]
 
@@ -163,7 +165,7 @@ def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | 
     return compared(product.table, product.row_keys, product.results, live, rows).first
 
 
-def _logic(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
+def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
     if not lake.exists(spark, product.table):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None

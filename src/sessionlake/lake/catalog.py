@@ -32,6 +32,7 @@ from sessionlake.lake.storage import (
     Vacuumed,
     appending,
     quote,
+    text,
 )
 from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import Txn
@@ -81,6 +82,11 @@ class Catalog(Storage):
         """See `Storage`."""
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
 
+    def view(self, spark: SparkSession, name: str) -> str:
+        """See `Storage`: gold's own tables are in its schema."""
+        del spark
+        return self.identifier(name)
+
     def require_writable(self) -> None:
         """See `Storage`: the catalog's grants are its own matter."""
 
@@ -113,9 +119,9 @@ class Catalog(Storage):
         """See `Storage`."""
         return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
-    def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
+    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """See `Storage`."""
-        detail = self.delta(spark, table).detail().select("properties").first()
+        detail = self.delta(_required(spark, self._settings), table).detail().select("properties").first()
         return {} if detail is None else dict(detail["properties"])
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
@@ -141,7 +147,7 @@ class Catalog(Storage):
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
             + (f" CLUSTER BY ({keys})" if keys else "")
-            + f" COMMENT '{_text(schema.comment)}' TBLPROPERTIES ({properties})"
+            + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
 
     def drop(self, spark: SparkSession, table: str) -> None:
@@ -305,8 +311,3 @@ def _written_large(schema: TableSchema) -> dict[str, str]:
     """
     auto = {} if schema.append_only else {"delta.autoOptimize.autoCompact": "true"}
     return {"delta.autoOptimize.optimizeWrite": "true"} | auto
-
-
-def _text(value: str) -> str:
-    """Inside a SQL string."""
-    return value.replace("\\", "\\\\").replace("'", "\\'")

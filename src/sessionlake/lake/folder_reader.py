@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.reading import Condition, TableReader, TableSize, among
+from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -66,6 +66,14 @@ class FolderReader(TableReader):
             files = pa.table(delta.get_add_actions())
             sizes = files["size_bytes"]
             return TableSize(delta.version(), delta.count() - _deleted(delta), len(sizes), pc.sum(sizes).as_py() or 0)
+
+    def files(self, table: str, *conditions: Condition) -> FilesRead:
+        """See `TableReader`."""
+        with self._opened(table) as delta:
+            known = pa.table(delta.get_add_actions(flatten=True))
+        told = [condition for condition in conditions if f"max.{condition[0]}" in known.column_names]
+        kept = reduce(operator.and_, map(_left_open, told), pc.scalar(value=True))
+        return FilesRead(frozenset(known.filter(kept)["path"].to_pylist()), known.num_rows)
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
@@ -131,6 +139,23 @@ def _merged(
         yield from (kept if columns is None else kept.select(list(columns))).to_batches()
 
 
+def _left_open(condition: Condition) -> pc.Expression:
+    """Of files' statistics: those by which a file may have rows that meet the condition."""
+    name, compare, value = condition
+    least, most = pc.field(f"min.{name}"), pc.field(f"max.{name}")
+    if compare is among:
+        values = [one for one in value if one is not None]
+        within = (least <= max(values)) & (most >= min(values)) if values else pc.scalar(value=False)
+    elif compare in (operator.gt, operator.ge):
+        within = compare(most, value)
+    elif compare in (operator.lt, operator.le):
+        within = compare(least, value)
+    else:
+        within = (least <= value) & (most >= value) if compare is operator.eq else pc.scalar(value=True)
+    return within | least.is_null() | most.is_null()
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}
 
 
@@ -144,12 +169,12 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
     told += [
         f'"{name}" IN ({", ".join(map(_literal, values))})'
         for name, compare, values in conditions
-        if compare is among and values and all(isinstance(value, str | int) for value in values)
+        if compare is among and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
     return " AND ".join(told) or None
 
 
 def _literal(value: str | int | datetime) -> str:
-    if isinstance(value, datetime):
-        return f"TIMESTAMP '{value.isoformat()}'"
+    if isinstance(value, datetime):  # as a text it would have to fit into nanoseconds
+        return f"arrow_cast({(value - _EPOCH) // timedelta(microseconds=1)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -92,6 +92,12 @@ class Folders(Storage):
         del schema
         return "TEMPORARY FUNCTION", name
 
+    def view(self, spark: SparkSession, name: str) -> str:
+        """See `Storage`."""
+        schema, view = name.split(".")
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
+        return f"{quote(schema)}.{quote(view)}"
+
     def require_writable(self) -> None:
         """See `Storage`."""
         require_home(self._settings)
@@ -129,7 +135,7 @@ class Folders(Storage):
         schema = StructType.fromJson(json.loads(DeltaTable(self.path(table)).schema().to_json()))
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
-    def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
+    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """See `Storage`."""
         from deltalake import DeltaTable
 

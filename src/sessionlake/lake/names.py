@@ -27,6 +27,10 @@ METRICS_1D = "gold.metrics_1d"
 DISTINCT_VALUES = "gold.distinct_values"
 PRODUCTS = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
 """What gold makes by merging aggregates."""
+SESSION_SUMMARY = "gold.session_summary"
+DATA_QUALITY = "gold.data_quality"
+VIEWS = (SESSION_SUMMARY, DATA_QUALITY)
+"""What gold asks of silver's tables, and holds nothing of."""
 
 RULES = "gold.rules"
 RULE_STATUS = "gold.rule_status"

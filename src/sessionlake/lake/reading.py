@@ -53,6 +53,14 @@ class TableSize:
     bytes: int
 
 
+@dataclass(frozen=True)
+class FilesRead:
+    """Which files of a table's present version a question opens, of how many."""
+
+    read: frozenset[str]
+    total: int
+
+
 class TableReader(ABC):
     """Reads tables; one that is not there yet has no rows."""
 
@@ -80,6 +88,13 @@ class TableReader(ABC):
     @abstractmethod
     def size(self, table: str) -> TableSize:
         """How much there is of a table that is there; its rows are not read."""
+
+    @abstractmethod
+    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
+        """The files whose statistics leave it open that they have rows which meet all conditions; None if unknown.
+
+        The table must be there.
+        """
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows that meet all conditions; times are aware, in UTC."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.lake.reading import Condition, TableReader, TableSize, TooLargeError, counter_of
+from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, counter_of
 from sessionlake.lake.storage import Storage, quote
 from sessionlake.runtime.interpreted import interpreted
 
@@ -81,6 +81,11 @@ class SparkReader(TableReader):
             rows = self._storage.read(self._spark, table, {}).count()
         version = self._storage.last_commit(self._spark, table).version
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
+
+    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
+        """See `TableReader`: which files are opened is the platform's to know."""
+        del table, conditions
+        return None
 
     def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """See `TableReader`: the cluster counts."""

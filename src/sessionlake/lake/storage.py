@@ -39,6 +39,11 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def text(value: str) -> str:
+    """A SQL string."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 @dataclass(frozen=True)
 class Limits:
     """Up to which size work is done in the driver, where a Spark job costs more than the work. Zero: never.
@@ -127,7 +132,7 @@ class Storage(ABC):
     Attributes:
         limits: between the driver's work and the cluster's.
         needs_session: whether tables can be read only by Spark.
-        keeps_functions: whether SQL functions stay when the session ends.
+        keeps_functions: whether SQL functions and views stay when the session ends.
     """
 
     limits: Limits
@@ -146,6 +151,10 @@ class Storage(ABC):
     @abstractmethod
     def function(self, schema: str, name: str) -> tuple[str, str]:
         """How SQL creates a function: what kind (`FUNCTION`, `TEMPORARY FUNCTION`), and under which name."""
+
+    @abstractmethod
+    def view(self, spark: SparkSession, name: str) -> str:
+        """How SQL creates a view of this two-level name; its schema is there afterwards."""
 
     @abstractmethod
     def require_writable(self) -> None:
@@ -197,7 +206,7 @@ class Storage(ABC):
         """The table's columns and their Spark SQL types, in order."""
 
     @abstractmethod
-    def properties(self, spark: SparkSession, table: str) -> dict[str, str]:
+    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """The table's Delta properties."""
 
     @abstractmethod

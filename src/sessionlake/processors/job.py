@@ -15,7 +15,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
@@ -59,7 +59,7 @@ def configured(settings: Settings, name: str) -> ProcessorSettings:
     if found is None:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
         raise ConfigError(f"processors: there is none named {name!r}; configured: {known}")
-    if found.into in TABLES:
+    if found.into in {*TABLES, *VIEWS}:
         raise ConfigError(f"processors.{name}.table: {found.into} is a table of the lake's own: name another")
     return found
 

@@ -21,7 +21,13 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
 START = "window_start"
 _TIME = pa.timestamp("us", "UTC")
-_ARROW = {"double": pa.float64(), "bigint": pa.int64(), "int": pa.int32(), "string": pa.string()}
+_ARROW = {
+    "double": pa.float64(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, RETAINED, ROWS, SNAPSHOT_INDEX
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote
+from sessionlake.lake.storage import quote, text
+from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
@@ -87,20 +87,12 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    from pyspark.errors import PySparkException
-
     lake = Lake(settings)
-    kind, name = lake.storage.function("silver", SESSION_AS_OF)
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(settings))
     floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake), known)
-    try:
-        spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({rows}) RETURN {body}")
-    except PySparkException as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise LakeError(f"function {name} cannot be created ({reason}): grant CREATE FUNCTION on its schema") from error
-    return name
+    return create_table_function(spark, lake, f"silver.{SESSION_AS_OF}", parameters, rows, body)
 
 
 def _kept(spark: SparkSession, lake: Lake) -> str:
@@ -118,19 +110,14 @@ def _body(lake: Lake, kept: str, floors: str) -> str:
         floors=floors,
         none=", ".join(f"NULL AS {quote(name)}" for name in declared),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
-        refusal=_text(_REFUSAL),
+        refusal=text(_REFUSAL),
         ledger=lake.identifier(LEDGER),
         columns=", ".join(map(quote, declared)),
-        names=", ".join(map(_text, declared)),
+        names=", ".join(map(text, declared)),
         marks=", ".join(_MARKS),
         last_values=", ".join(
-            f"max_by({quote(name)}, CASE WHEN array_contains(_set, {_text(name)}) THEN _at END) AS {quote(name)}"
+            f"max_by({quote(name)}, CASE WHEN array_contains(_set, {text(name)}) THEN _at END) AS {quote(name)}"
             for name in declared
         ),
         last_marks=", ".join(f"max_by({name}, _at) AS {name}" for name in _MARKS),
     )
-
-
-def _text(name: str) -> str:
-    """A column's name as a SQL string."""
-    return "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,88 @@
+"""What SQL has of gold beside its tables: views, their function, and `metrics_between(since, until)`.
+
+That is every series over any range of time, out of the coarsest tiers that serve.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.gold.aggregate.functions import ORDER
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
+from sessionlake.gold.aggregate.tiers import TIERS, answer_by
+from sessionlake.gold.views import DEFINITIONS, create_quality_since, create_views
+from sessionlake.lake.table_function import create_table_function
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+METRICS_BETWEEN = "metrics_between"
+# The range's whole days, what else there is of whole hours, and of whole minutes; all of them those of UTC. Variances
+# are put together around the common mean, so that nothing cancels (Chan, Golub and LeVeque).
+_BODY = """
+WITH parts AS (
+  SELECT {columns} FROM {days} WHERE window_start >= {first_day} AND window_start < {end_day}
+  UNION ALL
+  SELECT {columns} FROM {hours} WHERE window_start >= {first_hour} AND window_start < {end_hour}
+    AND NOT (window_start >= {first_day} AND window_start < {end_day})
+  UNION ALL
+  SELECT {columns} FROM {minutes} WHERE window_start >= {first_minute} AND window_start < {end_minute}
+    AND NOT (window_start >= {first_hour} AND window_start < {end_hour})
+), centered AS (
+  SELECT *, sum(sum) OVER (PARTITION BY {keys}) / sum(points) OVER (PARTITION BY {keys}) AS mean FROM parts
+)
+SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum) AS sum,
+  sum(sum) / sum(points) AS average, min_by(first, {first_at}) AS first, max_by(last, {last_at}) AS last,
+  CASE WHEN sum(points) > 1 AND count_if(points > 1 AND variance IS NULL) = 0
+    THEN (sum(coalesce(variance, 0) * (points - 1)) + sum(points * (average - mean) * (average - mean)))
+      / (sum(points) - 1)
+  END AS variance
+FROM centered GROUP BY {keys}
+"""
+_FIRST = "timestamp_micros(unix_micros({function}.since) + pmod(-unix_micros({function}.since), {length}))"
+_END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({function}.until), {length}))"
+
+
+def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
+    """Creates `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
+
+    Raises:
+        LakeError: it may not be created.
+    """
+    lake, answer = Lake(settings), answer_by(METRICS_1M.keys, None)
+    tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
+    edges = {
+        f"{edge}_{name}": text.format(function=METRICS_BETWEEN, length=(tier.bucket_ms or 0) * 1000)
+        for name, tier in tiers.items()
+        for edge, text in (("first", _FIRST), ("end", _END))
+    }
+    body = _BODY.format(
+        columns=", ".join(name for name, _ in METRICS_1M.columns),
+        keys=", ".join(METRICS_1M.keys),
+        **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _ in ORDER)})" for end in ("first", "last")},
+        **{f"{name}s": lake.identifier(tier.table) for name, tier in tiers.items()},
+        **edges,
+    )
+    types = dict(answer.columns)
+    columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results))
+    parameters = "since TIMESTAMP, until TIMESTAMP"
+    return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
+
+
+def keep_definitions(spark: SparkSession, settings: Settings) -> None:
+    """Creates gold's views and functions in a catalog: SQL warehouses have them from now on.
+
+    Tables that they read and that are not there yet are created.
+
+    Raises:
+        LakeError: they may not be created.
+    """
+    lake = Lake(settings)
+    read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
+    read += [tier.table for tier in TIERS]
+    lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
+    create_views(spark, lake)
+    create_quality_since(spark, settings)
+    create_metrics_between(spark, settings)

@@ -1,0 +1,143 @@
+"""Metrics over any range of time, out of as few rows as there are for it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.config import Settings, milliseconds
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.standard import METRICS_1M
+from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, Span, answer_by, spans
+from sessionlake.gold.products import whole
+from sessionlake.lake.reading import Condition, TableReader, among
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEYS = METRICS_1M.keys
+_EPOCH = datetime.fromtimestamp(0, UTC)
+# So many rows are put together at once: what is in memory are these, and the answer.
+_AT_ONCE = 500_000
+
+
+@dataclass(frozen=True)
+class Figures:
+    """An answer.
+
+    Attributes:
+        rows: the keys, `window_start` if there are steps, and the figures, in the order of their keys.
+        read: rows of each tier that it was made of.
+        files: of each tier, how many were read of how many there are; None where that is the platform's to know.
+    """
+
+    rows: pa.Table
+    read: Mapping[str, int]
+    files: Mapping[str, tuple[int, int] | None]
+
+
+def metrics(
+    settings: Settings,
+    since: datetime,
+    until: datetime,
+    *,
+    spark: SparkSession | None = None,
+    by: Sequence[str] = KEYS,
+    of: Mapping[str, Collection[str]] | None = None,
+    step: timedelta | None = None,
+) -> Figures:
+    """Points, min, max, sum, average and variance of all numbers whose event time lies in a range.
+
+    Args:
+        since: a whole minute, with a time zone.
+        until: likewise; not included.
+        spark: needed where tables are in a catalog.
+        by: of `topic, session_id, row_id, metric`, those that tell rows apart; with all of them, there are `first` and
+            `last`, too.
+        of: keys, and which of their values to look at.
+        step: length of buckets of the answer, whole minutes, counted from 1970; unless set, the range is one.
+
+    Raises:
+        UsageError: the range, the keys or the step are none of these.
+        LakeError: gold has no metrics yet.
+    """
+    begin, end = _ms("since", since), _ms("until", until)
+    length = None if step is None else milliseconds(step)
+    _checked(begin, end, by, of or {}, length)
+    lake = Lake(settings)
+    tiers = whole(spark, lake, TIERS)
+    if METRICS_1M not in tiers:
+        raise LakeError(f"{METRICS_1M.table} is not there yet, or not whole: `sessionlake run gold` makes it")
+    conditions: list[Condition] = [(name, among, [*values]) for name, values in (of or {}).items()]
+    return answered(lake.reader(spark), answer_by(by, length), [*spans(begin, end, length, tiers)], conditions)
+
+
+def answered(reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]) -> Figures:
+    """Reads spans of tiers and puts them together.
+
+    Args:
+        answer: see `answer_by`.
+        conditions: on the tiers' keys.
+    """
+    read, waiting, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
+    for span in wanted:
+        for rows in _rows(reader, span, conditions):
+            read[span.tier.table] += rows.num_rows
+            waiting += rows.num_rows
+            parts.append(answer.of_finer(rows))
+            if waiting > max(_AT_ONCE, parts[0].num_rows):
+                parts, waiting = [answer.merged(pa.concat_tables(parts))], 0
+    merged = answer.merged(pa.concat_tables(parts))
+    rows = merged.select([*answer.row_keys, *answer.results])
+    in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
+    return Figures(in_order, read, _files(reader, wanted, conditions))
+
+
+def _rows(reader: TableReader, span: Span, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
+    schema = span.tier.schema()
+    for batch in reader.batches(span.tier.table, *conditions, *_within(span), columns=schema.names):
+        yield pa.Table.from_batches([batch]).cast(schema)
+
+
+def _within(span: Span) -> list[Condition]:
+    begin, end = (_EPOCH + timedelta(milliseconds=ms) for ms in (span.begin, span.end))
+    return [(START, operator.ge, begin), (START, operator.lt, end)]
+
+
+def _files(
+    reader: TableReader, wanted: Sequence[Span], conditions: Sequence[Condition]
+) -> dict[str, tuple[int, int] | None]:
+    found: dict[str, tuple[int, int] | None] = {}
+    for table in dict.fromkeys(span.tier.table for span in wanted):
+        parts = [reader.files(table, *conditions, *_within(span)) for span in wanted if span.tier.table == table]
+        known = [part for part in parts if part is not None]
+        read = {path for part in known for path in part.read}
+        found[table] = (len(read), known[0].total) if known else None
+    return found
+
+
+def _ms(name: str, moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise UsageError(f"{name} {moment} has no time zone")
+    passed = moment - _EPOCH
+    if passed % timedelta(milliseconds=MINUTE):
+        raise UsageError(f"{name} {moment} is within a minute: the finest metrics there are are those of whole ones")
+    return milliseconds(passed)
+
+
+def _checked(begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None) -> None:
+    if begin >= end:
+        raise UsageError("the range is empty: it begins when it ends, or later")
+    if strange := [name for name in (*by, *of) if name not in KEYS]:
+        raise UsageError(f"metrics have the keys {', '.join(KEYS)}; found {', '.join(strange)}")
+    if len({*by}) < len(by):
+        raise UsageError(f"a key is named twice: {', '.join(by)}")
+    if step is not None and (step < MINUTE or step % MINUTE):
+        raise UsageError("a step is one minute or several: the finest metrics there are are those of whole minutes")

@@ -1,0 +1,38 @@
+"""Table functions of SQL over the lake's tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.tables import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def create_table_function(
+    spark: SparkSession, lake: Lake, function: str, parameters: str, columns: str, body: str
+) -> str:
+    """Creates a function, or says anew what it is, and returns what SQL calls it.
+
+    In a catalog it stays, beside the tables of its schema; on a laptop it is the session's, and the tables that its
+    body names must be there.
+
+    Args:
+        function: its two-level name.
+        parameters: as SQL declares them.
+        columns: of its rows, likewise.
+
+    Raises:
+        LakeError: it may not be created.
+    """
+    from pyspark.errors import PySparkException
+
+    kind, name = lake.storage.function(*function.split("."))
+    try:
+        spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({columns}) RETURN {body}")
+    except PySparkException as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise LakeError(f"function {name} cannot be created ({reason}): grant CREATE FUNCTION on its schema") from error
+    return name

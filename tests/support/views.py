@@ -1,0 +1,125 @@
+"""Gold's views over a lake whose messages are known, compared with the truth in plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sessionlake.commands.query import fetch
+from sessionlake.commands.show import Rows, collected
+from sessionlake.config import Settings
+from sessionlake.gold.views import create_views
+from sessionlake.lab.truth import KafkaMessage, Tables
+from sessionlake.lake.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
+from sessionlake.lake.tables import Lake
+from support.folding import truth_of
+from support.lakes import rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = dict[str, Any]
+HOUR = 3_600_000
+_TAKEN = ("status", "messages", "duplicates", "gaps", "late", "first_ts", "last_ts", "first_offset", "last_offset")
+
+
+def assert_views_are_the_truth(
+    spark: SparkSession, settings: Settings, judged: Sequence[KafkaMessage], waiting: Sequence[KafkaMessage]
+) -> None:
+    """Every row of every view.
+
+    Args:
+        judged: messages that silver has taken in, and merged.
+        waiting: all others.
+    """
+    truth = truth_of(judged, settings.capture)
+    found = {(row["topic"], row["session_id"]): row for row in _asked(spark, settings, SESSION_SUMMARY)}
+    summaries = {key: _summary(truth, session) for key, session in truth.sessions.items()}
+    assert {key: {name: row[name] for name in summaries[key]} for key, row in found.items()} == summaries
+    assert sum(row["lost"] and row["quarantined"] for row in summaries.values())  # the streams have what is counted
+    quality = {(row["topic"], row["hour"].timestamp() * 1000): row for row in _asked(spark, settings, DATA_QUALITY)}
+    if settings.catalog is None:  # Spark's own catalog finds no table function by a schema's name
+        since = sorted({row["hour"] for row in quality.values()})[1]
+        sql = "SELECT * FROM data_quality_since(timestamp_micros({:.0f}))"
+        late = _named(*fetch(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
+        assert sorted(map(repr, late)) == sorted(repr(row) for row in quality.values() if row["hour"] >= since)
+    fresh = _freshness(spark, settings)
+    expected = _quality(truth, judged, waiting)
+    assert {key: {name: row[name] for name in expected[key]} for key, row in quality.items()} == expected
+    for key, row in quality.items():
+        assert row["used"] == row["messages"] - row["waiting"] - row["duplicates"] - row["quarantined"]
+        assert (row["freshness_mean"], row["freshness_max"]) == (
+            (pytest.approx(fmean(fresh[key])), pytest.approx(max(fresh[key]))) if key in fresh else (None, None)
+        )
+
+
+def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
+    lake = Lake(settings)
+    create_views(spark, lake, [view])
+    return _named(*collected(spark.table(lake.storage.view(spark, view))))
+
+
+def _named(names: list[str], rows: Rows) -> list[Row]:
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _summary(truth: Tables, session: Row) -> Row:
+    key = session["topic"], session["session_id"]
+
+    def own(rows: list[Row]) -> list[Row]:
+        return [r for r in rows if (r["topic"], r["session_id"]) == key and r["offset"] >= session["first_offset"]]
+
+    gaps = [event for event in own(truth.integrity_events) if event["event"] == "gap"]
+    if session["topic"].startswith("capture.once"):  # the class has one for when it shows, and one for when it is due
+        gaps = [event for event in gaps if event["action"] != "applied"]
+    known = session["first_ts"] is not None
+    duration = session["last_ts"] - session["first_ts"] if known else None
+    return {name: session[name] for name in _TAKEN} | {
+        "duration_ms": duration if known and abs(duration) < 2**63 else None,
+        "rows": len(truth.session_rows.get(key, {})),
+        "lost": min(sum(event["actual_seq"] - event["expected_seq"] for event in gaps), 2**63 - 1),
+        "quarantined": len(own(truth.quarantine)),
+    }
+
+
+def _quality(
+    truth: Tables, judged: Sequence[KafkaMessage], waiting: Sequence[KafkaMessage]
+) -> dict[tuple[str, float], Row]:
+    arrived = Counter(_hour(message.topic, message.timestamp) for message in (*judged, *waiting))
+    left = Counter(_hour(message.topic, message.timestamp) for message in waiting)
+    events: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)
+    for row in truth.integrity_events:
+        events[_hour(row["topic"], row["kafka_timestamp"])][row["event"]] += 1
+    reasons: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)
+    for row in truth.quarantine:
+        reasons[_hour(row["topic"], row["timestamp"])][row["reason"]] += 1
+    return {
+        key: {
+            "messages": count,
+            "waiting": left[key],
+            "duplicates": events[key]["duplicate"],
+            "quarantined": reasons[key].total(),
+            "events": {kind: n for kind, n in events[key].items() if n},
+            "reasons": dict(reasons[key]),
+        }
+        for key, count in arrived.items()
+    }
+
+
+def _freshness(spark: SparkSession, settings: Settings) -> dict[tuple[str, float], list[float]]:
+    lake = Lake(settings)
+    committed = {row["batch_id"]: row["committed_at"] for row in rows_of(spark, lake, LEDGER) if row["layer"] == SILVER}
+    found: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
+    came = [row for row in rows_of(spark, lake, CHANGES) if row["ordinal"] == 0] + rows_of(spark, lake, QUARANTINE)
+    for row in came:
+        at = row["kafka_timestamp"]
+        found[_hour(row["topic"], at.timestamp() * 1000)].append((committed[row["_batch"]] - at).total_seconds())
+    return found
+
+
+def _hour(topic: str, ms: float) -> tuple[str, float]:
+    return topic, ms // HOUR * HOUR

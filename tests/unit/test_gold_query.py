@@ -1,0 +1,152 @@
+"""Metrics over any range: whichever tiers they are read from, they are what the minutes alone come to."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.aggregate.product import START
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
+from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, answer_by, spans
+from sessionlake.gold.products import LOGIC
+from sessionlake.gold.query import KEYS, answered, metrics
+from sessionlake.lake.folders import Folders
+from sessionlake.lake.tables import Lake
+
+HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
+FIRST = -2 * DAY
+MINUTES = st.integers(-3 * 1440, 3 * 1440).map(lambda n: n * MINUTE)
+
+
+def points() -> pa.Table:
+    """Four days of numbers of three series, some before 1970."""
+    rnd = random.Random(7)
+    times = [FIRST + rnd.randrange(4 * DAY) for _ in range(1500)] + [FIRST + n * HOUR for n in range(96)]
+    events = [
+        ("capture.a", rnd.choice("st"), "r", "price", ts, position, 0, rnd.gauss(1e3, 1))
+        for position, ts in enumerate(times)
+    ]
+    names = (*KEYS, "ts", "position", "ordinal", "value")
+    types = [*[pa.string()] * 4, pa.int64(), pa.int64(), pa.int32(), pa.float64()]
+    columns = zip(names, types, zip(*events, strict=True), strict=True)
+    return pa.table({name: pa.array(values, kind) for name, kind, values in columns})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The tiers as gold leaves them, a file a day of each."""
+    found = Settings(home=tmp_path_factory.mktemp("metrics") / "home")
+    rows = METRICS_1M.of_events(points())
+    for tier in reversed(TIERS):
+        rows = tier.of_finer(rows) if tier.below else rows
+        day = pa.compute.floor_temporal(rows[START], unit="day")
+        for one in pa.compute.unique(day):
+            part = rows.filter(pa.compute.equal(day, one))
+            write_deltalake(Folders(found).path(tier.table), part, mode="append")
+        DeltaTable(Folders(found).path(tier.table)).alter.set_table_properties(
+            {LOGIC: tier.logic}, raise_if_not_exists=False
+        )
+    return found
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "step", "read"),
+    [
+        (0, DAY, None, [("1d", 0, DAY)]),
+        (MINUTE, HOUR - MINUTE, None, [("1m", MINUTE, HOUR - MINUTE)]),
+        (HOUR - MINUTE, 2 * HOUR, None, [("1m", HOUR - MINUTE, HOUR), ("1h", HOUR, 2 * HOUR)]),
+        (
+            -DAY - HOUR - MINUTE, DAY + MINUTE, None,
+            [("1m", -DAY - HOUR - MINUTE, -DAY - HOUR), ("1h", -DAY - HOUR, -DAY), ("1d", -DAY, DAY),
+             ("1m", DAY, DAY + MINUTE)],
+        ),
+        (0, DAY, HOUR, [("1h", 0, DAY)]),
+        (0, DAY, 90 * MINUTE, [("1m", 0, DAY)]),
+        (0, 2 * DAY, 2 * DAY, [("1d", 0, 2 * DAY)]),
+    ],
+)  # fmt: skip
+def test_a_range_is_read_from_the_coarsest_tiers_that_serve(
+    begin: int, end: int, step: int | None, read: list[tuple[str, int, int]]
+) -> None:
+    found = [(span.tier.name.removeprefix("metrics_"), span.begin, span.end) for span in spans(begin, end, step)]
+    assert found == read
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    MINUTES, MINUTES, st.sampled_from([None, MINUTE, 7 * MINUTE, HOUR, 6 * HOUR, DAY, 3 * DAY]),
+    st.sampled_from([KEYS, ("topic", "metric"), ("session_id",), ()]),
+)  # fmt: skip
+def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
+    home: Settings, begin: int, end: int, step: int | None, by: tuple[str, ...]
+) -> None:
+    begin, end = min(begin, end), max(begin, end) + MINUTE
+    reader, answer = Lake(home).reader(), answer_by(by, step)
+    found = answered(reader, answer, [*spans(begin, end, step)], [])
+    alone = answered(reader, answer, [*spans(begin, end, step, [METRICS_1M])], [])
+    assert found.rows.equals(alone.rows)
+    assert found.rows.num_rows == 0 or sum(found.read.values()) <= sum(alone.read.values())
+    every = points()
+    inside = every.filter((pa.compute.field("ts") >= begin) & (pa.compute.field("ts") < end))
+    once = answer.of_events(inside).select(found.rows.column_names)
+    expected = once.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else once
+    for name in expected.column_names:
+        known = expected[name].to_pylist()
+        assert found.rows[name].to_pylist() == (_near(known) if name in ("sum", "average", "variance") else known)
+
+
+def _near(values: list[float | None]) -> Any:
+    return [value if value is None else pytest.approx(value, rel=1e-9) for value in values]
+
+
+def test_files_that_cannot_have_rows_of_the_range_are_not_counted_as_read(home: Settings) -> None:
+    found = metrics(home, moment(0), moment(DAY + HOUR + MINUTE), of={"session_id": ["s"]}, by=["session_id"])
+    assert dict(found.files) == dict.fromkeys((METRICS_1D.table, METRICS_1H.table, METRICS_1M.table), (1, 4))
+    assert dict(found.read) == {
+        METRICS_1D.table: 1,
+        METRICS_1H.table: 1,
+        METRICS_1M.table: found.read[METRICS_1M.table],
+    }
+    assert found.rows["session_id"].to_pylist() == ["s"]
+
+
+def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = home, moment(0), moment(2 * DAY)
+    by_days = metrics(*asked)
+    monkeypatch.setattr("sessionlake.gold.query.whole", lambda _, __, tiers: [*tiers[1:]])
+    assert dict(metrics(*asked).files) == {METRICS_1H.table: (2, 4)}
+    assert metrics(*asked).rows["points"].equals(by_days.rows["points"])
+    monkeypatch.setattr("sessionlake.gold.query.whole", lambda _, __, tiers: [*tiers[:2]])
+    with pytest.raises(LakeError, match=r"metrics_1m is not there yet, or not whole: `sessionlake run gold`"):
+        metrics(*asked)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"since": moment(30_000)}, "since 1970-01-01 00:00:30.* is within a minute"),
+        ({"until": moment(0)}, "the range is empty"),
+        ({"until": datetime(2026, 1, 1)}, "until 2026-01-01 00:00:00 has no time zone"),  # noqa: DTZ001 - that is it
+        ({"by": ["topic", "colour"]}, "metrics have the keys topic, session_id, row_id, metric; found colour"),
+        ({"by": ["topic", "topic"]}, "a key is named twice"),
+        ({"step": timedelta(seconds=90)}, "a step is one minute or several"),
+        ({"step": timedelta(0)}, "a step is one minute or several"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(home: Settings, changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        metrics(**({"settings": home, "since": moment(0), "until": moment(DAY)} | changed))
