@@ -14,6 +14,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.progress import Span, covering, ends, spans
+from sessionlake.lake.reading import among, begins_with
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from support.lakes import folder_of
@@ -158,3 +159,21 @@ def test_files_are_opened_without_python_which_a_process_that_ends_would_not_sur
     monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.open_input_file", lambda _, path: opened.append(path))
     assert len(list(lake.reader().rows(LEDGER))) == 5
     assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("condition", "read"),
+    [
+        (("batch_id", eq, 2), 1),
+        (("batch_id", ge, 1), 2),
+        (("batch_id", le, 0), 2),
+        (("batch_id", among, [2, 3]), 1),
+        (("batch_id", among, []), 0),
+        (("committed_at", ge, NOON + timedelta(seconds=2)), 1),
+        (("layer", begins_with, "x"), 3),
+    ],
+)
+def test_files_are_left_out_by_what_their_statistics_say(lake: Lake, condition: Any, read: int) -> None:
+    found = lake.reader().files(LEDGER, condition)
+    assert found is not None
+    assert (len(found.read), found.total) == (read, len(FILES))
