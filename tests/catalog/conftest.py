@@ -33,6 +33,7 @@ LONG = {
     "test_live_jobs_take_in_what_comes",
     "test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on",
     "test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died",
+    "test_batches_that_die_at_any_commit_of_rules_log_nothing_twice",
 }
 
 
