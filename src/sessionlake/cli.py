@@ -28,6 +28,7 @@ from sessionlake.commands.context import (
     with_spark,
     with_spark_if_needed,
 )
+from sessionlake.commands.export import export
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
 from sessionlake.commands.show import OutputFormat
@@ -104,6 +105,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
 )
+app.command()(export)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 

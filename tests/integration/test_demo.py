@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 # Of the commands that README and docs show, those that only read, and take a home that nothing runs over.
-READING = ("query", "explain", "status", "report", "trace", "session", "state stats", "doctor")
+READING = ("query", "explain", "status", "report", "trace", "session", "state stats", "doctor", "export")
 
 
 @contextmanager
