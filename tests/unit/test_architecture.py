@@ -43,6 +43,7 @@ ROOMS = (
     "history",
     "report",
     "remote",
+    "notebook",
     "lab",
     "retention",
     "maintenance",
