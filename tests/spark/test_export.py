@@ -91,7 +91,7 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
 
 def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path):
     rows = rows_of(spark, settings, TABLE, "offset < 3", {})
-    with pytest.raises(UsageError, match=r"one row takes \d+ bytes, and a file may have 50"):
+    with pytest.raises(UsageError, match=r"a file of one row has \d+ bytes, and may have 50"):
         export(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -128,6 +128,8 @@ def test_no_rows_are_an_export_too(spark, settings, tmp_path):
     rows = rows_of(spark, settings, TABLE, "false", {})
     told = export(rows, str(tmp_path / "o"), FileFormat.PARQUET, 9999, overwrite=False)
     assert told.rows == 0
+    with pytest.raises(UsageError, match="and may have 10"):
+        export(rows, str(tmp_path / "small"), FileFormat.PARQUET, 10, overwrite=False)
     assert "offset" in ds.dataset(files(tmp_path / "o")).schema.names
 
 

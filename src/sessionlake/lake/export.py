@@ -76,17 +76,17 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
     beside = _Folder(frame.sparkSession, f"{folder.path.rstrip('/')}.partial-{uuid.uuid4()}")
     rows, flat = frame.count(), _flat(frame) if form is FileFormat.CSV else frame
     try:
-        at_most = rows
+        at_most = max(1, rows)
         if rows > _SAMPLE:
             _write(flat.limit(_SAMPLE), beside, form, 1, _SAMPLE)
             at_most = _fitting(_SAMPLE, beside, max_bytes)
         while True:
-            _write(flat, beside, form, max(1, math.ceil(rows / max(1, at_most))), at_most)
+            _write(flat, beside, form, max(1, math.ceil(rows / at_most)), at_most)
             sizes = beside.sizes()
             if max(sizes, default=0) <= max_bytes:
                 break
             if at_most == 1:
-                raise UsageError(f"export: one row takes {max(sizes)} bytes, and a file may have {max_bytes}")
+                raise UsageError(f"export: a file of one row has {max(sizes)} bytes, and may have {max_bytes}")
             at_most = min(at_most - 1, _fitting(at_most, beside, max_bytes))
         beside.move_to(folder)
     finally:
