@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 5.0
 # What starts a job by itself; each can be paused.
 _TRIGGERS = ("continuous", "schedule", "trigger")
+_ALIVE = ("BLOCKED", "PENDING", "QUEUED", "RUNNING", "TERMINATING", "WAITING")
 _ENDED = "TERMINATED"
 _DONE = ("SUCCESS", "SUCCESS_WITH_FAILURES")
 
@@ -121,7 +122,7 @@ def awaited(client: WorkspaceClient, run: int, say: Callable[[str], None]) -> Ru
         if status.state != before:
             say(f"run {run}: {status.state}{': ' if status.says else ''}{status.says}")
             before = status.state
-        if status.ended is not None:
+        if status.state not in _ALIVE:
             return status
         time.sleep(POLL_SECONDS)
 
@@ -148,7 +149,8 @@ def outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
         RemoteError: there is no such run.
     """
     found = client.jobs.get_run(run)
-    last: dict[str, RunTask] = {task.task_key: task for task in found.tasks or ()}  # attempts come in their order
+    attempts = sorted(found.tasks or (), key=lambda task: task.attempt_number or 0)
+    last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
         raise RemoteError(f"run {run} has no tasks: nothing was run, {run_status(found).says or 'and it says no more'}")
     for key, task in last.items():
