@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes bench soak wheel clean-home clean
+.PHONY: help setup demo test lint classes bench soak jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -35,6 +35,9 @@ bench: $(READY) ## measure bronze, silver and gold beside the floor
 
 soak: $(READY) ## the long tests
 	@$(BIN)/pytest -m soak
+
+jupyter: $(READY) ## write the notebooks as .ipynb, for Jupyter
+	@$(BIN)/python -m sessionlake.notebook.jupyter notebooks/*.py
 
 wheel: $(READY) ## build the wheel into dist/
 	@$(BIN)/uv build --wheel

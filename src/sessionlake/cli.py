@@ -28,8 +28,10 @@ from sessionlake.commands.context import (
     with_spark,
     with_spark_if_needed,
 )
+from sessionlake.commands.export import export
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.metrics import metrics
+from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
 from sessionlake.commands.show import OutputFormat
 from sessionlake.errors import SessionlakeError
 
@@ -104,6 +106,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
 )
+app.command()(export)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 
@@ -344,16 +347,14 @@ def maintain(
 
 @app.command()
 def resolve(
-    session: Annotated[str, typer.Option("--session", help="The session's id.")],
-    accept_gap: Annotated[bool, typer.Option("--accept-gap", help="Apply the message all the same.")] = False,
-    isolate: Annotated[bool, typer.Option("--isolate", help="Break the session until its next snapshot.")] = False,
-    skip_message: Annotated[
-        int | None, typer.Option("--skip-message", metavar="OFFSET", min=0, help="As if it had not arrived.")
-    ] = None,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take a decision back that none has followed.")] = False,
-    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")] = None,
-    why: Annotated[str | None, typer.Option("--why", help="Kept with the decision.")] = None,
+    session: Broken,
+    accept_gap: AcceptGap = False,
+    isolate: Isolate = False,
+    skip_message: SkipMessage = None,
+    withdraw: Withdraw = False,
+    topic: OfTopic = None,
+    offset: Place = None,
+    why: Why = None,
     config: Config = None,
 ) -> None:
     """Decide about the place at which a session broke its class under `fail`, so that silver passes it, once."""

@@ -55,6 +55,10 @@ class RegistryError(SessionlakeError):
     """The schema registry cannot be asked: start or correct what is named and run again; nothing was committed."""
 
 
+class RemoteError(SessionlakeError):
+    """A Databricks workspace cannot be asked, refuses, or lacks what is named, or a run there failed: see the text."""
+
+
 class LakeError(SessionlakeError):
     """A table or checkpoint does not fit what the job expects; no table was changed."""
 

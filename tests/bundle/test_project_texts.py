@@ -17,7 +17,7 @@ def project():
 def test_contributing_gives_a_reason_for_exactly_the_declared_dependencies(project):
     declared = [
         *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"]["local"],
+        *(line for extra in project["project"]["optional-dependencies"].values() for line in extra),
         *project["dependency-groups"]["dev"],
     ]
     names = {re.match(r"[\w-]+", line)[0] for line in declared}

@@ -26,7 +26,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 # Of the commands that README and docs show, those that only read, and take a home that nothing runs over.
-READING = ("query", "metrics", "explain", "status", "report", "trace", "session", "state stats", "doctor", "rules list")
+READING = (
+    *("query", "metrics", "explain", "status", "report", "trace", "session", "state stats", "doctor", "rules list"),
+    "export",
+)
 
 
 @contextmanager
@@ -138,7 +141,7 @@ def test_the_commands_of_readme_and_docs_that_only_read_answer_over_its_tables(p
     lines = dict.fromkeys(c.arguments for c in commands("sessionlake") if " ".join(c.arguments).startswith(READING))
     assert {words[0] for words in lines} == {phrase.split()[0] for phrase in READING}
     for words in lines:
-        text = shlex.join(words) if words[0] in {"query", "metrics", "explain"} else " ".join(words)
+        text = shlex.join(words) if words[0] in {"query", "metrics", "explain", "export"} else " ".join(words)
         for old, new in shown.items():
             text = text.replace(old, new)
         assert told(*shlex.split(text)).strip(), text

@@ -1,145 +1,140 @@
-"""The notebook runs as it stands, on a laptop's lake and, given what Databricks gives it, by three-level names."""
+"""The notebooks run as they stand, over a home and over a catalog; and what their reader chooses is what they show."""
 
+from __future__ import annotations
+
+import json
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
-from sessionlake.config import Settings
+from sessionlake.commands.remote_tables import LAST_HOUR
+from sessionlake.commands.sql_names import renamed
+from sessionlake.config import Settings, load_settings
+from sessionlake.errors import NotThereError
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
+from sessionlake.notebook.jupyter import as_jupyter, main
+from support.lakes import folder_of
+from support.notebooks import CONFIG, NOTEBOOKS, fill, require_true, run_all
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_explore_session.py"
-TOPIC = "capture.boiler"
-BUSY, QUIET = "s-busy", "s-quiet"
-TABLES = ("silver.sessions", "silver.session_rows", "silver.session_changes", "gold.rolling_average")
-# (seconds, value, average of the last two) of r0's price in the busy session.
-POINTS = [(0, 10.0, 10.0), (1, 20.0, 15.0), (2, 60.0, 40.0)]
-
-
-pytestmark = pytest.mark.usefixtures("_at_home")
+EXPLORE = str(NOTEBOOKS[0])
+PICTURES = 8
+SCHEMAS = ("bronze", "silver", "gold", "ops")
 
 
 @pytest.fixture(scope="module")
-def lake(spark, tmp_path_factory):
-    """Tables of two sessions; their short names are this module's while it runs."""
-    _forget_names(spark)
-    made = Lake(Settings(home=tmp_path_factory.mktemp("notebook") / "home"))
-    made.ensure(spark, TABLES)
-    _fill(spark, made)
-    yield made
-    _forget_names(spark)
+def filled(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    home = tmp_path_factory.mktemp("notebook") / "home"
+    home.mkdir()
+    config = home / "sessionlake.yml"
+    config.write_text(CONFIG, encoding="utf-8")
+    settings = load_settings(config).model_copy(update={"home": home})
+    fill(spark, settings)
+    return settings
 
 
 @pytest.fixture
-def _at_home(lake, monkeypatch) -> None:
+def home(filled: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a laptop's user has set."""
-    monkeypatch.setenv("SESSIONLAKE_HOME", str(lake.settings.home))
-    monkeypatch.chdir(lake.settings.home.parent)
+    monkeypatch.setenv("SESSIONLAKE_HOME", str(filled.home))
+    monkeypatch.chdir(filled.home.parent)
+    return filled.home
 
 
-def test_left_empty_it_shows_the_busiest_sessions_table_and_changes_in_order():
-    shown = runpy.run_path(str(NOTEBOOK))
-    assert (shown["topic"], shown["session"]) == (TOPIC, BUSY)
-    assert [(row["row_id"], row["price"]) for row in shown["rows"].collect()] == [("r0", 60.0), ("r1", None)]
-    changes = [(row["_position"], row["ordinal"], row["change"], row["row_id"]) for row in shown["changes"].collect()]
-    assert changes == [
-        (0, 0, "clear", None),
-        (0, 1, "upsert", "r0"),
-        (0, 2, "upsert", "r1"),
-        (1, 0, "upsert", "r0"),
-        (2, 0, "upsert", "r0"),
-    ]
+def test_every_notebook_runs_from_top_to_bottom_and_shows_what_the_tables_hold(spark, filled, home, capsys):
+    require_true(spark, filled, run_all())
+    pictures = sorted(path.name for path in (home / "notebooks").iterdir())
+    assert pictures == [
+        "gold_rolling_average.png", "gold_tiers.png", "integrity_judgements.png", "integrity_quarantine.png",
+        "operate_pace.png", "own_busy_times.png", "session_metric.png", "session_timeline.png",
+    ]  # fmt: skip
+    assert len(pictures) == PICTURES
+    assert all((home / "notebooks" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert f"picture: {home / 'notebooks' / 'gold_tiers.png'}" in capsys.readouterr().out
 
 
-def test_the_plot_draws_each_point_and_its_rolling_average(lake, capsys):
-    shown = runpy.run_path(str(NOTEBOOK))
-    captured, averaged = shown["figure"].axes[0].get_lines()
-    assert list(captured.get_ydata()) == [value for _, value, _ in POINTS]
-    assert list(averaged.get_ydata()) == [average for _, _, average in POINTS]
-    assert (lake.settings.home / "explore_session.png").read_bytes().startswith(b"\x89PNG")
-    assert f"plot: {lake.settings.home / 'explore_session.png'}" in capsys.readouterr().out
+@pytest.fixture
+def deployed(spark: Any, filled: Settings) -> Iterator[dict[str, str]]:
+    """The same tables in a catalog, under a development target's names: what its widgets say."""
+    prefix, lake = "dev_ada_", Lake(filled)
+    for schema in SCHEMAS:
+        spark.sql(f"CREATE SCHEMA spark_catalog.{prefix}{schema}")
+    for table in TABLES:
+        if lake.exists(spark, table):
+            spark.sql(f"CREATE TABLE spark_catalog.{prefix}{table} USING delta LOCATION '{folder_of(lake, table)}'")
+    yield {
+        "catalog": "spark_catalog",
+        "schema_prefix": prefix,
+        "checkpoints": filled.checkpoint(""),
+        "config": str(filled.home / "sessionlake.yml"),
+    }
+    for schema in SCHEMAS:
+        spark.sql(f"DROP SCHEMA spark_catalog.{prefix}{schema} CASCADE")
 
 
-def test_a_session_and_a_metric_are_chosen_by_name(monkeypatch, capsys):
-    monkeypatch.setenv("EXPLORE_SESSION", QUIET)
-    monkeypatch.setenv("EXPLORE_METRIC", "qty")
-    shown = runpy.run_path(str(NOTEBOOK))
-    assert shown["session"] == QUIET
-    assert [row["row_id"] for row in shown["rows"].collect()] == ["r9"]
+def test_on_a_platform_its_session_widgets_and_display_serve_over_tables_in_a_catalog(
+    spark, filled, deployed, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    displayed: list[Any] = []
+    widgets = SimpleNamespace(text=deployed.setdefault, get=deployed.__getitem__)
+    shown = run_all({"spark": spark, "dbutils": SimpleNamespace(widgets=widgets), "display": displayed.append})
+    assert {type(made["book"].reader) for made in shown.values()} == {SparkReader}
+    require_true(spark, filled, shown)
+    assert sum(isinstance(one, Figure) for one in displayed) == PICTURES
+    assert set(deployed) >= {"session", "row", "metric", "moment", "topic", "quiet_ms"}
+
+
+def test_session_moment_and_metric_are_chosen_by_name(spark, filled, home, monkeypatch, capsys):  # noqa: ARG001
+    least = Lake(filled).read(spark, "silver.sessions").orderBy("messages", "session_id").first()
+    monkeypatch.setenv("NOTEBOOK_SESSION", least["session_id"])
+    monkeypatch.setenv("NOTEBOOK_METRIC", "nothing")
+    monkeypatch.setenv("NOTEBOOK_MOMENT", least["last_kafka_timestamp"].isoformat())
+    shown = runpy.run_path(EXPLORE)
+    assert shown["session"] == least["session_id"]
+    assert list(shown["then"]["row_id"]) == [row["row_id"] for row in shown["rows"].collect()]
     assert "gold.rolling_average has no such points" in capsys.readouterr().out
+    monkeypatch.setenv("NOTEBOOK_SESSION", "s-none")
+    with pytest.raises(NotThereError, match="there is no session 's-none'"):
+        runpy.run_path(EXPLORE)
 
 
-def test_an_unknown_session_is_named(monkeypatch):
-    monkeypatch.setenv("EXPLORE_SESSION", "s-none")
-    with pytest.raises(LookupError, match="there is no session 's-none'"):
-        runpy.run_path(str(NOTEBOOK))
-
-
-def test_an_empty_home_is_named_with_what_to_run(monkeypatch, tmp_path):
+def test_an_empty_home_is_named_with_what_to_run(spark, monkeypatch, tmp_path):  # noqa: ARG001 - a session
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "empty"))
-    with pytest.raises(LookupError, match=r"empty has no .*silver\.sessions: run `make demo`"):
-        runpy.run_path(str(NOTEBOOK))
+    for notebook in NOTEBOOKS:
+        with pytest.raises(NotThereError, match=r"empty has no .*: run `make demo`"):
+            runpy.run_path(str(notebook))
 
 
-def test_on_databricks_widgets_choose_and_display_shows(spark, lake):
-    lake.register(spark)
-    given = {"catalog": "spark_catalog", "session": QUIET}
-    displayed = []
-    widgets = SimpleNamespace(text=given.setdefault, get=given.__getitem__)
-    shown = runpy.run_path(
-        str(NOTEBOOK),
-        init_globals={"spark": spark, "dbutils": SimpleNamespace(widgets=widgets), "display": displayed.append},
-    )
-    assert (shown["location"], shown["session"]) == ("spark_catalog.", QUIET)
-    assert displayed[-1] is shown["figure"]
-    assert set(given) == {"catalog", "schema_prefix", "session", "row", "metric"}
-
-
-def test_it_is_a_databricks_source_whose_prose_is_in_markdown_cells():
-    first, *cells = NOTEBOOK.read_text().split("\n# COMMAND ----------\n")
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_each_is_a_databricks_source_that_jupyter_opens_with_its_prose_as_text(notebook: Path, tmp_path):
+    source = notebook.read_text(encoding="utf-8")
+    first, *cells = source.split("\n# COMMAND ----------\n")
     assert first.startswith("# Databricks notebook source\n# MAGIC %md\n")
     for cell in cells:
         magic = [line.startswith("# MAGIC") for line in cell.strip().splitlines()]
         assert all(magic) or not any(magic)
+    copy = tmp_path / notebook.name
+    copy.write_text(source, encoding="utf-8")
+    main([str(copy)])
+    made = json.loads(copy.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    assert made == as_jupyter(source)
+    kinds = ["markdown" if "# MAGIC" in cell else "code" for cell in (first, *cells)]
+    assert [cell["cell_type"] for cell in made["cells"]] == kinds
+    code = "\n".join(cell["source"] for cell in made["cells"] if cell["cell_type"] == "code")
+    compile(code, notebook.name, "exec")
+    assert "MAGIC" not in str(made)
+    assert made["cells"][0]["source"].startswith("# ")
 
 
-def _fill(spark, lake) -> None:
-    key = {"topic": TOPIC, "session_id": BUSY}
-    other = {"topic": TOPIC, "session_id": QUIET}
-    session = {"status": "open", "duplicates": 0, "gaps": 0, "late": 0, "first_ts": 0}
-    _append(
-        spark,
-        lake,
-        "silver.sessions",
-        [key | session | {"messages": 3, "last_ts": 2000}, other | session | {"messages": 1, "last_ts": 0}],
-    )
-    rows = [key | {"row_id": "r1"}, key | {"row_id": "r0", "price": 60.0}, other | {"row_id": "r9", "price": 1.0}]
-    _append(spark, lake, "silver.session_rows", rows)
-    changes = [
-        {"_position": 2, "ordinal": 0, "change": "upsert", "row_id": "r0", "price": 60.0, "_ts": 2000},
-        {"_position": 0, "ordinal": 0, "change": "clear", "_ts": 0},
-        {"_position": 0, "ordinal": 2, "change": "upsert", "row_id": "r1", "_ts": 0},
-        {"_position": 0, "ordinal": 1, "change": "upsert", "row_id": "r0", "price": 10.0, "_ts": 0},
-        {"_position": 1, "ordinal": 0, "change": "upsert", "row_id": "r0", "price": 20.0, "_ts": 1000},
-    ]
-    _append(spark, lake, "silver.session_changes", [key | change for change in changes])
-    price = {"row_id": "r0", "metric": "price", "ordinal": 0}
-    points = [
-        key | price | {"ts": 1000 * second, "position": second, "value": value, "average": average, "points": 2}
-        for second, value, average in reversed(POINTS)
-    ]
-    last = price | {"row_id": "r9", "ts": 0, "position": 0, "value": 1.0, "average": 1.0, "points": 1}
-    _append(spark, lake, "gold.rolling_average", [*points, other | last])
-
-
-def _append(spark, lake, table, rows) -> None:
-    schema = lake.read(spark, table).schema
-    values = [tuple(row.get(name) for name in schema.names) for row in rows]
-    frame = spark.createDataFrame(values, schema).coalesce(1)
-    lake.storage.save(frame.write.format("delta").mode("append"), table)
-
-
-def _forget_names(spark) -> None:
-    for schema in ("silver", "gold"):
-        spark.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+def test_what_remote_status_asks_a_warehouse_is_answered_by_the_ledger(spark, filled):
+    lake = Lake(filled)
+    found = spark.sql(renamed(LAST_HOUR, lambda schema, name: lake.identifier(f"{schema}.{name}"))).collect()
+    assert {row["layer"]: row["batches"] for row in found} == {"bronze": 2, "silver": 1, "silver_tables": 1, "gold": 1}
+    assert all(row["batch_seconds"] >= 0 for row in found)

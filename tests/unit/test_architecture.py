@@ -43,6 +43,8 @@ ROOMS = (
     "examples",
     "history",
     "report",
+    "remote",
+    "notebook",
     "lab",
     "retention",
     "maintenance",
@@ -134,7 +136,11 @@ def known() -> set[str]:
 def test_spark_is_imported_where_it_is_used_so_that_the_command_line_answers_at_once(file: Path) -> None:
     tree = ast.parse(file.read_text())
     at_start = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-    heavy = {name for name in imported(at_start) if name.split(".")[0] in {"pyspark", "delta", "py4j", "matplotlib"}}
+    heavy = {
+        name
+        for name in imported(at_start)
+        if name.split(".")[0] in {"pyspark", "delta", "py4j", "matplotlib", "databricks"}
+    }
     assert heavy == set()
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,52 +18,19 @@ from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import DECISIONS, LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.home import claim
-from sessionlake.silver.decisions import decisions, note_going_on, note_stop, stopped_at
-from sessionlake.silver.fold.schemas import Violation
+from sessionlake.silver.decisions import decisions, note_going_on, stopped_at
 from sessionlake.streaming.guards import committing
 from support.lakes import folder_of
-
-TEXTS = ("topic", "session_id", "decision", "who", "why")
-EMPTY = pa.table(
-    {
-        **{name: pa.array([], pa.string()) for name in TEXTS},
-        "offset": pa.array([], pa.int64()),
-        "decided_at": pa.array([], pa.timestamp("us", tz="UTC")),
-    }
-)
+from support.stops import entry, make_home, stop
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Topic t, partition 0: session s has the offsets 0 to 9; silver has taken in 0 to 3, processor p 0 to 5."""
+    """Silver has taken in the offsets 0 to 3 of session s, processor p 0 to 5."""
     busy = ProcessorSettings.model_validate({"name": "p", "class": "a:B"})
     found = Settings(home=tmp_path, processors=(busy,))
-    Path(found.checkpoint("silver")).parent.mkdir()
-    lake = Lake(found)
-    messages = pa.table(
-        {"topic": ["t"] * 10, "partition": pa.array([0] * 10, pa.int32()), "offset": range(10), "key": [b"s"] * 10}
-    )
-    write_deltalake(folder_of(lake, "bronze.messages"), messages)
-    write_deltalake(folder_of(lake, DECISIONS), EMPTY)
-    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist([entry("silver", 3, [0]), entry(busy.layer, 5)]))
+    make_home(found)
     return found
-
-
-def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:
-    span = {"topic": "t", "partition": 0, "first": 0, "last": last, "messages": last + 1}
-    taken = [{"topic": "t", "session_id": "s", "offset": offset, "decision": "isolate"} for offset in decided]
-    return {
-        "layer": layer,
-        "app_id": "q",
-        "batch_id": batch,
-        "committed_at": datetime(2026, 1, 1, tzinfo=UTC),
-        "offsets": [span],
-        "decisions": taken,
-    }
-
-
-def stop(settings: Settings, offset: int, layer: str = "silver") -> None:
-    note_stop(settings, Violation("t", 0, offset, "s", "strict", "gap", 5, 6), layer)
 
 
 def decide(settings: Settings, offset: int | None = None, decision: Decision = Decision.SKIP) -> None:

@@ -11,6 +11,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.commands.options import OfTopic
+from sessionlake.commands.remote import remote_app
 from sessionlake.commands.show import OutputFormat
 
 if TYPE_CHECKING:
@@ -43,13 +45,14 @@ GROUPS = {
     "state": state_app,
     "rebuild": rebuild_app,
     "verify": verify_app,
+    "remote": remote_app,
 }
 
 
 @session_app.command("show")
 def session_show(
     session: Annotated[str, typer.Argument(help="The session's id.")],
-    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    topic: OfTopic = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -70,7 +73,7 @@ def session_as_of(
     offset: Annotated[
         int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
     ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    topic: OfTopic = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -85,7 +88,7 @@ def session_as_of(
 @state_app.command("show")
 def state_show(
     session: Annotated[str, typer.Option("--session", help="The session's id.")],
-    topic: Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")] = None,
+    topic: OfTopic = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
+from sessionlake.commands.sql_names import COMMENT
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
@@ -19,7 +20,6 @@ from sessionlake.streaming.errors import failure_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
 _OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
@@ -37,12 +37,7 @@ def check(settings: Settings, sql: str) -> None:
         UsageError: it is no statement that reads.
         LakeError: a local table that it names has not been created yet.
     """
-    first = first_word(sql)
-    if first not in _READS:
-        raise UsageError(
-            f"query: the statement begins with {first.upper() or 'nothing'!r}; "
-            f"query reads only: {', '.join(word.upper() for word in _READS)}"
-        )
+    require_reading(sql)
     lake = Lake(settings)
     named = mentioned(sql, tables(settings))
     asked = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
@@ -51,6 +46,20 @@ def check(settings: Settings, sql: str) -> None:
         raise LakeError(
             f"query: {', '.join(missing)} is not there yet in {settings.place}: "
             "fill it with `sessionlake run all --once`, or name another home with SESSIONLAKE_HOME"
+        )
+
+
+def require_reading(sql: str) -> None:
+    """Refuses a statement that does not read.
+
+    Raises:
+        UsageError: it begins with another word.
+    """
+    first = first_word(sql)
+    if first not in _READS:
+        raise UsageError(
+            f"query: the statement begins with {first.upper() or 'nothing'!r}; "
+            f"query reads only: {', '.join(word.upper() for word in _READS)}"
         )
 
 

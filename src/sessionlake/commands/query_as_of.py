@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.query import COMMENT, mentioned, one_line
+from sessionlake.commands.query import mentioned, one_line
 from sessionlake.commands.show import OutputFormat, collected, show
+from sessionlake.commands.sql_names import QUOTED, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
@@ -14,9 +15,6 @@ from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_QUOTED = rf"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|{COMMENT.pattern}"
-_NAMES = "|".join(table.split(".")[1] for table in SILVER_WRITES)
-_TOKEN = re.compile(rf"({_QUOTED})|(?<![\w.`])`?silver`?\s*\.\s*`?({_NAMES})`?(?![\w`])", re.DOTALL | re.IGNORECASE)
 _OTHER = re.compile(r"\b(?:from|join)\s+(`?\w+`?\s*\.\s*[\w.`]+)", re.IGNORECASE)
 
 
@@ -49,14 +47,14 @@ def as_views(sql: str) -> tuple[str, list[str]]:
     """
     named: set[str] = set()
 
-    def bare(found: re.Match[str]) -> str:
-        if found[1]:
-            return found[1]
-        named.add(found[2].lower())
-        return f"`{found[2].lower()}`"
+    def bare(schema: str, name: str) -> str | None:
+        if f"{schema}.{name}" not in SILVER_WRITES:
+            return None
+        named.add(name)
+        return f"`{name}`"
 
-    text = _TOKEN.sub(bare, sql)
-    rest = re.sub(_QUOTED, " ", text, flags=re.DOTALL)
+    text = renamed(sql, bare)
+    rest = QUOTED.sub(" ", text)
     other = _OTHER.search(rest)
     if left := [*mentioned(rest), *([other[1]] if other else [])]:
         raise UsageError(

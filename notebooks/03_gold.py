@@ -1,0 +1,127 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Gold
+# MAGIC Averages that move with each point, buckets of a minute, an hour and a day, and the texts that were ever set.
+# MAGIC
+# MAGIC On Databricks the widgets choose catalog, schemas, topic and metric; on a laptop, after `make demo`:
+# MAGIC
+# MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/03_gold.py
+
+# COMMAND ----------
+
+from functools import reduce
+from operator import and_
+
+from pyspark.sql import functions as F
+
+from sessionlake.errors import NotThereError
+from sessionlake.notebook import pictures
+from sessionlake.notebook.book import Book
+
+TIERS = {"minutes": "gold.metrics_1m", "hours": "gold.metrics_1h", "days": "gold.metrics_1d"}
+SERIES = ["topic", "session_id", "row_id", "metric"]
+
+book = Book(globals())
+book.require("gold.rolling_average", "gold.distinct_values", *TIERS.values())
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Which series are there?
+# MAGIC A series is one number of one row of one session: those with the most points.
+
+# COMMAND ----------
+
+minutes = book.table("gold.metrics_1m")
+for column in ("topic", "metric"):
+    if value := book.parameter(column):
+        minutes = minutes.where(F.col(column) == value)
+per_series = minutes.groupBy(*SERIES).agg(
+    F.sum("points").alias("points"),
+    F.count("*").alias("minutes"),
+    F.min("min").alias("least"),
+    F.max("max").alias("greatest"),
+    (F.sum("sum") / F.sum("points")).alias("mean"),
+)
+busiest = per_series.orderBy(F.desc("points"), *SERIES)
+book.show(busiest, 10)
+series = busiest.first()
+if series is None:
+    raise NotThereError("gold.metrics_1m has no such series: run the gold job, or choose a topic and a metric it has")
+of_series = reduce(and_, (F.col(column) == series[column] for column in SERIES))
+title = f"{series['metric']} of {series['row_id']} in {series['session_id']}"
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The rolling average
+# MAGIC Over each point and the ones before it in event time. A late point is put into its place, and what follows is
+# MAGIC corrected: no watermark makes a figure wrong.
+
+# COMMAND ----------
+
+points = (
+    book.table("gold.rolling_average")
+    .where(of_series)
+    .orderBy("ts", "position", "ordinal")
+    .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
+    .toPandas()
+)
+rolling = pictures.averages(points, title)
+book.picture(rolling, "gold_rolling_average")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Minutes, hours, days
+# MAGIC The same points in the latest buckets of each length: from the least to the greatest, and their mean.
+
+# COMMAND ----------
+
+found = {name: book.table(table).where(of_series).orderBy("window_start").toPandas() for name, table in TIERS.items()}
+tiers = pictures.tiers(found, title)
+book.picture(tiers, "gold_tiers")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ### Does an hour agree with its minutes?
+# MAGIC It must, for every series: sums may differ by what the order of adding does to a double's last digits.
+# MAGIC `sessionlake verify gold` compares every table with plain SQL over silver.
+
+# COMMAND ----------
+
+hours = book.table("gold.metrics_1h").select(*SERIES, "window_start", "points", "min", "max", "sum")
+summed = (
+    book.table("gold.metrics_1m")
+    .groupBy(*SERIES, F.date_trunc("hour", "window_start").alias("window_start"))
+    .agg(
+        F.sum("points").alias("m_points"),
+        F.min("min").alias("m_min"),
+        F.max("max").alias("m_max"),
+        F.sum("sum").alias("m_sum"),
+        F.sum(F.abs("sum")).alias("size"),
+    )
+)
+apart = hours.join(summed, [*SERIES, "window_start"], "full").where(
+    "NOT (points <=> m_points AND min <=> m_min AND max <=> m_max) OR abs(sum - m_sum) > 1e-9 * size"
+)
+disagreeing = apart.count()
+print(f"{hours.count()} hours; {disagreeing} disagree with their minutes")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Which texts were ever set?
+
+# COMMAND ----------
+
+texts = book.table("gold.distinct_values").select(
+    "topic",
+    "column",
+    "value",
+    "changes",
+    F.timestamp_millis("first_ts").alias("first"),
+    F.timestamp_millis("last_ts").alias("last"),
+)
+book.show(texts.orderBy("topic", "column", F.desc("changes"), "value"))

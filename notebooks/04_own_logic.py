@@ -1,0 +1,163 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # A processor and a product of your own
+# MAGIC Two ways to add logic: a **processor** is a typed class that is given every judged message of a session, with
+# MAGIC a state and timers; a **product** is a table of gold that the configuration declares. Here both are tried on
+# MAGIC what the lake has, and nothing is written.
+# MAGIC
+# MAGIC On Databricks the widgets choose catalog, schemas and topic; on a laptop, after `make demo`:
+# MAGIC
+# MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/04_own_logic.py
+
+# COMMAND ----------
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pandas as pd
+import yaml
+from pyspark.sql import functions as F
+
+from sessionlake.config import OnViolation
+from sessionlake.errors import NotThereError
+from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.declared import products_of
+from sessionlake.gold.recompute import recomputed
+from sessionlake.gold_settings import ProductSettings
+from sessionlake.notebook import pictures
+from sessionlake.notebook.book import Book
+from sessionlake.processors import Emitted, Message, Processor, Timer
+from sessionlake.processors.testing import Sent, run
+
+MOST_MESSAGES = 3_000
+
+book = Book(globals())
+book.require("bronze.messages", "silver.sessions", "silver.session_changes")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A processor
+# MAGIC When was each session busy? A state of two numbers, and a timer in stream time: so long without rows, and it was
+# MAGIC quiet. It depends on nothing but its state and what it is given, so batches, crashes and replays change nothing.
+
+# COMMAND ----------
+
+
+@dataclass
+class Busy:
+    """Since when a session is busy, ms of stream time."""
+
+    since: int | None = None
+    last: int = 0
+
+
+class BusyTimes(Processor[Busy]):
+    """A row for every time in which rows came without a pause.
+
+    Args:
+        quiet_ms: what a pause is, in stream time.
+    """
+
+    state = Busy
+    output: ClassVar = {"busy_from": "timestamp", "busy_until": "timestamp"}
+
+    def __init__(self, quiet_ms: int) -> None:
+        self._quiet_ms = quiet_ms
+
+    def on_message(self, state: Busy, message: Message) -> Iterable[Emitted]:
+        if message.rows:
+            state.since = message.stream_time if state.since is None else state.since
+            state.last = message.stream_time
+            yield Timer(message.stream_time + self._quiet_ms, "quiet")
+
+    def on_timeout(self, state: Busy, _timer: Timer) -> Iterable[Emitted]:
+        if state.since is not None:
+            yield {"busy_from": state.since, "busy_until": state.last}
+        state.since = None
+
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC It is tried as in a unit test, on real messages out of bronze: those of one topic-partition, from its
+# MAGIC beginning. `run` works on them as one batch and one by one, and complains if that makes a difference.
+
+# COMMAND ----------
+
+messages = book.table("bronze.messages")
+if wanted := book.parameter("topic"):
+    messages = messages.where(F.col("topic") == wanted)
+largest = messages.groupBy("topic", "partition").count().orderBy(F.desc("count"), "topic", "partition").first()
+if largest is None:
+    raise NotThereError("bronze.messages has no such messages: run the bronze job, or choose a topic that it has")
+topic = largest["topic"]
+taken = (
+    messages.where((F.col("topic") == topic) & (F.col("partition") == largest["partition"]))
+    .orderBy("offset")
+    .limit(MOST_MESSAGES)
+    .select("key", "value", F.unix_millis("timestamp").alias("time"))
+    .collect()
+)
+sent = [
+    Sent(bytes(row["key"]).decode(errors="replace"), bytes(row["value"]), row["time"]) for row in taken if row["key"]
+]
+capture = book.settings.capture.model_copy(update={"on_violation": OnViolation.ISOLATE})
+result = run(BusyTimes(quiet_ms=int(book.parameter("quiet_ms", "150"))), sent, capture=capture)
+busy = pd.DataFrame(
+    {
+        "lane": [row["session_id"] for row in result.rows],
+        "begin": pd.to_datetime([row["busy_from"] for row in result.rows], unit="ms", utc=True),
+        "end": pd.to_datetime([row["busy_until"] for row in result.rows], unit="ms", utc=True),
+    }
+)
+print(f"{len(sent)} messages of {topic}: {result.counts}; {len(busy)} busy times")
+book.show(busy, 10)
+
+# COMMAND ----------
+
+if len(busy):
+    intervals = pictures.intervals(busy, f"When the sessions of {topic} were busy")
+    book.picture(intervals, "own_busy_times")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC To have it run for good, put the class into a module that is installed where the jobs run, and name it in
+# MAGIC `sessionlake.yml`:
+# MAGIC
+# MAGIC     processors: [{name: busy_times, class: "busy:BusyTimes", options: {quiet_ms: 150}}]
+# MAGIC
+# MAGIC `sessionlake run processor busy_times` then fills `silver.busy_times`, exactly once. A new type of state is a
+# MAGIC new `version` with a `migrate`.
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A product
+# MAGIC Declared as in `sessionlake.yml`, and computed over all of `silver.session_changes`: this is what gold would
+# MAGIC begin its table with.
+
+# COMMAND ----------
+
+DECLARED = """
+name: by_metric
+keys: [topic, metric]
+bucket: 1 minute
+aggregates: {points: count, low: min, high: max, mean: mean, spread: variance}
+"""
+own = ProductSettings.model_validate(yaml.safe_load(DECLARED))
+gold = book.settings.gold.model_copy(update={"products": (own,)})
+product = products_of(book.settings.model_copy(update={"gold": gold}))[-1]
+declared = declared_in(book.settings)
+preview = recomputed(book.table("silver.session_changes").select(*marks(declared)), product, declared)
+shown = preview.select(*product.row_keys, *own.aggregates).orderBy(*product.row_keys)
+book.show(shown)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC Under `gold: {products: [...]}` of the configuration it is kept up from gold's next start on, late points and
+# MAGIC all; `sessionlake verify gold` compares it, too, and `sessionlake explain gold.by_metric` says what a figure
+# MAGIC is made of.

@@ -1,0 +1,118 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Operate
+# MAGIC How far behind is each layer, what did its batches take in, what does silver remember, and is what it holds
+# MAGIC what its changes make?
+# MAGIC
+# MAGIC On Databricks the widgets choose catalog, schemas and the volume of the checkpoints; on a laptop, after `make
+# MAGIC demo`:
+# MAGIC
+# MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/05_operate.py
+
+# COMMAND ----------
+
+import pandas as pd
+from pyspark.sql import functions as F
+
+from sessionlake.history.asof import session_as_of
+from sessionlake.history.batch_as_of import as_of_batch
+from sessionlake.history.state import STATS, stats_of
+from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
+from sessionlake.notebook import pictures
+from sessionlake.notebook.book import Book
+from sessionlake.report.batches import latest_batches
+from sessionlake.report.pace import lags, throughput
+from sessionlake.silver.states import shard_states
+
+book = Book(globals())
+book.require("silver.sessions", "silver.session_rows", "ops.ledger")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## How far is each layer?
+# MAGIC `behind` is what its source holds and it has not taken in yet; `age_seconds` since its last commit.
+
+# COMMAND ----------
+
+layers = layer_statuses(book.reader, book.settings)
+statuses = pd.DataFrame([layer.row() for layer in layers], columns=STATUS_COLUMNS)
+progress = ["layer", "batches", "last_batch", "messages", "rows", "behind", "committed_at", "age_seconds"]
+book.show(statuses[progress])
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The ledger
+# MAGIC One row for every batch of every layer: offsets or versions in, rows and table versions out.
+
+# COMMAND ----------
+
+ledger = book.table("ops.ledger").withColumn(
+    "seconds", F.round((F.unix_millis("committed_at") - F.unix_millis("started_at")) / 1000, 2)
+)
+counts = ["messages", "applied", "duplicates", "quarantined", "held"]
+book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at").orderBy(F.desc("committed_at")), 20)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What silver remembers
+# MAGIC Its state holds cursors, not rows: where each session stands, which seqs are missing, what is held back.
+
+# COMMAND ----------
+
+stats = [stats_of(shard, state, book.settings) for shard, state in shard_states(book.spark, book.settings)]
+states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
+totals = states.drop(columns="shard").sum()
+print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")
+book.show(states.sort_values("bytes", ascending=False), 10)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The latest hour
+# MAGIC Of the batches of the last hour that had some, or the last day.
+
+# COMMAND ----------
+
+until = max((layer.committed_at for layer in layers if layer.committed_at is not None), default=None)
+names = [layer.layer for layer in layers]
+batches = [] if until is None else latest_batches(book.reader, names, until)
+behind = lags(batches, {layer.layer: layer.behind or 0 for layer in layers})
+paces = throughput(batches, names)
+for lag in behind:
+    print(f"{lag.layer}: {lag.now:.1f} s behind bronze; median {lag.median:.1f} s, at most {lag.most:.1f} s")
+pace = pictures.pace(behind, paces, stats)
+book.picture(pace, "operate_pace")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Replay one session
+# MAGIC Its changes, folded up to its last offset, must be the table that the merges have kept up. For all sessions at
+# MAGIC once, and from bronze on, `sessionlake verify silver` proves it, and `rebuild silver` puts the result into its
+# MAGIC place; on Databricks, `sessionlake remote run operate -- verify silver`.
+
+# COMMAND ----------
+
+chosen = book.table("silver.sessions").orderBy(F.desc("messages"), "topic", "session_id").first()
+topic, session = chosen["topic"], chosen["session_id"]
+replayed = session_as_of(book.settings, session, topic, offset=chosen["last_offset"], spark=book.spark)
+live = book.table("silver.session_rows").where((F.col("topic") == topic) & (F.col("session_id") == session))
+kept = live.select(*replayed.column_names).orderBy("row_id").toArrow()
+agree = replayed.sort_by("row_id").to_pylist() == kept.to_pylist()
+print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.num_rows} kept up; equal: {agree}")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## All tables as of one batch
+# MAGIC Which the ledger tells apart: half of silver's batches ago, every table fits every other.
+
+# COMMAND ----------
+
+last = next(layer.last_batch for layer in layers if layer.layer == "silver") or 0
+point = as_of_batch(book.spark, book.settings, last // 2)
+for table in ("silver.session_changes", "silver.session_rows"):
+    print(f"as of batch {point.batch}: {point.read(book.spark, table).count()} rows of {table}")

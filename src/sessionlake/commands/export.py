@@ -1,0 +1,137 @@
+"""A table's rows as Parquet, CSV or JSON Lines, for whoever reads no Delta."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sessionlake.commands.context import Config, say, settings_of, with_spark
+from sessionlake.errors import LakeError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sessionlake.config import Settings
+    from sessionlake.lake.export import Exported
+
+
+class Formats(StrEnum):
+    """What `export` writes: the words of `lake.export.FileFormat`, without importing it."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+def export(
+    table: Annotated[str, typer.Argument(help="The table, as in gold.metrics_1h.")],
+    path: Annotated[str, typer.Argument(help="The folder to make, on any store that Spark writes to.")],
+    form: Annotated[Formats, typer.Option("--format", help="What the files are.")] = Formats.PARQUET,
+    max_file_size: Annotated[str, typer.Option("--max-file-size", help="No file is larger.")] = "128MB",
+    where: Annotated[str | None, typer.Option("--where", help="Which rows, in SQL [all].")] = None,
+    version: Annotated[int | None, typer.Option("--version", help="As of a version of the table.", min=0)] = None,
+    as_of: Annotated[str | None, typer.Option("--as-of", help="As of a time: ISO 8601, UTC unless it says.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export there.")] = False,
+    config: Config = None,
+) -> None:
+    """Write a table's rows as plain files: all of them, or nothing."""
+    settings = settings_of(config)
+    limit, moment = size_of(max_file_size), point_of(version, as_of)
+    require_there(settings, table)
+    from sessionlake.lake.export import FileFormat
+    from sessionlake.lake.export import export as write
+
+    def work(spark: SparkSession) -> Exported:
+        return write(rows_of(spark, settings, table, where, moment), path, FileFormat(form), limit, overwrite=overwrite)
+
+    found = with_spark(settings, work)
+    say(f"{found.rows:,} rows of {table} in {found.files:,} files of {found.bytes:,} bytes")
+    typer.echo(path)
+
+
+def size_of(text: str) -> int:
+    """Bytes, of a text like 128MB or 1GiB.
+
+    Raises:
+        UsageError: it is none, or not one byte.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        found = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"--max-file-size {text!r}: expected a size, as in 500kB, 128MB or 1GiB")
+    return found
+
+
+def point_of(version: int | None, as_of: str | None) -> dict[str, Any]:
+    """Delta's option for the table as it was; none for the latest.
+
+    Raises:
+        UsageError: both are given, or the time is none.
+    """
+    if version is not None and as_of is not None:
+        raise UsageError("export takes --version or --as-of, not both")
+    if version is not None:
+        return {"versionAsOf": version}
+    if as_of is None:
+        return {}
+    try:
+        moment = datetime.fromisoformat(as_of)
+    except ValueError:
+        raise UsageError(f"--as-of {as_of!r}: expected ISO 8601, as in 2026-11-21T18:18:32Z") from None
+    moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+    return {"timestampAsOf": f"{moment:%Y-%m-%d %H:%M:%S.%f}"}
+
+
+def require_there(settings: Settings, table: str) -> None:
+    """Refuses, before Spark is started, what is not there.
+
+    Raises:
+        UsageError: the lake has no such table.
+        LakeError: it has not been created yet.
+    """
+    from sessionlake.commands.query import tables
+    from sessionlake.lake.tables import Lake
+
+    if table not in tables(settings):
+        raise UsageError(f"export: {table} is no table of the lake: there are {', '.join(tables(settings))}")
+    if Lake(settings).surely_lacks(table):
+        raise LakeError(f"export: {table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
+
+
+def _rows(spark: SparkSession, settings: Settings, table: str, where: str | None, moment: dict[str, Any]) -> DataFrame:
+    """The rows of one version, whatever is committed meanwhile."""
+    from sessionlake.lake.tables import Lake
+
+    lake = Lake(settings)
+    point = moment or {"versionAsOf": lake.last_commit(spark, table).version}
+    rows = lake.storage.read(spark, table, point)
+    return rows if where is None else rows.where(where)
+
+
+def rows_of(
+    spark: SparkSession, settings: Settings, table: str, where: str | None, moment: dict[str, Any]
+) -> DataFrame:
+    """The rows of one version of the table that meet a condition, whatever is committed meanwhile.
+
+    Raises:
+        UsageError: Spark does not accept the condition, or there is no such version.
+    """
+    from pyspark.errors import PySparkException
+
+    from sessionlake.commands.query import one_line
+    from sessionlake.lake.tables import Lake
+
+    lake = Lake(settings)
+    point = moment or {"versionAsOf": lake.last_commit(spark, table).version}
+    try:
+        rows = lake.storage.read(spark, table, point)
+        return rows if where is None else rows.where(where)
+    except PySparkException as error:
+        raise UsageError(f"export: {one_line(str(error))}") from error

@@ -1,0 +1,20 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+OfTopic = Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")]
+
+# A decision about the place at which a session broke its class.
+Broken = Annotated[str, typer.Option("--session", help="The session's id.")]
+AcceptGap = Annotated[bool, typer.Option("--accept-gap", help="Apply the message all the same.")]
+Isolate = Annotated[bool, typer.Option("--isolate", help="Break the session until its next snapshot.")]
+SkipMessage = Annotated[
+    int | None, typer.Option("--skip-message", metavar="OFFSET", min=0, help="As if it had not arrived.")
+]
+Withdraw = Annotated[bool, typer.Option("--withdraw", help="Take a decision back that none has followed.")]
+Place = Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")]
+Why = Annotated[str | None, typer.Option("--why", help="Kept with the decision.")]

@@ -1,0 +1,65 @@
+"""The tables of a deployment, asked in SQL under the names that they have on a laptop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.commands.sql_names import renamed
+from sessionlake.config import ENV_PREFIX, SchemaSettings, Settings
+from sessionlake.errors import ConfigError
+from sessionlake.lake.tables import Lake
+from sessionlake.remote.deployment import DeployedJob, job_environment
+from sessionlake.remote.statements import Answer, answer_of, warehouse_id
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+
+LAST_HOUR = """
+    SELECT layer, count(*) AS batches, sum(messages) AS messages, max(committed_at) AS committed_at,
+        round(avg(timestampdiff(MILLISECOND, started_at, committed_at)) / 1000, 1) AS batch_seconds
+    FROM ops.ledger WHERE committed_at > current_timestamp() - INTERVAL 1 HOUR GROUP BY layer
+"""
+
+
+def asked(
+    client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None, sql: str
+) -> Answer:
+    """The answer of a deployment's tables to one statement.
+
+    Raises:
+        ConfigError: nothing says which catalog the tables are in.
+        UsageError: there is no such warehouse, or it must be named.
+        RemoteError: the statement fails.
+    """
+    own = next(iter(jobs.values())).warehouse
+    return answer_of(client, warehouse_id(client, warehouse, own), _placed(client, settings, jobs.values(), sql))
+
+
+def hour_of(
+    client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Figures of each layer's batches of the last hour, by layer, and their names; none without a warehouse."""
+    if warehouse is None and not client.config.warehouse_id:
+        return [], {}
+    answer = asked(client, settings, jobs, warehouse, LAST_HOUR)
+    return answer.names[1:], {row[0]: list(row[1:]) for row in answer.rows}
+
+
+def _placed(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
+    """The statement with the names that the lake's tables have in the deployment.
+
+    Which catalog and schemas are its own, its jobs say, by their clusters' variables; else the configuration.
+    """
+    given = job_environment(client, jobs)
+    catalog = given.get(f"{ENV_PREFIX}CATALOG") or settings.catalog
+    if catalog is None:
+        raise ConfigError(
+            f"no job says which catalog the tables are in: set catalog in sessionlake.yml, or {ENV_PREFIX}CATALOG"
+        )
+    schemas = {
+        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.name_of(schema)
+        for schema in SchemaSettings.model_fields
+    }
+    lake = Lake(settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)}))
+    return renamed(sql, lambda schema, name: lake.identifier(f"{schema}.{name}"))

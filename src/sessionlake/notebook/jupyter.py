@@ -1,0 +1,45 @@
+"""Notebooks in Databricks' source format for Jupyter: `python -m sessionlake.notebook.jupyter FILE...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_CELL = "# COMMAND ----------"
+_FIRST = "# Databricks notebook source"
+_MAGIC = "# MAGIC"
+_TEXT = "%md"
+
+
+def as_jupyter(source: str) -> dict[str, Any]:
+    """The notebook in Jupyter's format, version 4.5."""
+    cells = source.removeprefix(_FIRST).split(_CELL)
+    return {
+        "cells": [_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def main(paths: list[str]) -> None:
+    """Writes each notebook beside its source, as .ipynb."""
+    for path in map(Path, paths):
+        made = as_jupyter(path.read_text(encoding="utf-8"))
+        path.with_suffix(".ipynb").write_text(json.dumps(made, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _cell(number: int, text: str) -> dict[str, Any]:
+    lines = [line.removeprefix(_MAGIC).removeprefix(" ") for line in text.splitlines()]
+    if text.startswith(_MAGIC) and lines[0].startswith(_TEXT):
+        lines[0] = lines[0].removeprefix(_TEXT).strip()
+        body = "\n".join(lines).strip()
+        return {"cell_type": "markdown", "id": f"cell-{number}", "metadata": {}, "source": body}
+    made = {"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "source": text}
+    return made | {"execution_count": None, "outputs": []}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

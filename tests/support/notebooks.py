@@ -1,0 +1,124 @@
+"""A small lake as the demo leaves one, without a broker, and what the notebooks show of it."""
+
+from __future__ import annotations
+
+import runpy
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sessionlake.config import Settings
+from sessionlake.gold import job as gold
+from sessionlake.lab.simulate.generate import generate
+from sessionlake.lab.simulate.scenario import Faults, Scenario
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.names import BRONZE, EVENTS, LEDGER, MESSAGES, METRICS_1M, QUARANTINE, SESSIONS
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from support.lakes import rows_of, write_bronze
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.py"))
+CONFIG = """
+capture: {on_violation: isolate}
+silver: {shards: 2}
+gold: {shards: 2}
+"""
+SCENARIO = Scenario(
+    sensors=2,
+    sessions_per_sensor=3,
+    rows=6,
+    rate=12,
+    duration_s=100,
+    ended=0.5,
+    faults=Faults(duplicates=0.03, gaps=0.004, malformed=0.01),
+)
+
+
+def fill(spark: Any, settings: Settings) -> None:
+    """Plays sensors into all layers, in two batches of bronze."""
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES, LEDGER])
+    messages = _messages(settings)
+    half = len(messages) // 2
+    for number, part in enumerate((messages[:half], messages[half:])):
+        write_bronze(spark, lake, part)
+        write(spark, lake, _entry(number, part))
+    job.start(spark, settings, once=True).wait()
+    TableMerger(spark, settings).catch_up()
+    gold.start(spark, settings, once=True).wait()
+
+
+def _messages(settings: Settings) -> list[KafkaMessage]:
+    offsets: Counter[tuple[str, int]] = Counter()
+    found = []
+    for sent in generate(SCENARIO, settings.capture.declared):
+        place = (sent.topic, sent.partition)
+        found.append(KafkaMessage(*place, offsets[place], sent.timestamp, sent.key, sent.value))
+        offsets[place] += 1
+    return found
+
+
+def _entry(number: int, messages: list[KafkaMessage]) -> LedgerEntry:
+    offsets: dict[tuple[str, int], list[int]] = {}
+    for message in messages:
+        offsets.setdefault((message.topic, message.partition), []).append(message.offset)
+    ranges = tuple(OffsetRange(*place, own[0], own[-1], len(own)) for place, own in offsets.items())
+    output, count = TableOutput(MESSAGES, number + 1, len(messages)), len(messages)
+    return LedgerEntry(
+        BRONZE, Txn("b", number), "kafka", datetime.now(UTC), offsets=ranges, outputs=(output,), messages=count,
+        applied=count,
+    )  # fmt: skip
+
+
+def run_all(given: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """What each notebook has made, by its number, run from top to bottom.
+
+    Args:
+        given: what a platform puts into a notebook.
+    """
+    return {path.name[:2]: runpy.run_path(str(path), init_globals=given) for path in NOTEBOOKS}
+
+
+def require_true(spark: Any, settings: Settings, shown: dict[str, dict[str, Any]]) -> None:
+    """What the notebooks show is what the tables hold."""
+    lake = Lake(settings)
+    explore, integrity, averages, own, operate = (shown[number] for number in ("01", "02", "03", "04", "05"))
+    sessions = rows_of(spark, lake, SESSIONS)
+    busiest = max(sessions, key=lambda row: row["messages"])
+    assert explore["session"] == busiest["session_id"]
+    captured, averaged = explore["metric"].axes[0].get_lines()
+    assert list(captured.get_ydata()) == list(explore["points"]["value"])
+    assert list(averaged.get_ydata()) == list(explore["points"]["average"])
+    ids = {row["row_id"] for row in explore["rows"].collect()}
+    assert ids <= {tick.get_text() for tick in explore["timeline"].axes[0].get_yticklabels()}
+    assert 0 < len(explore["then"]) <= SCENARIO.rows
+
+    events, quarantined = (rows_of(spark, lake, table) for table in (EVENTS, QUARANTINE))
+    assert {row["event"] for row in events} >= {"duplicate", "gap"}
+    assert drawn(integrity["judgements"]) == len(events)
+    assert drawn(integrity["quarantined"]) == sum(row["reason"] != "session_broken" for row in quarantined)
+    assert integrity["missing"] == {}
+    broken = {(row["topic"], row["session_id"]) for row in sessions if row["status"] == "broken"}
+    assert {(row["topic"], row["session_id"]) for row in integrity["broken"].collect()} == broken
+    assert integrity["message"].judgement.reason == integrity["first"]["reason"]
+
+    assert averages["disagreeing"] == 0
+    points = sum(row["points"] for row in rows_of(spark, lake, METRICS_1M))
+    assert sum(row["points"] for row in own["shown"].collect()) == points
+    assert len(own["busy"]) == len(own["result"].rows) > 0
+    assert operate["agree"]
+    assert operate["totals"]["sessions"] == len(sessions)
+    assert {lag.layer for lag in operate["behind"]} == {"silver", "silver_tables", "gold"}
+
+
+def drawn(figure: Any) -> int:
+    """What the bars by topic come to, which is what those over time do."""
+    left, right = figure.axes
+    by_topic = sum(bar.get_width() for bars in left.containers for bar in bars)
+    assert by_topic == sum(bar.get_height() for bars in right.containers for bar in bars)
+    return round(by_topic)

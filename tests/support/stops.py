@@ -1,0 +1,58 @@
+"""A home in which a layer can stop at a message under `fail`, made without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from sessionlake.config import Settings
+from sessionlake.lake.names import DECISIONS, LEDGER
+from sessionlake.lake.tables import Lake
+from sessionlake.silver.decisions import note_stop
+from sessionlake.silver.fold.schemas import Violation
+from support.lakes import folder_of
+
+TEXTS = ("topic", "session_id", "decision", "who", "why")
+EMPTY = pa.table(
+    {
+        **{name: pa.array([], pa.string()) for name in TEXTS},
+        "offset": pa.array([], pa.int64()),
+        "decided_at": pa.array([], pa.timestamp("us", tz="UTC")),
+    }
+)
+
+
+def make_home(settings: Settings) -> None:
+    """Topic t, partition 0: session s has the offsets 0 to 9; silver has taken in 0 to 3, processors 0 to 5."""
+    Path(settings.checkpoint("silver")).parent.mkdir(parents=True)
+    lake = Lake(settings)
+    messages = pa.table(
+        {"topic": ["t"] * 10, "partition": pa.array([0] * 10, pa.int32()), "offset": range(10), "key": [b"s"] * 10}
+    )
+    write_deltalake(folder_of(lake, "bronze.messages"), messages)
+    write_deltalake(folder_of(lake, DECISIONS), EMPTY)
+    entries = [entry("silver", 3, [0]), *(entry(own.layer, 5) for own in settings.processors)]
+    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(entries))
+
+
+def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:
+    """A row of the ledger: the layer has taken in the offsets up to `last`, by decisions about some."""
+    span = {"topic": "t", "partition": 0, "first": 0, "last": last, "messages": last + 1}
+    taken = [{"topic": "t", "session_id": "s", "offset": offset, "decision": "isolate"} for offset in decided]
+    return {
+        "layer": layer,
+        "app_id": "q",
+        "batch_id": batch,
+        "committed_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "offsets": [span],
+        "decisions": taken,
+    }
+
+
+def stop(settings: Settings, offset: int, layer: str = "silver") -> None:
+    """The layer stops at the session's message with this offset: a gap."""
+    note_stop(settings, Violation("t", 0, offset, "s", "strict", "gap", 5, 6), layer)
