@@ -141,7 +141,7 @@ def options(
 @app.command()
 def run(
     layers: Annotated[Layers, typer.Argument(help="One layer or processor, or all in one process.")],
-    name: Annotated[str | None, typer.Argument(help="Which processor.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which processor [all].")] = None,
     once: Annotated[bool, typer.Option("--once", help="Take in what is there now, then end.")] = False,
     config: Config = None,
 ) -> None:

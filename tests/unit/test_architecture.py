@@ -20,9 +20,12 @@ ROOT = Path(sessionlake.__file__).parent
 ROOMS = (
     "errors",
     "protocol",
+    "build",
     "capture",
     "integrity",
     "gold_settings",
+    "kafka_settings",
+    "settings_file",
     "config",
     "laptop",
     "runtime",

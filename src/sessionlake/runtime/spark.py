@@ -46,6 +46,17 @@ def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool
     return active if active is not None else _local(settings, app, lasting=lasting)
 
 
+def own_session(spark: SparkSession) -> SparkSession:
+    """A further session, for what is set in a session or seen by all of it: as `spark_session` gave the first.
+
+    Spark begins one with the cluster's settings, and with none of those that were set since.
+    """
+    own = spark.newSession()
+    for key, value in _ANYWHERE.items():
+        own.conf.set(key, value)
+    return own
+
+
 def stop_spark() -> None:
     """Stops the local session and waits until its JVM is gone; without one, or on Databricks, does nothing."""
     if DATABRICKS_VARIABLE in os.environ or "pyspark" not in sys.modules:
