@@ -49,6 +49,7 @@ ROOMS = (
     "retention",
     "maintenance",
     "pipeline",
+    "bundle",
     "commands",
     "cli",
     "__main__",

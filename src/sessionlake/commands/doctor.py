@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,6 +78,19 @@ def examine(file: Path | None = None) -> list[Finding]:
     if any(item.level is Level.FAIL for item in machine):
         return findings
     return [*findings, *_books(settings)]
+
+
+def examine_bundle(folder: Path = Path()) -> list[Finding]:
+    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line."""
+    from sessionlake.bundle.rules import bundle_faults, models_are_here
+
+    prefix = "BUNDLE_VAR_"
+    given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
+    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in bundle_faults(folder, given)]
+    if not models_are_here():
+        text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
+        found.append(Finding(Level.WARN, "models", text))
+    return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:
