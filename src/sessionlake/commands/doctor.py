@@ -20,6 +20,7 @@ from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
+from sessionlake.runtime.spark import on_platform
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
@@ -72,7 +73,7 @@ def examine(file: Path | None = None) -> list[Finding]:
         return [Finding(Level.FAIL, "config", str(error))]
     capture = settings.capture
     said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
-    machine = [_finding("java", _java), _finding("jars", _jars), _finding("home", lambda: _home(settings))]
+    machine = [] if on_platform() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
     findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
     findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
     if any(item.level is Level.FAIL for item in machine):
@@ -114,10 +115,10 @@ def _jars() -> str:
     return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
 
 
-def _home(settings: Settings) -> str:
+def _home_of(settings: Settings) -> Finding:
     from sessionlake.laptop.home import require_home
 
-    return str(require_home(settings))
+    return _finding("home", lambda: str(require_home(settings)))
 
 
 def _broker(settings: Settings) -> str:
