@@ -80,7 +80,7 @@ def run(environment: dict[str, str], deployed: Target, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def topics(environment: dict[str, str], tmp_path: Path) -> str:
+def topics(environment: dict[str, str], tmp_path: Path) -> None:
     """Sessions of sensors, in topics that only these tests read."""
     servers = environment["SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS"]
     simulated(
@@ -93,7 +93,7 @@ def topics(environment: dict[str, str], tmp_path: Path) -> str:
 def test_jobs_that_end_run_as_they_are_deployed_and_every_query_answers(run: Any, spark: Any) -> None:
     assert run("backfill") == ["done"] * 3
     assert run("operate") == []
-    versions = spark.sql(f"SELECT DISTINCT code_version FROM {PREFIX}ops.ledger").collect()
+    versions = spark.table(f"{PREFIX}ops.ledger").select("code_version").distinct().collect()
     assert [row["code_version"] for row in versions] == [code_version()]
     found = {file.stem: spark.sql(file.read_text(), {"prefix": PREFIX}) for file in QUERIES}
     given = {name: set(answer.columns) for name, answer in found.items()}
