@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -61,16 +60,3 @@ def uv(*arguments: str) -> str:
     if offline.returncode == 0:
         return offline.stdout
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-@pytest.fixture
-def scope(monkeypatch):
-    """Lets a platform's secret scope, of whatever name, hold these secrets."""
-
-    def hold(secrets: dict[str, str]) -> None:
-        platform = ModuleType("databricks.sdk.runtime")
-        platform.dbutils = SimpleNamespace(secrets=SimpleNamespace(get=lambda _, key: secrets[key]))
-        monkeypatch.setitem(sys.modules, "databricks.sdk", ModuleType("databricks.sdk"))
-        monkeypatch.setitem(sys.modules, "databricks.sdk.runtime", platform)
-
-    return hold

@@ -13,6 +13,7 @@ from sessionlake.config import Settings, load_settings
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.spark import platform_conf
 from sessionlake.settings_file import read_document
+from support.platform import give_secrets
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {"bronze", "silver", "gold"}
@@ -178,11 +179,12 @@ def test_what_jobs_read_as_files_is_deployed(files):
 
 
 @pytest.fixture
-def told(monkeypatch, scope):
+def told(monkeypatch):
     """The settings that the package reads in a job of a target."""
 
     def read(bundle: Target) -> Settings:
-        scope({"kafka-options": json.dumps(CLIENT)})
+        [scope] = [scope["name"] for scope in bundle.of("secret_scopes").values()]
+        give_secrets(monkeypatch, {"kafka-options": json.dumps(CLIENT)}, scope)
         for job in bundle.jobs.values():
             [environment, *_] = environments(job)
             for name, value in environment.items():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bundle.conftest import GIVEN, ROOT, scope  # noqa: F401
+from bundle.conftest import GIVEN, ROOT
 from integration.test_run_all import simulated
 from sessionlake import cli
 from sessionlake.build import code_version
@@ -22,6 +22,7 @@ from sessionlake.bundle.files import Target, read_bundle, resolve
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.runtime.spark import DATABRICKS_VARIABLE
+from support.platform import give_secrets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 QUERIES = sorted((ROOT / "resources" / "queries").glob("*.sql"))
@@ -43,9 +44,9 @@ def deployed(broker: BrokerStatus, spark: Any) -> Iterator[Target]:
 
 
 @pytest.fixture
-def environment(deployed: Target, tmp_path: Path, scope: Any) -> dict[str, str]:  # noqa: F811
+def environment(deployed: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What a job's cluster has, but for two places: the settings' copy here has topics of its own, and a processor."""
-    scope({"kafka-options": json.dumps({"client.id": "as-deployed"})})
+    give_secrets(monkeypatch, {"kafka-options": json.dumps({"client.id": "as-deployed"})})
     copied = tmp_path / "sessionlake.yml"
     text = (ROOT / "sessionlake.yml").read_text().replace(r"capture\..+", PATTERN)
     copied.write_text(text.replace("on_violation: fail", "on_violation: isolate") + PROCESSOR)
