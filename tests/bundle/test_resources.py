@@ -10,7 +10,7 @@ import pytest
 from sessionlake.bundle.files import Target
 from sessionlake.bundle.rules import MODELS, models_are_here
 from sessionlake.config import Settings, load_settings
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.runtime.spark import platform_conf
 from sessionlake.settings_file import read_document
 from support.platform import give_secrets
@@ -93,6 +93,12 @@ def test_schemas_are_named_only_through_their_resource(files):
         assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}_schema.name}}"
 
 
+def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
+    beside, schemas = storage_of(told(bundle)).staging().schemas, bundle.of("schemas")
+    named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
+    assert (beside.silver, beside.ops) == named
+
+
 def test_every_job_has_one_environment_without_secrets_or_what_a_shell_would_read(bundle):
     [environment] = {json.dumps(own) for job in bundle.jobs.values() for own in environments(job)}
     assert not re.search(r"[$'\\{}]|\\\"", "".join(json.loads(environment).values()))
@@ -147,6 +153,7 @@ def test_grants_in_production_are_the_least_that_work(production):
         "bronze_schema": {principal: writes},
         "silver_schema": {principal: {*writes, "CREATE_FUNCTION"}, "analysts": {*reads, "EXECUTE"}},
         **{key: {principal: writes, "analysts": reads} for key in ("gold_schema", "ops_schema")},
+        **{key: {principal: writes} for key in ("silver_rebuild_schema", "ops_rebuild_schema")},
     }
     for volume in production.of("volumes").values():
         assert volume["grants"] == [{"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}]

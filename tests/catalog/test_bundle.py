@@ -21,12 +21,18 @@ from sessionlake.build import code_version
 from sessionlake.bundle.files import Target, read_bundle, resolve
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.laptop.broker import BrokerStatus
-from sessionlake.runtime.spark import DATABRICKS_VARIABLE
+from sessionlake.runtime.interpreted import conf
+from sessionlake.runtime.spark import DATABRICKS_VARIABLE, platform_conf
 from support.platform import give_secrets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 QUERIES = sorted((ROOT / "resources" / "queries").glob("*.sql"))
-PROCESSOR = "processors: [{name: logins, class: 'sessionlake.examples.logins:Logins'}]\n"
+# What a laptop's two cores do soon, and something for each job to do.
+MORE = """
+silver: {shards: 2}
+gold: {shards: 2}
+processors: [{name: logins, class: "sessionlake.examples.logins:Logins"}]
+"""
 PATTERN, PREFIX = r"bundled\..+", "spark_catalog.dev_ada_"
 
 
@@ -38,7 +44,8 @@ def deployed(broker: BrokerStatus, spark: Any) -> Iterator[Target]:
     schemas = [schema["name"] for schema in target.of("schemas").values()]
     for schema in schemas:
         spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
-    yield target
+    with conf(spark, platform_conf(Settings())):  # which the jobs set, in the session that all tests share
+        yield target
     for schema in schemas:
         spark.sql(f"DROP SCHEMA spark_catalog.{schema} CASCADE")
 
@@ -49,7 +56,7 @@ def environment(deployed: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     give_secrets(monkeypatch, {"kafka-options": json.dumps({"client.id": "as-deployed"})})
     copied = tmp_path / "sessionlake.yml"
     text = (ROOT / "sessionlake.yml").read_text().replace(r"capture\..+", PATTERN)
-    copied.write_text(text.replace("on_violation: fail", "on_violation: isolate") + PROCESSOR)
+    copied.write_text(text.replace("on_violation: fail", "on_violation: isolate") + MORE)
     clusters = [item["new_cluster"] for job in deployed.jobs.values() for item in job["job_clusters"]]
     [own] = {json.dumps(cluster["spark_env_vars"]) for cluster in clusters}
     here = {"SESSIONLAKE_CONFIG": str(copied), "SESSIONLAKE_CHECKPOINTS": str(tmp_path / "checkpoints")}
@@ -104,7 +111,8 @@ def test_jobs_that_end_run_as_they_are_deployed_and_every_query_answers(run: Any
     assert {(row["layer"], row["waiting"], row["stopped"]) for row in rows["backlog"]} == {
         (layer, 0, 0) for layer in ("silver", "silver_tables", "gold")
     }
-    assert sum(row["messages"] for row in rows["throughput"] if row["layer"] == "bronze") == 400
+    taken_in = spark.table(f"{PREFIX}bronze.messages").count()
+    assert sum(row["messages"] for row in rows["throughput"] if row["layer"] == "bronze") == taken_in > 0
     assert [0 <= row["percent"] <= 100 for row in rows["quarantine_rate"]] == [True]
     assert all(rows[name] for name in ("sessions", "metrics", "distinct_values", "violations"))
 
