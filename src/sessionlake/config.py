@@ -309,14 +309,26 @@ def settings_of(file: SettingsFile) -> Settings:
     try:
         return Settings(**file.content)
     except ValidationError as error:
-        raise ConfigError(_describe(error, file)) from None
+        wrong = _wrong(error, file)
+        where = f"config file {file.document.path}" if file.content else "configuration"
+        lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
+        raise ConfigError("\n".join([f"{where}: {len(wrong)} wrong", *lines])) from None
     except SettingsError as error:
         raise ConfigError(f"the environment's settings cannot be read: {error}") from None
 
 
+def wrong_settings(file: SettingsFile) -> list[tuple[int | None, str]]:
+    """Everything that is wrong in a file: the line that says it, and what."""
+    try:
+        Settings(**file.content)
+    except ValidationError as error:
+        return _wrong(error, file)
+    return []
+
+
 def _path(file: str | Path | None) -> Path | None:
     if named := file or os.environ.get(CONFIG_VARIABLE):
-        if not Path(named).is_file():
+        if not Path(named).exists():
             raise ConfigError(f"config file {named}: there is none; name another with --config or {CONFIG_VARIABLE}")
         return Path(named)
     own = Path(os.environ.get(f"{ENV_PREFIX}HOME", "")) / DEFAULT_FILE
@@ -334,21 +346,18 @@ def _refuse_unknown_variables() -> None:
                 )
 
 
-def _describe(error: ValidationError, file: SettingsFile) -> str:
-    where = f"config file {file.document.path}" if file.content else "configuration"
-    lines = [f"{where}: {len(list(error.errors()))} wrong"]
+def _wrong(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
+    found = []
     for item in error.errors():
-        key, line = ".".join(str(part) for part in item["loc"]) or "(whole)", file.line(item["loc"])
-        key = f"line {line}: {key}" if line else key
-        text = item["msg"].removeprefix("Value error, ")
+        key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
-            lines.append(f"  {key}: {text}")
+            text = f"{key}: no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
-            lines.append(f"  {key}: {text}")
+            text = f"{key}: {text}"
         else:
-            lines.append(f"  {key} = {item['input']!r}: {text}")
-    return "\n".join(lines)
+            text = f"{key} = {item['input']!r}: {text}"
+        found.append((file.line(item["loc"]), text))
+    return found
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

@@ -28,6 +28,18 @@ KeyPath = tuple[str | int, ...]
 _PATHS = (("capture", "payload", "schema_file"), ("capture", "payload", "schema_files"))
 
 
+class FileError(ConfigError):
+    """A YAML file that cannot be used at all: correct it at the line that is named.
+
+    Attributes:
+        line: from 1.
+    """
+
+    def __init__(self, path: Path, line: int, why: str) -> None:
+        super().__init__(f"config file {path}{f', line {line}' if line else ''}{why}")
+        self.path, self.line, self.why = path, line or 1, why.lstrip(":, ")
+
+
 @dataclass(frozen=True)
 class Secret:
     """What `!secret KEY` stands for until it is looked up."""
@@ -103,7 +115,7 @@ def read_document(path: Path) -> Document:
     """Reads a YAML file of keys.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has no keys at the top.
+        FileError: it cannot be read, is not YAML, or has no keys at the top.
     """
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
@@ -113,13 +125,14 @@ def read_document(path: Path) -> Document:
         finally:
             loader.dispose()
     except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}") from None
+        raise FileError(path, 0, f": {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
+        mark = getattr(error, "problem_mark", None)
+        raise FileError(path, mark.line + 1 if mark else 0, f" is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return Document(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"config file {path}: expected a mapping of keys at the top, found {type(content).__name__}")
+        raise FileError(path, 1, f": expected a mapping of keys at the top, found {type(content).__name__}")
     return Document(path, content, _lines(node))
 
 
@@ -133,12 +146,13 @@ def read_settings(
         look_up: gives the value of a secret by its key; without it, settings that are secrets are left out.
 
     Raises:
-        ConfigError: `targets` is not what it must be, or a secret cannot be had.
+        FileError: `targets` is not what it must be.
+        ConfigError: a secret cannot be had.
     """
     sections = document.content.get(TARGETS, {})
     if not isinstance(sections, dict) or not all(isinstance(own, dict) for own in sections.values()):
-        raise ConfigError(f"config file {document.path}, line {document.line((TARGETS,))}: "
-                          "targets has a mapping of settings for each target")  # fmt: skip
+        line = document.line((TARGETS,)) or 0
+        raise FileError(document.path, line, ": targets has a mapping of settings for each target")
     common = {key: value for key, value in document.content.items() if key != TARGETS}
     merged = _over(common, sections.get(target, {}))
     secrets: set[KeyPath] = set()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.bundle.files import (
-    BUNDLE_FILE,
     DEVELOPMENT,
     PRODUCTION,
     REFERENCE,
@@ -27,9 +26,9 @@ from sessionlake.bundle.files import (
     texts,
 )
 from sessionlake.bundle.job_rules import job_faults
-from sessionlake.config import DEFAULT_FILE, settings_of
+from sessionlake.config import DEFAULT_FILE, wrong_settings
 from sessionlake.errors import ConfigError
-from sessionlake.settings_file import TARGETS, read_document, read_settings
+from sessionlake.settings_file import TARGETS, FileError, read_document, read_settings
 
 # The bundle's own levels are translated to each resource's. Schemas and volumes have grants instead.
 LEVELS = {
@@ -63,32 +62,28 @@ def bundle_faults(folder: Path, given: Mapping[str, Any]) -> list[Fault]:
     """
     try:
         files = read_bundle(folder)
-    except ConfigError as error:
-        return [_of_error(error)]
+    except FileError as error:
+        return [_unreadable(folder, error)]
     found = [*_key_faults(files), *_mode_faults(files), *_level_faults(files), *_reference_faults(files)]
     found += [*_model_faults(files)]
     if not found:
         found += [fault for name in files.targets for fault in _target_faults(files, name, given)]
-    return sorted({*found, *settings_faults(folder / DEFAULT_FILE, files)})
+    return sorted({*found, *settings_faults(folder, files)})
 
 
-def settings_faults(path: Path, files: BundleFiles) -> Iterator[Fault]:
+def settings_faults(folder: Path, files: BundleFiles) -> Iterator[Fault]:
     """What is wrong with the settings file, for any target; secrets are taken to be what they must be."""
     try:
-        document = read_document(path)
-        for name in document.content.get(TARGETS) or {}:
-            if name not in files.targets:
-                known = ", ".join(files.targets)
-                text = f"targets.{name}: the bundle has no such target; it has {known}"
-                yield Fault(path.name, document.line((TARGETS, name)) or 1, text)
-    except ConfigError as error:
-        yield _of_error(error, path.name)
+        document = read_document(folder / DEFAULT_FILE)
+        for name in (None, *files.targets):
+            for line, text in wrong_settings(read_settings(document, name)):
+                yield Fault(DEFAULT_FILE, line or 1, text)
+    except FileError as error:
+        yield _unreadable(folder, error)
         return
-    for name in (None, *files.targets):
-        try:
-            settings_of(read_settings(document, name))
-        except ConfigError as error:
-            yield from _of_lines(path.name, str(error))
+    for name in document.content.get(TARGETS, {}).keys() - files.targets.keys():
+        text = f"targets.{name}: the bundle has no such target; it has {', '.join(files.targets)}"
+        yield Fault(DEFAULT_FILE, document.line((TARGETS, name)) or 1, text)
 
 
 def models_are_here() -> bool:
@@ -96,22 +91,8 @@ def models_are_here() -> bool:
     return find_spec("databricks") is not None and find_spec("databricks.bundles") is not None
 
 
-def _of_error(error: ConfigError, file: str = BUNDLE_FILE) -> Fault:
-    text = str(error)
-    named, line = re.search(r"config file (\S+?)(?:,|:| )", text), re.search(r"line (\d+)", text)
-    return Fault(_short(named[1]) if named else file, int(line[1]) if line else 1, text)
-
-
-def _short(path: str) -> str:
-    parts = Path(path).parts
-    return "/".join(parts[-2:] if parts[-2:-1] == ("resources",) else parts[-1:])
-
-
-def _of_lines(file: str, text: str) -> Iterator[Fault]:
-    first, *rest = text.splitlines()
-    for line in rest or [first]:
-        at = re.search(r"line (\d+)(?:: )?", line)
-        yield Fault(file, int(at[1]) if at else 1, line.replace(at[0] if at else "", "", 1).strip())
+def _unreadable(folder: Path, error: FileError) -> Fault:
+    return Fault(error.path.relative_to(folder).as_posix(), error.line, error.why)
 
 
 def _key_faults(files: BundleFiles) -> Iterator[Fault]:
