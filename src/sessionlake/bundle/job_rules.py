@@ -119,7 +119,7 @@ def _cluster_faults(job: Tree) -> Iterator[JobFault]:
         if cluster.get("data_security_mode") not in _MODES:
             yield key, f"data_security_mode is SINGLE_USER, found {cluster.get('data_security_mode')}"
         for conf in cluster.get("spark_conf", {}).keys() - RUNTIME_CONF:
-            yield (*key, "spark_conf", conf), f"spark_conf: {conf} is no setting that is known here: if Spark knows it, add it to RUNTIME_CONF"
+            yield (*key, "spark_conf", conf), f"spark_conf: {conf} is no setting that is known here (RUNTIME_CONF)"
         if bool(cluster.get("autoscale")) == ("num_workers" in cluster):
             yield key, "a cluster has either autoscale or num_workers"
 
