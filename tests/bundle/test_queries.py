@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sessionlake.lake.schemas import TABLES
+
 RESOURCES = Path(__file__).parents[2] / "resources"
 QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql")}
 TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
@@ -19,6 +21,12 @@ def dashboard():
 @pytest.fixture(scope="module")
 def widgets(dashboard):
     return [item["widget"] for page in dashboard["pages"] for item in page["layout"]]
+
+
+def test_a_query_reads_tables_of_the_lake_by_their_names_alone():
+    for name, sql in QUERIES.items():
+        assert {".".join(found) for found in TABLE.findall(sql)} <= TABLES.keys(), name
+        assert sql.count("IDENTIFIER(") == len(TABLE.findall(sql)), name
 
 
 def test_an_alert_asks_a_query_over_the_schemas_of_its_target(files):
