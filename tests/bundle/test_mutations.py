@@ -40,6 +40,7 @@ WRONG = [
     (BUNDLE, "default: 0 0 3 * * ?", "default: 0 0 24 * * ?", "0 0 24", "hour '24'"),
     ("resources/backfill.job.yml", "- task_key: bronze\n          job", "- task_key: silver\n          job",
      "tasks:", "task key 'silver' is used 2 times"),
+    (BUNDLE, "  prod:\n", "  empty:\n\n  prod:\n", "  empty:", "target empty: mode None is not one of"),
     (SETTINGS, "topic_pattern", "topic_patern", "topic_patern", "kafka.topic_patern: no such key"),
     (SETTINGS, "price: double", "price: money", "price: money", "type 'money' is not one of"),
     (SETTINGS, "integrity: strict", "integrity: strikt", "strikt", "capture.integrity = 'strikt'"),

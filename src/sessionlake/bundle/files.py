@@ -50,7 +50,8 @@ class BundleFiles:
     @property
     def targets(self) -> Tree:
         """What each target says."""
-        return dict(self.documents[BUNDLE_FILE].content.get("targets", {}))
+        found = self.documents[BUNDLE_FILE].content.get("targets") or {}
+        return {name: target or {} for name, target in found.items()}
 
     def fault(self, text: str, *key: str | int, file: str | None = None) -> Fault:
         """A fault at the place that says a key, or the nearest above it."""
@@ -109,8 +110,8 @@ def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
         ConfigError: a reference leads nowhere.
     """
     config = copy.deepcopy(files.merged)
-    chosen = config.pop("targets")[name]
-    declared = {key: spec.get("default", f"<{key}>") for key, spec in config.pop("variables", {}).items()}
+    chosen = config.pop("targets")[name] or {}
+    declared = {key: (spec or {}).get("default", f"<{key}>") for key, spec in config.pop("variables", {}).items()}
     values = declared | dict(given) | chosen.pop("variables", {})
     config = merge(config, chosen)
     config["bundle"] = config.get("bundle", {}) | {"target": name}

@@ -135,8 +135,8 @@ def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: 
         yield files.fault(f"{where}takes no permissions", *key, "permissions")
         return
     for number, given in enumerate(holder.get("permissions", [])):
-        if given["level"] not in LEVELS[kind]:
-            text = f"{where}level {given['level']!r} is not one of {', '.join(LEVELS[kind])}"
+        if given.get("level") not in LEVELS[kind]:
+            text = f"{where}level {given.get('level')!r} is not one of {', '.join(LEVELS[kind])}"
             yield files.fault(text, *key, "permissions", number, "level")
 
 
@@ -244,8 +244,8 @@ def _unkept(files: BundleFiles, target: Target) -> Iterator[Fault]:
 
 def _scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
     """The document itself and each of its targets, which may say the same things, with how a fault there begins."""
-    targets = content.get("targets", {})
-    return [("", content, ()), *((f"target {n}: ", scope, ("targets", n)) for n, scope in targets.items())]
+    targets = content.get("targets") or {}
+    return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]
 
 
 def _resources(scope: Tree) -> list[tuple[str, str, Tree]]:
