@@ -145,7 +145,7 @@ def options(
 @app.command()
 def run(
     layers: Annotated[Layers, typer.Argument(help="One layer or processor, or all in one process.")],
-    name: Annotated[str | None, typer.Argument(help="Which processor.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which processor [all].")] = None,
     once: Annotated[bool, typer.Option("--once", help="Take in what is there now, then end.")] = False,
     config: Config = None,
 ) -> None:
@@ -218,14 +218,20 @@ def trace(
 
 
 @app.command()
-def doctor(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
+def doctor(
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="Check the Databricks bundle in this folder instead.")
+    ] = False,
+    form: Form = OutputFormat.TABLE,
+    config: Config = None,
+) -> None:
     """Check this machine, Kafka, and that the tables account for every message."""
-    from sessionlake.commands.doctor import Level, examine
+    from sessionlake.commands.doctor import Level, examine, examine_bundle
     from sessionlake.commands.show import show
     from sessionlake.runtime.spark import stop_spark
 
     try:
-        findings = examine(config or config_before_command())
+        findings = examine_bundle() if bundle else examine(config or config_before_command())
     finally:
         stop_spark()
     show(("level", "check", "found"), [(item.level, item.what, item.detail) for item in findings], form)

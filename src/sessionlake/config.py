@@ -1,18 +1,17 @@
 """The one configuration: a YAML file, validated once, every key overridable from the environment.
 
 Precedence, highest first: `SESSIONLAKE_*` environment variables (`__` separates levels, as in
-`SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`), the YAML file, the defaults below.
+`SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS`), the YAML file (the section of `SESSIONLAKE_TARGET` over the rest), the
+defaults below.
 """
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import (
     ByteSize,
     ConfigDict,
@@ -37,6 +36,16 @@ from sessionlake.capture import (
 )
 from sessionlake.errors import ConfigError
 from sessionlake.gold_settings import BATCH_BYTES, GoldSettings, ProductSettings
+from sessionlake.kafka_settings import KafkaSettings, OnTopicChange
+from sessionlake.settings_file import (
+    SCOPE_VARIABLE,
+    TARGET_VARIABLE,
+    Document,
+    SettingsFile,
+    read_document,
+    read_settings,
+    secret_of_scope,
+)
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -67,41 +76,11 @@ ENV_PREFIX = "SESSIONLAKE_"
 CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
 DEFAULT_FILE = "sessionlake.yml"
 # Read by the process itself, not settings.
-_OTHER_VARIABLES = {CONFIG_VARIABLE, "SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+_OTHER_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE}
+_OTHER_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 # Keys whose values no error text repeats.
 _SECRET = {"options", "registry_auth", "registry_url"}
-
-
-class OnTopicChange(StrEnum):
-    """What bronze does about a topic that was deleted, created anew, or cut before it was read."""
-
-    FAIL = "fail"
-    FORGET = "forget"
-    RESTART = "restart"
-
-
-class KafkaSettings(Section):
-    """Where the messages come from."""
-
-    bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
-    topic_pattern: Regex = r"capture\..+"
-    options: dict[str, str] = Field(default_factory=dict)
-    """Any further client option, without its `kafka.` prefix: `security.protocol: SASL_SSL`."""
-    allow_offset_gaps: bool = False
-    """True for compacted or transactional topics, whose offsets legitimately have holes."""
-    on_topic_change: OnTopicChange = OnTopicChange.FAIL
-    """For topics that are deleted, created anew, or cut by retention before they were read."""
-    inactive_after: Duration = timedelta(days=7)
-    """A topic without a message for so long leaves the subscription until one comes."""
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        spelled = {True: "true", False: "false"}
-        return {str(k).removeprefix("kafka."): spelled[v] if isinstance(v, bool) else str(v) for k, v in value.items()}
 
 
 class BronzeSettings(Section):
@@ -315,33 +294,45 @@ def load_settings(file: str | Path | None = None) -> Settings:
     Raises:
         ConfigError: naming each wrong key, its value and what is allowed.
     """
-    named = file or os.environ.get(CONFIG_VARIABLE)
-    own = Path(os.environ.get(f"{ENV_PREFIX}HOME", "")) / DEFAULT_FILE
-    path = Path(named) if named else own if own.is_file() else Path(DEFAULT_FILE)
-    content = _read_yaml(path) if named or path.exists() else {}
+    path = _path(file)
+    document = Document(Path(DEFAULT_FILE)) if path is None else read_document(path)
     _refuse_unknown_variables()
+    return settings_of(read_settings(document, os.environ.get(TARGET_VARIABLE), secret_of_scope))
+
+
+def settings_of(file: SettingsFile) -> Settings:
+    """Validates what a file says, under what the environment says.
+
+    Raises:
+        ConfigError: as `load_settings`.
+    """
     try:
-        return Settings(**content)
+        return Settings(**file.content)
     except ValidationError as error:
-        raise ConfigError(_describe(error, path if content else None)) from None
+        wrong = _wrong(error, file)
+        where = f"config file {file.document.path}" if file.content else "configuration"
+        lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
+        raise ConfigError("\n".join([f"{where}: {len(wrong)} wrong", *lines])) from None
     except SettingsError as error:
         raise ConfigError(f"the environment's settings cannot be read: {error}") from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def wrong_settings(file: SettingsFile) -> list[tuple[int | None, str]]:
+    """Everything that is wrong in a file: the line that says it, and what."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"config file {path}: {error.strerror}; name another with --config or {CONFIG_VARIABLE}"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"config file {path}: expected a mapping of keys at the top, found {type(content).__name__}")
-    return content
+        Settings(**file.content)
+    except ValidationError as error:
+        return _wrong(error, file)
+    return []
+
+
+def _path(file: str | Path | None) -> Path | None:
+    if named := file or os.environ.get(CONFIG_VARIABLE):
+        if not Path(named).exists():
+            raise ConfigError(f"config file {named}: there is none; name another with --config or {CONFIG_VARIABLE}")
+        return Path(named)
+    own = Path(os.environ.get(f"{ENV_PREFIX}HOME", "")) / DEFAULT_FILE
+    return next((path for path in (own, Path(DEFAULT_FILE)) if path.is_file()), None)
 
 
 def _refuse_unknown_variables() -> None:
@@ -355,20 +346,18 @@ def _refuse_unknown_variables() -> None:
                 )
 
 
-def _describe(error: ValidationError, path: Path | None) -> str:
-    where = f"config file {path}" if path else "configuration"
-    lines = [f"{where}: {len(list(error.errors()))} wrong"]
+def _wrong(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
+    found = []
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(whole)"
-        text = item["msg"].removeprefix("Value error, ")
+        key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
-            lines.append(f"  {key}: {text}")
-        elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]):
-            lines.append(f"  {key}: {text}")
+            text = f"{key}: no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
+        elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
+            text = f"{key}: {text}"
         else:
-            lines.append(f"  {key} = {item['input']!r}: {text}")
-    return "\n".join(lines)
+            text = f"{key} = {item['input']!r}: {text}"
+        found.append((file.line(item["loc"]), text))
+    return found
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:

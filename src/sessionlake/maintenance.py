@@ -23,6 +23,7 @@ from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.tables import Lake
 from sessionlake.publish.job import KEYS
 from sessionlake.retention.removal import Retention
+from sessionlake.runtime.spark import own_session
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -72,7 +73,7 @@ class Maintenance:
     def __init__(
         self, spark: SparkSession, settings: Settings, on_done: Callable[[Maintained], None] | None = None
     ) -> None:
-        self._spark = spark.newSession()  # what OPTIMIZE and VACUUM are told stands in the session
+        self._spark = own_session(spark)  # what OPTIMIZE and VACUUM are told stands in the session
         self._settings = settings
         self._lake = Lake(settings)
         self._retention = Retention(self._spark, settings)

@@ -1,147 +1,131 @@
-"""Every resource fits its published model, and avoids what deployment would let through."""
+"""Every resource fits its published model, and each target is what it is for."""
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from databricks.bundles.jobs import Job
-from databricks.bundles.schemas import Schema
-from databricks.bundles.volumes import Volume
 
+from sessionlake.bundle.files import Target
+from sessionlake.bundle.rules import MODELS, models_are_here
 from sessionlake.config import Settings, load_settings
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.runtime.spark import platform_conf
+from sessionlake.settings_file import read_document
+from support.platform import give_secrets
 
 ROOT = Path(__file__).parents[2]
-MODELS = {"jobs": Job, "schemas": Schema, "volumes": Volume}
-CREDENTIAL = re.compile(r"password|passwd|secret|token|jaas", re.IGNORECASE)
-CLIENT = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p";'}
+LAYERS = {"bronze", "silver", "gold"}
+ENDLESS = {*LAYERS, "processors", "publish"}
+CLIENT = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p$\\";'}
+HOST = re.compile(r"https?://(?!docs\.|github\.com)|\b\d{1,3}(\.\d{1,3}){3}\b|\.(cloud|net|io|databricks\.com)\b")
+CREDENTIAL = re.compile(r"dapi[0-9a-f]{8}|password\s*[=:]|BEGIN [A-Z ]*PRIVATE KEY|AKIA[0-9A-Z]{16}")
 PARTITIONS = "spark.sql.shuffle.partitions"
-SECRET = re.compile(r"\{\{secrets/[\w-]+/[\w-]+\}\}")
 
 
 def test_every_resource_of_every_kind_loads_through_its_model(bundle):
-    loaded = {
-        (kind, key): MODELS[kind].from_dict(resource)
-        for kind, resources in bundle.config["resources"].items()
-        for key, resource in resources.items()
-    }
-    layers = {"bronze_job", "silver_job", "gold_job"}
-    assert {key for kind, key in loaded if kind == "jobs"} == {*layers, "maintenance_job"}
-    assert {key for kind, key in loaded if kind == "schemas"} == {"bronze", "silver", "gold", "ops"}
-    assert {key for kind, key in loaded if kind == "volumes"} == {"checkpoints"}
-
-
-def test_every_resource_loads_with_its_references_unresolved(sources):
-    for kind, resources in sources["resources"].items():
+    assert models_are_here()
+    for kind, resources in bundle.config["resources"].items():
+        model = getattr(import_module(f"databricks.bundles.{kind}"), MODELS[kind])
         for resource in resources.values():
-            MODELS[kind].from_dict(resource)
+            model.from_dict({name: value for name, value in resource.items() if name != "id"})
 
 
-def test_models_refuse_a_misspelt_field(dev):
-    job = dev.jobs["bronze_job"] | {"max_concurent_runs": 1}
-    with pytest.raises(ValueError, match="max_concurent_runs"):
-        Job.from_dict(job)
+def test_there_is_one_file_a_resource(files):
+    kinds = {"job": "jobs", "volume": "volumes", "alert": "alerts"}
+    for kind, resources in kinds.items():
+        named = {Path(name).name.removesuffix(f".{kind}.yml") for name in files.documents if f".{kind}." in name}
+        assert named == set(files.merged["resources"][resources])
+    assert set(files.merged["resources"]["jobs"]) == {*ENDLESS, "maintenance", "operate", "backfill"}
 
 
-def test_one_resource_file_a_job_and_each_is_included(sources):
-    files = {file.name.removesuffix(".job.yml") for file in (ROOT / "resources").glob("*.job.yml")}
-    assert {f"{layer}_job" for layer in files} == set(sources["resources"]["jobs"])
+def test_no_file_has_a_secret_or_a_host(files):
+    paths = [*files.documents, "sessionlake.yml", "resources/sessionlake.lvdash.json", "resources/requirements.txt"]
+    for path in paths:
+        text = (ROOT / path).read_text()
+        assert [found[0] for found in (*HOST.finditer(text), *CREDENTIAL.finditer(text))] == [], path
 
 
-def test_a_variable_is_declared_exactly_when_something_uses_it(sources):
-    text = "".join(file.read_text() for file in [ROOT / "databricks.yml", *(ROOT / "resources").glob("*.yml")])
-    assert set(re.findall(r"\$\{var\.(\w+)\}", text)) == set(sources["variables"])
+def test_a_development_target_waits_paused_and_shares_no_name_with_others(dev, production):
+    assert {pace(job)["pause_status"] for job in dev.jobs.values() if pace(job)} == {"PAUSED"}
+    assert {alert["schedule"]["pause_status"] for alert in dev.of("alerts").values()} == {"PAUSED"}
+    for kind, field in (
+        ("schemas", "name"),
+        ("secret_scopes", "name"),
+        ("jobs", "name"),
+        ("dashboards", "display_name"),
+    ):
+        ours, theirs = ({resource[field] for resource in target.of(kind).values()} for target in (dev, production))
+        assert not ours & theirs
+    sent = [target.jobs["publish"]["tasks"][0]["python_wheel_task"]["parameters"][-1] for target in (dev, production)]
+    assert sent[0] != sent[1]
 
 
-def test_a_development_target_waits_paused_and_never_unpauses(dev):
-    assert {pace(job)["pause_status"] for job in dev.jobs.values()} == {"PAUSED"}
+def test_production_runs_as_the_service_principal_from_one_root(production):
+    unpaused = {key for key, job in production.jobs.items() if pace(job).get("pause_status") == "UNPAUSED"}
+    assert unpaused == LAYERS
+    assert production.config["run_as"] == {"service_principal_name": production.config["var"]["service_principal_name"]}
+    assert production.config["workspace"]["root_path"].endswith(f"/sessionlake/{production.name}")
 
 
-def test_production_runs_unpaused_as_the_service_principal_from_one_root(prod):
-    assert {pace(job)["pause_status"] for job in prod.jobs.values()} == {"UNPAUSED"}
-    assert prod.config["run_as"] == {"service_principal_name": prod.config["var"]["service_principal_name"]}
-    assert prod.config["workspace"]["root_path"].endswith("/sessionlake/prod")
+def test_what_runs_without_end_is_told_of_when_it_fails_or_falls_behind(bundle):
+    assert {key for key, job in bundle.jobs.items() if "continuous" in job} == ENDLESS
+    for key, job in bundle.jobs.items():
+        rules = {rule["metric"] for rule in job["health"]["rules"]}
+        behind = {"STREAMING_BACKLOG_RECORDS", "STREAMING_BACKLOG_SECONDS"}
+        assert rules == (behind if key in ENDLESS else {"RUN_DURATION_SECONDS"})
+        assert set(job["email_notifications"]) == set(job["webhook_notifications"])
+        assert job["email_notifications"]["on_failure"] == ["ada@example.com"]
+        assert job["email_notifications"]["on_streaming_backlog_exceeded"] == ["ada@example.com"]
 
 
-def test_pause_status_is_left_to_the_presets(sources):
-    assert all("pause_status" not in pace(job) for job in sources["resources"]["jobs"].values())
-
-
-def test_layers_run_without_end_and_maintenance_at_its_times(bundle):
-    assert {key for key, job in bundle.jobs.items() if "schedule" in job} == {"maintenance_job"}
-    assert all("continuous" in job for key, job in bundle.jobs.items() if key != "maintenance_job")
-
-
-def test_two_runs_of_a_job_never_overlap_not_even_in_development(bundle):
+def test_two_runs_of_a_job_never_overlap_and_what_ends_has_a_timeout_and_a_queue(bundle):
     assert {job["max_concurrent_runs"] for job in bundle.jobs.values()} == {1}
+    for key in bundle.jobs.keys() - ENDLESS:
+        assert bundle.jobs[key]["timeout_seconds"] > 0
+        assert bundle.jobs[key]["queue"] == {"enabled": True}
 
 
-def test_schemas_are_named_only_through_their_resource(sources):
-    for key, job in sources["resources"]["jobs"].items():
-        environment = job["job_clusters"][0]["new_cluster"]["spark_env_vars"]
-        for schema in sources["resources"]["schemas"]:
-            assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}.name}}", key
-    assert sources["resources"]["volumes"]["checkpoints"]["schema_name"] == "${resources.schemas.ops.name}"
+def test_schemas_are_named_only_through_their_resource(files):
+    environment = files.merged["variables"]["environment"]["default"]
+    for schema in ("bronze", "silver", "gold", "ops"):
+        assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}_schema.name}}"
 
 
-def test_the_package_reads_its_settings_from_a_jobs_environment(bundle, monkeypatch, tmp_path):
+def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
+    beside, schemas = storage_of(told(bundle)).staging().schemas, bundle.of("schemas")
+    named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
+    assert (beside.silver, beside.ops) == named
+
+
+def test_every_job_has_one_environment_without_secrets_or_what_a_shell_would_read(bundle):
+    [environment] = {json.dumps(own) for job in bundle.jobs.values() for own in environments(job)}
+    assert not re.search(r"[$'\\{}]|\\\"", "".join(json.loads(environment).values()))
+    assert set(json.loads(environment)) >= {"SESSIONLAKE_CONFIG", "SESSIONLAKE_TARGET", "SESSIONLAKE_SECRET_SCOPE"}
+
+
+def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(bundle, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for job in bundle.jobs:
-        layer, settings = job.removesuffix("_job"), settings_of(bundle, job, monkeypatch)
-        lake = Lake(settings)
-        assert lake.identifier("silver.sessions") == f"`lake`.`{bundle.schemas['silver']['name']}`.`sessions`"
-        assert settings.checkpoint(layer) == f"/Volumes/lake/{bundle.schemas['ops']['name']}/checkpoints/{layer}"
-        assert settings.kafka.options == (CLIENT if layer == "bronze" else {})
-        assert [column.name for column in settings.capture.declared] == ["price", "qty", "status"]
+    settings = told(bundle)
+    lake = Lake(settings)
+    schemas = bundle.of("schemas")
+    assert lake.identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
+    assert settings.checkpoint("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
+    assert settings.kafka.options == CLIENT
+    assert settings.kafka.bootstrap_servers == "broker-1:9093,broker-2:9093"
+    assert settings.capture == Settings().capture
 
 
-def test_the_layers_agree_on_every_setting_they_share(bundle):
-    bronze = bundle.environment("bronze_job")
-    for job in ("silver_job", "gold_job", "maintenance_job"):
-        environment = bundle.environment(job)
-        assert environment == {name: bronze[name] for name in environment}
+def test_a_laptop_in_this_folder_has_the_defaults(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert load_settings() == Settings()
 
 
-def test_only_bronze_is_told_where_kafka_is(bundle):
-    told = {job for job in bundle.jobs if any("KAFKA" in name for name in bundle.environment(job))}
-    assert told == {"bronze_job"}
-
-
-def test_credentials_come_whole_from_a_secret_scope_of_the_target(bundle):
-    [secret] = [value for job in bundle.jobs for value in bundle.environment(job).values() if "secrets" in value]
-    assert SECRET.fullmatch(secret)
-    assert secret == f"{{{{secrets/sessionlake-{bundle.target}/kafka-options}}}}"
-
-
-def test_no_setting_is_named_like_a_credential(sources):
-    assert [path for path in paths(sources["resources"]) if CREDENTIAL.search(path)] == []
-
-
-def test_clusters_run_the_long_term_runtime_as_one_well_formed_node(bundle):
-    for job in bundle.jobs.values():
-        [shared] = job["job_clusters"]
-        cluster = shared["new_cluster"]
-        assert cluster["spark_version"] == "17.3.x-scala2.13"
-        assert cluster["num_workers"] == 0
-        assert cluster["spark_conf"]["spark.databricks.cluster.profile"] == "singleNode"
-        assert cluster["spark_conf"]["spark.master"] == "local[*]"
-        assert cluster["custom_tags"] == {"ResourceClass": "SingleNode"}
-
-
-def test_stateful_layers_use_rocksdb(bundle):
-    for job in ("silver_job", "gold_job"):
-        conf = bundle.jobs[job]["job_clusters"][0]["new_cluster"]["spark_conf"]
-        assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
-
-
-def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for job in ("silver_job", "gold_job"):
-        settings = settings_of(bundle, job, monkeypatch)
-        shards = getattr(settings, job.removesuffix("_job")).shards
-        assert platform_conf(settings)[PARTITIONS] == str(shards)
+def test_a_stateful_layer_has_as_many_state_stores_as_shards(bundle, told):
+    for layer in ("silver", "gold"):
+        settings = told(bundle)
+        assert platform_conf(settings)[PARTITIONS] == str(getattr(settings, layer).shards)
 
 
 @pytest.mark.parametrize(("silver", "gold", "partitions"), [(16, 16, "16"), (128, 64, "128"), (16, 256, "256")])
@@ -150,58 +134,85 @@ def test_state_stores_follow_the_settings_and_suffice_for_the_layer_of_most_shar
     assert platform_conf(settings)[PARTITIONS] == partitions
 
 
-def test_no_cluster_says_again_what_the_session_is_told(bundle):
-    told = platform_conf(Settings())
-    for job in bundle.jobs.values():
-        assert not told.keys() & job["job_clusters"][0]["new_cluster"]["spark_conf"].keys()
+def test_clusters_keep_states_in_rocksdb_and_say_nothing_that_the_session_is_told(bundle):
+    conf = {key: value for job in bundle.jobs.values() for c in clusters(job) for key, value in c["spark_conf"].items()}
+    assert conf["spark.sql.streaming.stateStore.providerClass"].endswith(".RocksDBStateStoreProvider")
+    assert conf["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"
+    assert not platform_conf(Settings()).keys() & conf.keys()
+    assert {c["spark_version"] for job in bundle.jobs.values() for c in clusters(job)} == {"17.3.x-scala2.13"}
 
 
-def test_grants_in_production_are_the_least_that_work(prod):
-    principal = prod.config["var"]["service_principal_name"]
-    writes = {"USE_SCHEMA", "CREATE_TABLE", "SELECT", "MODIFY"}
+def test_grants_in_production_are_the_least_that_work(production):
+    principal = production.config["var"]["service_principal_name"]
+    writes, reads = {"USE_SCHEMA", "CREATE_TABLE", "SELECT", "MODIFY"}, {"USE_SCHEMA", "SELECT"}
     granted = {
         key: {grant["principal"]: set(grant["privileges"]) for grant in schema["grants"]}
-        for key, schema in prod.schemas.items()
+        for key, schema in production.of("schemas").items()
     }
     assert granted == {
-        "bronze": {principal: writes},
+        "bronze_schema": {principal: writes},
         **{
-            key: {principal: {*writes, "CREATE_FUNCTION"}, "analysts": {"USE_SCHEMA", "SELECT", "EXECUTE"}}
-            for key in ("silver", "gold")
+            key: {principal: {*writes, "CREATE_FUNCTION"}, "analysts": {*reads, "EXECUTE"}}
+            for key in ("silver_schema", "gold_schema")
         },
-        "ops": {principal: writes, "analysts": {"USE_SCHEMA", "SELECT"}},
+        "ops_schema": {principal: writes, "analysts": reads},
+        **{key: {principal: writes} for key in ("silver_rebuild_schema", "ops_rebuild_schema")},
     }
-    [volume] = prod.config["resources"]["volumes"]["checkpoints"]["grants"]
-    assert volume == {"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}
+    for volume in production.of("volumes").values():
+        assert volume["grants"] == [{"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}]
+
+
+def test_operators_can_pause_what_runs_by_itself_and_start_the_rest(production):
+    levels = {key: job["permissions"] for key, job in production.jobs.items()}
+    manage, run = ([{"level": level, "group_name": "lake operators"}] for level in ("CAN_MANAGE", "CAN_MANAGE_RUN"))
+    assert levels == {key: run if key in {"maintenance", "operate"} else manage for key in production.jobs}
+    assert production.config["permissions"] == [
+        {"level": "CAN_VIEW", "service_principal_name": production.config["var"]["service_principal_name"]}
+    ]
 
 
 def test_development_grants_nothing(dev):
-    assert not [schema for schema in dev.schemas.values() if "grants" in schema]
+    granted = [
+        r for kind in dev.config["resources"].values() for r in kind.values() if {"grants", "permissions"} & r.keys()
+    ]
+    assert granted == []
 
 
-def test_the_artifact_keeps_its_version(sources):
-    [artifact] = sources["artifacts"].values()
-    assert artifact["type"] == "whl"
-    assert not artifact.get("dynamic_version")
-    assert "artifacts_dynamic_version" not in sources.get("presets", {})
+def test_the_artifact_keeps_its_version(files):
+    [artifact] = files.merged["artifacts"].values()
+    assert (artifact["type"], artifact.get("dynamic_version")) == ("whl", None)
+
+
+def test_what_jobs_read_as_files_is_deployed(files):
+    assert "sessionlake.yml" not in files.merged["sync"]["exclude"]
+    assert read_document(ROOT / "sessionlake.yml").content["targets"].keys() == files.targets.keys()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The settings that the package reads in a job of a target."""
+
+    def read(bundle: Target) -> Settings:
+        [scope] = [scope["name"] for scope in bundle.of("secret_scopes").values()]
+        give_secrets(monkeypatch, {"kafka-options": json.dumps(CLIENT)}, scope)
+        for job in bundle.jobs.values():
+            [environment, *_] = environments(job)
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SESSIONLAKE_CONFIG", str(ROOT / "sessionlake.yml"))
+        return load_settings()
+
+    return read
 
 
 def pace(job):
-    """When a job runs."""
-    return job["schedule" if "schedule" in job else "continuous"]
+    """When a job runs by itself."""
+    return job.get("schedule") or job.get("continuous") or {}
 
 
-def settings_of(bundle, job, monkeypatch):
-    """The settings that the package reads in a job."""
-    with monkeypatch.context() as patch:
-        for name, value in bundle.environment(job).items():
-            patch.setenv(name, json.dumps(CLIENT) if SECRET.fullmatch(value) else value)
-        return load_settings()
+def clusters(job):
+    return [item["new_cluster"] for item in job["job_clusters"]]
 
 
-def paths(node, path=""):
-    """Dotted paths of every value below a node."""
-    if not isinstance(node, dict | list):
-        return [path]
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    return [found for key, value in items for found in paths(value, f"{path}.{key}")]
+def environments(job):
+    return [cluster["spark_env_vars"] for cluster in clusters(job)]

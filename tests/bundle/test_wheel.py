@@ -7,6 +7,10 @@ from email.parser import Parser
 
 import pytest
 
+from bundle.conftest import ROOT, uv
+
+REQUIREMENTS = "resources/requirements.txt"
+
 
 @pytest.fixture(scope="module")
 def contents(wheel):
@@ -45,7 +49,23 @@ def test_every_entry_point_exists_and_leads_to_a_callable_in_the_wheel(bundle, e
 
 def test_every_tasks_parameters_are_a_command_that_the_wheel_understands(bundle):
     for task in tasks(bundle):
-        assert leaf_command(task["parameters"]).name in {"run", "maintain"}
+        assert leaf_command(task["parameters"]).name in {"run", "maintain", "publish", "doctor"}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "resolve --session a --isolate",
+        "rebuild silver",
+        "rebuild gold.metrics_1h",
+        "verify silver",
+        "doctor",
+        "recover ledger",
+        "run processor logins",
+    ],
+)
+def test_what_an_operator_asks_for_by_operate_is_a_command_that_the_wheel_understands(asked):
+    assert leaf_command(asked.split()).name
 
 
 @pytest.mark.parametrize("wrong", [["rum", "bronze"], ["run", "platinum"], ["run", "bronze", "--onse"]])
@@ -54,9 +74,22 @@ def test_parameters_that_the_wheel_lacks_are_refused(wrong):
         leaf_command(wrong)
 
 
-def test_every_task_installs_the_wheel(bundle):
+def test_every_task_installs_the_wheel_and_the_pinned_requirements(bundle):
     for job in bundle.jobs.values():
-        assert [task["libraries"] for task in job["tasks"]] == [[{"whl": "../dist/*.whl"}]]
+        for task in job["tasks"]:
+            [pinned, built] = task["libraries"]
+            assert pinned["requirements"].endswith("/files/resources/requirements.txt")
+            assert built == {"whl": "dist/*.whl"}
+
+
+def test_the_wheel_s_requirements_fit_the_runtime_as_it_ships_and_the_rest_is_pinned():
+    runtime, pinned = (pins(ROOT / name) for name in ("tests/bundle/databricks-runtime-17.3.txt", REQUIREMENTS))
+    constraints = [f"-c{ROOT / 'tests/bundle/databricks-runtime-17.3.txt'}", f"-c{ROOT / REQUIREMENTS}"]
+    platform = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28"]
+    compiled = uv("pip", "compile", "pyproject.toml", *constraints, *platform, "--no-header", "--no-annotate", "-q")
+    needed = dict(line.split("==") for line in compiled.split())
+    assert {name: version for name, version in needed.items() if name not in runtime} == pinned
+    assert needed.items() <= (runtime | pinned).items()
 
 
 def test_the_wheel_carries_its_licence_its_types_and_its_data_and_nothing_else(contents):
@@ -88,3 +121,9 @@ def leaf_command(parameters):
 
 def test_what_the_report_is_made_of_is_in_the_wheel(contents):
     assert {f"sessionlake/report/page.{kind}" for kind in ("html", "css", "py")} <= contents.keys()
+
+
+def pins(file):
+    """Name and version of each line of a file of requirements."""
+    lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
+    return dict(line.split("==") for line in lines if line)

@@ -109,8 +109,11 @@ def test_every_command_line_parses(command: Command):
         assert set(command.arguments) <= set(targets)
     elif command.program == "databricks":
         jobs = [yaml.safe_load(file.read_text())["resources"]["jobs"] for file in ROOT.glob("resources/*.job.yml")]
-        assert command.arguments[0] == "bundle"
-        assert command.arguments[1] != "run" or command.arguments[-1] in {key for job in jobs for key in job}
+        assert command.arguments[:2] == ("bundle", "run")
+        ours, _, asked = " ".join(command.arguments).partition(" -- ")
+        assert {key for job in jobs for key in job} & set(ours.split())
+        if asked:
+            parse(asked.split())
     else:
         assert command.program == PROGRAM
         parse(list(command.arguments))

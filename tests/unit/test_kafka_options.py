@@ -8,7 +8,7 @@ import pytest
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.laptop.probe import addresses, is_loopback
-from sessionlake.runtime.kafka import client_config, require_broker, spark_kafka_options
+from sessionlake.runtime.kafka import client_config, java_client_options, require_broker, spark_kafka_options
 
 
 def _settings(servers: str = "127.0.0.1:9092", **options: str) -> Settings:
@@ -21,6 +21,14 @@ def test_spark_options_carry_the_prefix_and_every_option_of_the_configuration():
     assert options["kafka.bootstrap.servers"] == "a:1"
     assert options["kafka.security.protocol"] == "SASL_SSL"
     assert options["kafka.max.poll.records"] == "7"
+
+
+def test_a_service_credential_takes_the_place_of_the_login_but_where_topics_are_asked_for():
+    kafka = KafkaSettings(service_credential="mine", options={"sasl.mechanism": "PLAIN", "max.poll.records": "7"})
+    options = spark_kafka_options(Settings(kafka=kafka))
+    assert options["databricks.serviceCredential"] == "mine"
+    assert (options["kafka.max.poll.records"], "kafka.sasl.mechanism" in options) == ("7", False)
+    assert java_client_options(Settings(kafka=kafka))["sasl.mechanism"] == "PLAIN"
 
 
 def test_new_topics_are_looked_for_as_often_as_bronze_says_unless_an_option_says_otherwise():

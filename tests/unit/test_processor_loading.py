@@ -108,17 +108,18 @@ def settings_of(*names: str) -> Settings:
     return Settings(processors=[{"name": name, "class": LOGINS} for name in names])
 
 
-def test_all_runs_every_layer_and_processor_and_one_can_be_run_alone():
+def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
     settings = settings_of("one", "two")
     assert parts_of(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
     assert parts_of(settings, Layer.SILVER) == ("silver",)
     assert parts_of(narrowed(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+    everyone = ("processor-one", "processor-two")
+    assert parts_of(narrowed(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
 
 
 @pytest.mark.parametrize(
     ("layer", "name", "error", "said"),
     [
-        (Layer.PROCESSOR, None, UsageError, "sessionlake run processor NAME.*: one, two"),
         (Layer.PROCESSOR, "three", ConfigError, "there is none named 'three'; configured: one, two"),
         (Layer.SILVER, "one", UsageError, "only `run processor` takes a name"),
     ],
@@ -126,6 +127,11 @@ def test_all_runs_every_layer_and_processor_and_one_can_be_run_alone():
 def test_a_name_that_does_not_fit_is_told(layer, name, error, said):
     with pytest.raises(error, match=said):
         narrowed(settings_of("one", "two"), layer, name)
+
+
+def test_where_no_processor_is_configured_none_can_run():
+    with pytest.raises(UsageError, match="none is configured"):
+        narrowed(Settings(), Layer.PROCESSOR, None)
 
 
 class Ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
+from sessionlake.runtime.spark import on_platform
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
@@ -71,12 +73,25 @@ def examine(file: Path | None = None) -> list[Finding]:
         return [Finding(Level.FAIL, "config", str(error))]
     capture = settings.capture
     said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
-    machine = [_finding("java", _java), _finding("jars", _jars), _finding("home", lambda: _home(settings))]
+    machine = [] if on_platform() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
     findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
     findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
     if any(item.level is Level.FAIL for item in machine):
         return findings
     return [*findings, *_books(settings)]
+
+
+def examine_bundle(folder: Path = Path()) -> list[Finding]:
+    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line."""
+    from sessionlake.bundle.rules import bundle_faults, models_are_here
+
+    prefix = "BUNDLE_VAR_"
+    given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
+    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in bundle_faults(folder, given)]
+    if not models_are_here():
+        text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
+        found.append(Finding(Level.WARN, "models", text))
+    return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:
@@ -100,10 +115,10 @@ def _jars() -> str:
     return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
 
 
-def _home(settings: Settings) -> str:
+def _home_of(settings: Settings) -> Finding:
     from sessionlake.laptop.home import require_home
 
-    return str(require_home(settings))
+    return _finding("home", lambda: str(require_home(settings)))
 
 
 def _broker(settings: Settings) -> str:

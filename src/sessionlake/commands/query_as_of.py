@@ -11,6 +11,7 @@ from sessionlake.commands.sql_names import QUOTED, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
+from sessionlake.runtime.spark import own_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
 
     bare, named = as_views(sql)
     point = as_of_batch(spark, settings, batch)
-    own = spark.newSession()  # its views hide nothing from others
+    own = own_session(spark)  # its views hide nothing from others
     try:
         for table in named:
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)

@@ -9,19 +9,16 @@ from sessionlake.processors.job import configured
 
 
 def narrowed(settings: Settings, layer: Layer, processor: str | None) -> Settings:
-    """The settings of what is to run: of several processors the one that is named.
+    """The settings of what is to run: of several processors the one that is named, else all.
 
     Raises:
-        UsageError: a processor is to run and none is named, or one is named and another layer is to run.
+        UsageError: processors are to run and there are none, or one is named and another layer is to run.
         ConfigError: there is no such processor.
     """
-    if layer is not Layer.PROCESSOR:
-        if processor is not None:
+    if processor is not None:
+        if layer is not Layer.PROCESSOR:
             raise UsageError(f"run {layer} {processor}: only `run processor` takes a name")
-        return settings
-    if processor is None:
-        known = ", ".join(own.name for own in settings.processors) or "none is configured"
-        raise UsageError(
-            f"run processor: name the one to run, as in `sessionlake run processor NAME`; there is: {known}"
-        )
-    return settings.model_copy(update={"processors": (configured(settings, processor),)})
+        return settings.model_copy(update={"processors": (configured(settings, processor),)})
+    if layer is Layer.PROCESSOR and not settings.processors:
+        raise UsageError("run processor: none is configured; processors are named in sessionlake.yml")
+    return settings

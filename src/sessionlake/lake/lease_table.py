@@ -17,6 +17,7 @@ from sessionlake.lake.storage import Storage
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import conf, interpreted
+from sessionlake.runtime.spark import own_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ class SparkLeases:
     """
 
     def __init__(self, spark: SparkSession, storage: Storage) -> None:
-        self._spark = spark.newSession()  # a MERGE sets its transaction in the session: nobody else may use it
+        self._spark = own_session(spark)  # a MERGE sets its transaction in the session: nobody else may use it
         self._storage = storage
         self.identifier = storage.identifier(LEASES)
         if storage.exists(self._spark, LEASES):

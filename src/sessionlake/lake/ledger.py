@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake import __version__
+from sessionlake.build import code_version
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append
 from sessionlake.lake.names import LEDGER
@@ -106,7 +106,7 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry, txn: Txn | None =
         "held": entry.held,
         "started_at": entry.started_at,
         "committed_at": datetime.now(UTC),
-        "code_version": __version__,
+        "code_version": code_version(),
         "config_hash": entry.config_hash,
         "decisions": list(entry.decisions),
     }

@@ -11,6 +11,7 @@ from sessionlake.laptop.probe import addresses, answers, is_loopback
 
 _CONNECT_SECONDS = 2.0
 _METADATA_SECONDS = 5.0
+_LOGIN = ("sasl.", "security.protocol")
 _JAAS = re.compile(r'\b(?P<key>username|password)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 
 # What both clients call the same, or nearly. All else in `kafka.options` tunes Spark's consumer, and librdkafka
@@ -29,15 +30,24 @@ _SHARED = {
 }
 
 
-def spark_kafka_options(settings: Settings) -> dict[str, str]:
-    """Options of Spark's Kafka source and sink that say how to reach the broker, each prefixed `kafka.`.
-
-    What to read and from where (`subscribePattern`, `startingOffsets`) is the reader's to add.
-    """
+def java_client_options(settings: Settings) -> dict[str, str]:
+    """How a Kafka client of the JVM reaches the broker."""
     refresh = str(milliseconds(settings.bronze.topic_refresh))
     options = {"metadata.max.age.ms": refresh, **settings.kafka.options}
-    options["bootstrap.servers"] = settings.kafka.bootstrap_servers
-    return {f"kafka.{key}": value for key, value in options.items()}
+    return options | {"bootstrap.servers": settings.kafka.bootstrap_servers}
+
+
+def spark_kafka_options(settings: Settings) -> dict[str, str]:
+    """Options of Spark's Kafka source and sink that say how to reach the broker: the client's, each prefixed `kafka.`.
+
+    What to read and from where (`subscribePattern`, `startingOffsets`) is the reader's to add. With a service
+    credential the platform logs in, and refuses a login of the client's own.
+    """
+    options, credential = java_client_options(settings), settings.kafka.service_credential
+    if credential is None:
+        return {f"kafka.{key}": value for key, value in options.items()}
+    kept = {f"kafka.{key}": value for key, value in options.items() if not key.startswith(_LOGIN)}
+    return kept | {"databricks.serviceCredential": credential}
 
 
 def client_config(settings: Settings) -> dict[str, str]:

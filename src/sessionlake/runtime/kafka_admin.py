@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.config import Settings
 from sessionlake.errors import AccessError, BrokerError, MachineError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.kafka import require_listener, spark_kafka_options
+from sessionlake.runtime.kafka import java_client_options, require_listener
 
 if TYPE_CHECKING:
     from py4j.protocol import Py4JError
@@ -43,8 +43,8 @@ class KafkaAdmin:
         self.away = False
         self._kafka = self._package()
         properties = self._jvm.java.util.Properties()
-        for key, value in spark_kafka_options(settings).items():
-            properties.setProperty(key.removeprefix("kafka."), value)
+        for key, value in java_client_options(settings).items():
+            properties.setProperty(key, value)
         with self._answered():
             self._client = self._kafka.clients.admin.AdminClient.create(properties)
 

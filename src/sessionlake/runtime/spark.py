@@ -28,6 +28,11 @@ _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
 
+def on_platform() -> bool:
+    """Whether this is Databricks, which brings Java, Spark and their jars."""
+    return DATABRICKS_VARIABLE in os.environ
+
+
 def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool = False) -> SparkSession:
     """The session that everything runs in; called again, it returns the same one.
 
@@ -38,7 +43,7 @@ def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool
     Raises:
         MachineError: no usable Java, jars not cached and not to be had, or a home that cannot be written.
     """
-    if DATABRICKS_VARIABLE in os.environ:
+    if on_platform():
         return _on_databricks(settings)
     from pyspark.sql import SparkSession
 
@@ -46,9 +51,20 @@ def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool
     return active if active is not None else _local(settings, app, lasting=lasting)
 
 
+def own_session(spark: SparkSession) -> SparkSession:
+    """A further session, for what is set in a session or seen by all of it: as `spark_session` gave the first.
+
+    Spark begins one with the cluster's settings, and with none of those that were set since.
+    """
+    own = spark.newSession()
+    for key, value in _ANYWHERE.items():
+        own.conf.set(key, value)
+    return own
+
+
 def stop_spark() -> None:
     """Stops the local session and waits until its JVM is gone; without one, or on Databricks, does nothing."""
-    if DATABRICKS_VARIABLE in os.environ or "pyspark" not in sys.modules:
+    if on_platform() or "pyspark" not in sys.modules:
         return
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -40,6 +40,7 @@ from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.runtime.spark import own_session
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, least_of
 from sessionlake.silver.merge.sources import UPSERT_SESSIONS, sources, upsert_rows
@@ -96,7 +97,7 @@ class TableMerger:
         self, spark: SparkSession, settings: Settings, on_merge: Callable[[LedgerEntry], None] | None = None
     ) -> None:
         self._on_merge = on_merge
-        self._spark = spark.newSession()  # MERGE sets its transaction in the session: nobody else may use it
+        self._spark = own_session(spark)  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
         self._settings = settings
         self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sessionlake import __version__
+from sessionlake.build import code_version
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.state import ShardState
@@ -257,7 +257,7 @@ def _newest(spark: SparkSession, lake: Lake) -> int | None:
 def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
     """Every step can be taken twice."""
     beside, txn = Lake(settings).staging(), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
-    told = {"sessionlake": __version__, "config": config_hash(settings), "rebuild": plan.rebuild}
+    told = {"sessionlake": code_version(), "config": config_hash(settings), "rebuild": plan.rebuild}
     text = json.dumps(told | {"bronze_version": plan.version})
     outputs = []
     retire_query(spark, lake, LAYER, REPLAYED)

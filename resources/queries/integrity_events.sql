@@ -1,0 +1,6 @@
+-- Judgements that were not fine, by topic, of the last seven days in Kafka's time.
+SELECT topic, event, action, count(*) AS events, max(kafka_timestamp) AS latest
+FROM IDENTIFIER(:prefix || 'silver.integrity_events')
+WHERE kafka_timestamp > current_timestamp() - INTERVAL 7 DAYS
+GROUP BY topic, event, action
+ORDER BY events DESC

@@ -1,0 +1,12 @@
+-- Each topic's columns by the hour of event time, over all its rows.
+SELECT
+  window_start,
+  topic,
+  metric,
+  sum(points) AS points,
+  min(min) AS min,
+  max(max) AS max,
+  sum(average * points) / sum(points) AS average
+FROM IDENTIFIER(:prefix || 'gold.metrics_1h')
+GROUP BY window_start, topic, metric
+ORDER BY window_start, topic, metric

@@ -1,0 +1,86 @@
+"""One wrong thing at a time in the bundle or its settings file: each is named, with file and line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sessionlake.bundle.rules import bundle_faults
+from sessionlake.cli import app
+
+ROOT = Path(__file__).parents[2]
+BUNDLE, SETTINGS = "databricks.yml", "sessionlake.yml"
+SILVER, GOLD = "resources/silver.job.yml", "resources/gold.job.yml"
+SCHEMAS = "resources/lake.schemas.yml"
+
+# file, what is there, what is put there, where its fault is said (the first line with that text), and the fault.
+WRONG = [
+    (BUNDLE, "lifecycle: *kept\n          grants:\n            - &writes", "grants:\n            - &writes",
+     "bronze_schema:", "schemas.bronze_schema holds what cannot be made again"),
+    (BUNDLE, "autoCompact.enabled", "autocompact.enabled", "autocompact.enabled", "is no setting that is known here"),
+    (BUNDLE, "      data_security_mode: SINGLE_USER\n", "", "default: &cluster", "data_security_mode is SINGLE_USER"),
+    (SILVER, "task_retry_mode: NEVER", "task_retry_mode: ON_FAILURE", "ON_FAILURE", "task_retry_mode is NEVER"),
+    (SCHEMAS, "gold_schema:", "gold:", "    gold:", "key 'gold' has several types: jobs, schemas"),
+    (GOLD, "    gold:\n", "    silver:\n", "    silver:", "jobs.silver is spread over resources/gold.job.yml"),
+    (GOLD, "gold\n      desc", "gold\n      name: twice\n      desc", "name: twice", "the key 'name' stands twice"),
+    (BUNDLE, "level: CAN_MANAGE_RUN", "level: CAN_RUN", "level: CAN_RUN",
+     "level 'CAN_RUN' is not one of CAN_VIEW, CAN_MANAGE_RUN"),
+    (BUNDLE, "level: CAN_VIEW", "level: CAN_READ", "CAN_READ", "level 'CAN_READ' is not one of CAN_VIEW, CAN_RUN"),
+    (BUNDLE, "mode: production", "mode: PRODUCTION", "PRODUCTION", "mode 'PRODUCTION' is not one of development"),
+    (GOLD, "max_concurrent_runs", "max_concurent_runs", "max_concurent_runs", "max_concurent_runs"),
+    (GOLD, "${var.gold_cluster}", "${var.gold_clustre}", "gold_clustre", "there is no such variable"),
+    (GOLD, "${var.budget_policy_id}", "${vars.budget_policy_id}", "${vars", "begins with none of var, resources"),
+    ("resources/logs.volume.yml", "schemas.ops_schema", "schemas.ops", "schemas.ops.", "there is no such resource"),
+    (BUNDLE, "    description: Unity Catalog that holds the schemas.\n", "    type: string\n", "  catalog:",
+     "variable catalog has no description"),
+    (BUNDLE, "continuous_status: UNPAUSED", "continous_status: UNPAUSED", "continous", "no variable continous_status"),
+    ("resources/maintenance.job.yml", "0 17 * * * ?", "17 * * * *", "17 * * * *", "6 or 7 fields are needed, found 5"),
+    (BUNDLE, "default: 0 0 3 * * ?", "default: 0 0 24 * * ?", "0 0 24", "hour '24'"),
+    ("resources/backfill.job.yml", "- task_key: bronze\n          job", "- task_key: silver\n          job",
+     "tasks:", "task key 'silver' is used 2 times"),
+    (BUNDLE, "  prod:\n", "  empty:\n\n  prod:\n", "  empty:", "target empty: mode None is not one of"),
+    (SETTINGS, "topic_pattern", "topic_patern", "topic_patern", "kafka.topic_patern: no such key"),
+    (SETTINGS, "price: double", "price: money", "price: money", "type 'money' is not one of"),
+    (SETTINGS, "integrity: strict", "integrity: strikt", "strikt", "capture.integrity = 'strikt'"),
+    (SETTINGS, "staging: *databricks", "stagging: *databricks", "stagging", "the bundle has no such target"),
+    (SETTINGS, "prod: *databricks", "prod: {silver: {shards: many}}", "shards", "silver.shards = 'many'"),
+    (SETTINGS, "  format: json", "  format: json\n  format: avro", "format: avro", "the key 'format' stands twice"),
+    (SETTINGS, "options: !secret kafka-options", "options: !sekret x", "!sekret", "!sekret"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the bundle's files."""
+    for name in (BUNDLE, SETTINGS):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "resources", tmp_path / "resources")
+    return tmp_path
+
+
+def test_the_bundle_as_it_is_has_no_fault(folder):
+    assert bundle_faults(folder, {}) == []
+
+
+@pytest.mark.parametrize(("file", "old", "new", "at", "fault"), WRONG)
+def test_a_wrong_bundle_or_settings_file_is_named_with_its_line(folder, file, old, new, at, fault):
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text := text.replace(old, new, 1))
+    line = next(number for number, said in enumerate(text.splitlines(), 1) if at in said)
+    found = bundle_faults(folder, {})
+    assert any(fault in one.text for one in found), found
+    assert f"{file}:{line}" in {f"{one.file}:{one.line}" for one in found}, found
+
+
+def test_doctor_says_so_too(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert CliRunner().invoke(app, ["doctor", "--bundle"]).exit_code == 0
+    (folder / SETTINGS).write_text("kafka: {topic_patern: a}")
+    result = CliRunner().invoke(app, ["doctor", "--bundle", "--format", "json"])
+    assert result.exit_code == 1
+    found = json.loads(result.stdout.splitlines()[0])
+    assert (found["level"], found["check"]) == ("fail", f"{SETTINGS}:1")
+    assert "kafka.topic_patern: no such key" in found["found"]

@@ -1,0 +1,85 @@
+"""Alerts and the dashboard ask what stands in resources/queries, and nothing else."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sessionlake.lake.schemas import TABLES
+
+RESOURCES = Path(__file__).parents[2] / "resources"
+QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql")}
+TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
+
+
+@pytest.fixture(scope="module")
+def dashboard():
+    return json.loads((RESOURCES / "sessionlake.lvdash.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def widgets(dashboard):
+    return [item["widget"] for page in dashboard["pages"] for item in page["layout"]]
+
+
+def test_a_query_reads_tables_of_the_lake_by_their_names_alone():
+    for name, sql in QUERIES.items():
+        assert {".".join(found) for found in TABLE.findall(sql)} <= TABLES.keys(), name
+        assert sql.count("IDENTIFIER(") == len(TABLE.findall(sql)), name
+
+
+def test_an_alert_asks_a_query_over_the_schemas_of_its_target(files):
+    asked = {}
+    for key, alert in files.merged["resources"]["alerts"].items():
+        here = r"${var.catalog}.${resources.schemas.\1_schema.name}.\2"
+        named = {name: TABLE.sub(here, sql) for name, sql in QUERIES.items()}
+        asked[key] = [name for name, sql in named.items() if sql == alert["query_text"]]
+        assert re.search(rf"\b(AS )?{alert['evaluation']['source']['name']}\b", alert["query_text"])
+    assert asked == {
+        "backlog": ["backlog"],
+        "stopped_layers": ["backlog"],
+        "violations": ["violations"],
+        "quarantine_rate": ["quarantine_rate"],
+    }
+
+
+def test_the_dashboard_asks_every_query_and_no_other(dashboard):
+    asked = {dataset["name"]: "".join(dataset["queryLines"]) for dataset in dashboard["datasets"]}
+    assert asked == QUERIES
+    assert all([own["keyword"] for own in dataset["parameters"]] == ["prefix"] for dataset in dashboard["datasets"])
+
+
+def test_the_dashboard_has_a_page_each_for_freshness_integrity_and_analytics(dashboard, widgets):
+    assert [page["name"] for page in dashboard["pages"]] == ["freshness", "integrity", "analytics", "settings"]
+    names = [widget["name"] for widget in widgets]
+    assert len(set(names)) == len(names)
+    for page in dashboard["pages"]:
+        taken = [cell for item in page["layout"] for cell in cells(item["position"])]
+        assert len(set(taken)) == len(taken), page["name"]
+
+
+def test_a_widget_shows_what_its_query_gives(dashboard, widgets):
+    known = {dataset["name"] for dataset in dashboard["datasets"]}
+    for widget in widgets:
+        queries = {query["name"]: query["query"] for query in widget["queries"]}
+        assert {query["datasetName"] for query in queries.values()} <= known
+        fields = {field["name"] for query in queries.values() for field in query.get("fields", [])}
+        parameters = {own["queryName"] for own in texts_of(widget["spec"], "queryName")}
+        assert {own["fieldName"] for own in texts_of(widget["spec"], "fieldName")} == fields
+        assert parameters == (queries.keys() if parameters else set())
+
+
+def cells(position):
+    """The cells of the page's grid that a widget takes."""
+    across, down = position["width"], position["height"]
+    return [(position["x"] + x, position["y"] + y) for x in range(across) for y in range(down)]
+
+
+def texts_of(node, key):
+    """Every mapping below a node that has the key."""
+    if isinstance(node, list):
+        return [found for item in node for found in texts_of(item, key)]
+    if not isinstance(node, dict):
+        return []
+    return ([node] if key in node else []) + [found for value in node.values() for found in texts_of(value, key)]
