@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sessionlake.laptop.broker import BrokerStatus
 
-os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.java_options())
+os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.BRIEF)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)

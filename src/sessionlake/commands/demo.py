@@ -27,7 +27,7 @@ from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate import SimulationReport, run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.tables import Lake
-from sessionlake.laptop import broker
+from sessionlake.laptop import broker, classes
 from sessionlake.laptop.home import require_home
 from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
@@ -132,6 +132,9 @@ class _Demo:
         self._heed()
         page = write_report(Lake(own).reader(spark), own)
         _next_steps(own, truth.value, page, out)
+        if classes.kept() is None:
+            out.print("[dim]keeping the classes that Spark has loaded, so that its next start is shorter (once) …[/]")
+            classes.keep(spark)
         return 0
 
     def _sense(self) -> SimulationReport:

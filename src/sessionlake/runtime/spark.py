@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.laptop import classes
 from sessionlake.laptop.gateway import Jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
@@ -116,7 +117,7 @@ def _jvm(
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
     logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
-    flags = [*_JVM, *compiler, *logging]
+    flags = [*_JVM, *compiler, *classes.flags(), *logging]
     return starting(Jvm(java, _MEMORY, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 
