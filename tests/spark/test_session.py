@@ -21,11 +21,11 @@ from sessionlake.runtime.spark import spark_session
 
 # Starts a session, says the ids of the processes below it, and then does as the test wants.
 _PROGRAM = """
-import sys, time, psutil
+import os, sys, time, psutil
 from sessionlake.config import load_settings
 from sessionlake.runtime.spark import spark_session, stop_spark
 begun = time.monotonic()
-spark = spark_session(load_settings())
+spark = spark_session(load_settings(), recording="SESSIONLAKE_CACHE" in os.environ)
 print(time.monotonic() - begun, flush=True)
 same = lambda batches: batches
 rows = spark.range(4).mapInArrow(same, "id long").count()

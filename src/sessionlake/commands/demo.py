@@ -112,7 +112,7 @@ class _Demo:
         try:
             with self._progress.shown(out):
                 sensors = _Background(self._sense)  # beside Spark's own start
-                spark = spark_session(own, app="demo")
+                spark = spark_session(own, app="demo", recording=True)
                 self._stop.take()
                 report = self._live(spark, sensors)
             _leave_settings(own)

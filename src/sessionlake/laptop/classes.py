@@ -24,10 +24,12 @@ _KEPT = 3
 _SILENT = "-Xlog:cds*=off"  # thousands of lines on what is left out
 
 
-def flags() -> Sequence[str]:
-    """A JVM's options to take the file, or to be able to make it where there is none."""
+def flags(*, recording: bool = False) -> Sequence[str]:
+    """A JVM's options to take the file; where there is none, to record what it takes: twice the CPU of a start."""
     file = kept()
-    return ("-XX:+RecordDynamicDumpInfo" if file is None else f"-XX:SharedArchiveFile={file}", _SILENT)
+    if file is not None:
+        return f"-XX:SharedArchiveFile={file}", _SILENT
+    return ("-XX:+RecordDynamicDumpInfo", _SILENT) if recording else ()
 
 
 def kept() -> Path | None:
@@ -40,7 +42,7 @@ def kept() -> Path | None:
 
 
 def keep(spark: SparkSession) -> None:
-    """Has the session's JVM write down what it has loaded, unless there is a file; that takes it some seconds.
+    """Has the session's JVM, which was started `recording`, write down what it has loaded, unless there is a file.
 
     A JVM that cannot, for whatever reason, leaves all as it is.
     """

@@ -29,12 +29,15 @@ _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
 
 
-def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool = False) -> SparkSession:
+def spark_session(
+    settings: Settings, *, app: str = "sessionlake", lasting: bool = False, recording: bool = False
+) -> SparkSession:
     """The session that everything runs in; called again, it returns the same one.
 
     Args:
         app: names the log files in the home.
         lasting: whether it will work for many minutes, so that optimising what it runs pays.
+        recording: whether `laptop.classes.keep` will be asked for what its JVM has loaded.
 
     Raises:
         MachineError: no usable Java, jars not cached and not to be had, or a home that cannot be written.
@@ -44,7 +47,7 @@ def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
-    return active if active is not None else _local(settings, app, lasting=lasting)
+    return active if active is not None else _local(settings, app, lasting=lasting, recording=recording)
 
 
 def stop_spark() -> None:
@@ -90,7 +93,7 @@ def _on_databricks(settings: Settings) -> SparkSession:
     return spark
 
 
-def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
+def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -103,7 +106,7 @@ def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
     jvm: AbstractContextManager[None] = nullcontext()
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
     if SparkContext._gateway is None:  # noqa: SLF001 (no public way)
-        own, jvm = _jvm(settings, app, _LASTING if lasting else _BRIEF)
+        own, jvm = _jvm(settings, app, [*(_LASTING if lasting else _BRIEF), *classes.flags(recording=recording)])
         conf |= own
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -111,13 +114,11 @@ def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
         return builder.getOrCreate()
 
 
-def _jvm(
-    settings: Settings, app: str, compiler: Sequence[str]
-) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
     logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
-    flags = [*_JVM, *compiler, *classes.flags(), *logging]
+    flags = [*_JVM, *more, *logging]
     return starting(Jvm(java, _MEMORY, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 
