@@ -19,7 +19,7 @@ demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then veri
 
 test: $(READY) ## lint, type check and all tests but the soak
 	@$(MAKE) --no-print-directory -j2 lint classes
-	@$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(BIN)/pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sessionlake.laptop.broker import BrokerStatus
 
-os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.java_options())
+os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.BRIEF)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,7 +31,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-_LONGEST = {"test_law.py", "test_crash_tables.py", "test_crash_capture.py", "test_rebuild.py"}
+_LONGEST = {
+    "test_law.py",
+    "test_crash_tables.py",
+    "test_crash_capture.py",
+    "test_rebuild.py",
+    "test_gold.py",
+    "test_silver_law.py",
+}
 _PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 

@@ -29,9 +29,9 @@ from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
 from sessionlake.publish.job import Publication
 from sessionlake.publish.topic import prepare
-from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import client_config
 from support.lakes import folder_of
+from support.sessions import without_generated_code
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
@@ -60,7 +60,8 @@ class Scene:
     """A table that changes at random, and the topics that it is published to."""
 
     def __init__(self, spark: Any, file: Path, seed: int) -> None:
-        self.spark, self.file, self.settings = spark.newSession(), file, load_settings(file)
+        self.spark = without_generated_code(spark.newSession())
+        self.file, self.settings = file, load_settings(file)
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
         self.said: list[str] = []
         self.lake.ensure(spark, [ROWS, LEDGER])
@@ -78,8 +79,7 @@ class Scene:
         upsert = Upsert(KEY, tuple(name for name in names if name not in KEY), deletes=True)
         self.merges += 1
         rows = frame.toArrow() if self.merges % 2 else frame
-        with interpreted(self.spark):
-            merge(self.spark, self.lake, ROWS, rows, upsert, Txn("test", self.merges))
+        merge(self.spark, self.lake, ROWS, rows, upsert, Txn("test", self.merges))
 
     def values(self) -> list[Any]:
         rnd = self.rnd
@@ -163,8 +163,7 @@ def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_res
     assert folded(scene.sent(topic)) == scene.table()
     scene.change()
     scene.change()
-    with interpreted(scene.spark):
-        scene.lake.delta(scene.spark, ROWS).restoreToVersion(1)  # deletes and inserts the same rows in one version
+    scene.lake.delta(scene.spark, ROWS).restoreToVersion(1)  # deletes and inserts the same rows in one version
     killed = scene.publish_killed(topic, "after:kafka")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     scene.change()

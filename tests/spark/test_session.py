@@ -15,16 +15,17 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.config import Settings
+from sessionlake.laptop.jars import cache_folder
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.spark import spark_session
 
 # Starts a session, says the ids of the processes below it, and then does as the test wants.
 _PROGRAM = """
-import sys, time, psutil
+import os, sys, time, psutil
 from sessionlake.config import load_settings
 from sessionlake.runtime.spark import spark_session, stop_spark
 begun = time.monotonic()
-spark = spark_session(load_settings())
+spark = spark_session(load_settings(), recording="SESSIONLAKE_CACHE" in os.environ)
 print(time.monotonic() - begun, flush=True)
 same = lambda batches: batches
 rows = spark.range(4).mapInArrow(same, "id long").count()
@@ -33,11 +34,13 @@ print(*started, flush=True)
 """
 
 
-def _program(home: Path, then: str) -> subprocess.Popen[str]:
+def _program(home: Path, then: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM + then],
         # Java says so when it takes options from the environment, which a user's need not have.
-        env={k: v for k, v in os.environ.items() if k != "JDK_JAVA_OPTIONS"} | {"SESSIONLAKE_HOME": str(home)},
+        env={k: v for k, v in os.environ.items() if k != "JDK_JAVA_OPTIONS"}
+        | {"SESSIONLAKE_HOME": str(home)}
+        | environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -151,6 +154,26 @@ except KeyboardInterrupt:
     assert _gone(pids)
     assert (tmp_path / "home" / "logs" / "sessionlake.out").read_text() == ""
     assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
+
+
+def test_the_classes_of_one_jvm_are_kept_and_taken_by_the_next(tmp_path):
+    cache = tmp_path / "cache" / "jars"
+    cache.mkdir(parents=True)
+    for jars in (folder for folder in cache_folder().glob("jars/*") if folder.is_dir()):
+        (cache / jars.name).symlink_to(jars)
+    then = """
+from sessionlake.laptop.classes import keep, kept
+options = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+before = kept()
+keep(spark)
+print(before is None, f"-XX:SharedArchiveFile={kept()}" in options, spark.range(3).count())
+stop_spark()
+"""
+    for said in ("True False 3", "False True 3"):
+        process = _program(tmp_path / "home", then, SESSIONLAKE_CACHE=str(cache.parent))
+        _pids(process)
+        assert process.communicate(timeout=240) == (f"{said}\n", "")
+    assert (tmp_path / "home" / "logs" / "sessionlake.out").read_text() == ""
 
 
 _FAIL = """

@@ -80,38 +80,37 @@ class Pipeline:
         (commits / f".{batch}.crc").unlink(missing_ok=True)
 
 
-def streams(seeds: int = SEEDS) -> Iterator[list[KafkaMessage]]:
+def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[KafkaMessage]]:
     """Thirty streams or less, each to a topic of its own, interleaved and cut into micro-batches."""
     rnd = random.Random(5)
     cuts = []
     for seed in range(seeds):
         for integrity, policy in CASES:
             maker = StreamMaker(rnd, rnd.choice([LIGHT, WILD]), [topic_of(integrity, policy, seed)])
-            cuts.append(list(cut(rnd, maker.make(rnd.choice([40, 80, 120])), 5)))
-    for batches in zip(*cuts, strict=True):
-        yield [message for messages in batches for message in messages]
+            cuts.append(list(cut(rnd, maker.make(rnd.choice([40, 80, 120])), batches)))
+    for parts in zip(*cuts, strict=True):
+        yield [message for messages in parts for message in messages]
 
 
 def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(spark, location)
-    batches = list(streams())
+    batches = list(streams(batches=4))
     for batch in batches[:2]:
         pipeline.arrive(batch)
     pipeline.stream()
     assert pipeline.batches() == [0, 1]
     assert pipeline.merge() == 1
-    for batch in batches[2:4]:
-        pipeline.arrive(batch)
+    pipeline.arrive(batches[2])
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
     with monkeypatch.context() as patch:  # this time the snapshots are made on the cluster
         limit(patch, driver_cuts=0)
         assert pipeline.merge() == 1
-    pipeline.arrive(batches[4])
-    judged = [message for batch in batches[:4] for message in batch]
-    assert_views_are_the_truth(spark, pipeline.settings, judged, batches[4])
+    pipeline.arrive(batches[3])
+    judged = [message for batch in batches[:3] for message in batch]
+    assert_views_are_the_truth(spark, pipeline.settings, judged, batches[3])
     shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session
@@ -144,7 +143,7 @@ def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
 ) -> None:
     limit(monkeypatch, **dict.fromkeys(vars(Folders.limits), 0))
     monkeypatch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
-    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))[:3]
     for part in (batches[:2], batches[2:]):
         for batch in part:
             pipeline.arrive(batch)

@@ -13,6 +13,7 @@ from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots
 from sessionlake.silver.tables.weights import since_kept
 from support.folding import Folder, Row, plain, truth_of
+from support.seeds import seeds
 from support.snapshots import INDEX_SCHEMA, SESSION, Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
 
@@ -34,7 +35,7 @@ def of_truth(messages: list[KafkaMessage], capture: CaptureSettings, interval: i
 
 
 @pytest.mark.parametrize("integrity", Integrity)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(8, 12))
 def test_snapshots_of_any_stretches_are_the_truth_s(seed: int, integrity: Integrity) -> None:
     rnd = random.Random(seed)
     messages = StreamMaker(rnd, rnd.choice([LIGHT, WILD])).make(rnd.choice([20, 60, 120]))

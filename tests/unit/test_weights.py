@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -105,9 +106,12 @@ class Captured:
             self.kept.setdefault((row["topic"], row["session_id"]), []).append(row)
 
 
+captured_of = cache(Captured)
+
+
 @pytest.mark.parametrize(("seed", "integrity"), CASES)
 def test_the_tables_kept_at_intervals_have_less_than_two_rows_for_each_change(seed: int, integrity: Integrity) -> None:
-    captured = Captured(seed, integrity)
+    captured = captured_of(seed, integrity)
     for session, kept in captured.kept.items():
         rows = [row["rows"] for row in kept if row["reason"] == "interval"]
         assert sum(rows) < max(1, 2 * len(captured.changes.get(session, [])))
@@ -117,7 +121,7 @@ def test_the_tables_kept_at_intervals_have_less_than_two_rows_for_each_change(se
 def test_behind_a_kept_table_come_no_more_changes_than_it_has_rows_and_those_of_an_interval(
     seed: int, integrity: Integrity
 ) -> None:
-    captured = Captured(seed, integrity)
+    captured = captured_of(seed, integrity)
     for session, changes in captured.changes.items():
         bounds = [(-1, 0), *((row["position"], row["rows"]) for row in captured.kept[session]), (2**63, 0)]
         for (position, rows), (following, _) in pairwise(bounds):
@@ -131,7 +135,7 @@ def test_behind_a_kept_table_come_no_more_changes_than_it_has_rows_and_those_of_
 def test_these_streams_have_tables_that_are_kept_at_intervals_and_some_that_are_not() -> None:
     cuts, kept = Counter[str](), Counter[str]()
     for seed, integrity in CASES[::5]:
-        captured = Captured(seed, integrity)
+        captured = captured_of(seed, integrity)
         cuts += captured.cuts
         kept += Counter(row["reason"] for rows in captured.kept.values() for row in rows)
     assert (kept["end"], kept["expiry"]) == (cuts["end"], cuts["expiry"])

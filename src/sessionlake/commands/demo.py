@@ -29,7 +29,7 @@ from sessionlake.lab.simulate import SimulationReport, run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.names import RESTATEMENTS
 from sessionlake.lake.tables import Lake
-from sessionlake.laptop import broker
+from sessionlake.laptop import broker, classes
 from sessionlake.laptop.home import require_home
 from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
@@ -115,7 +115,7 @@ class _Demo:
         try:
             with self._progress.shown(out):
                 sensors = _Background(self._sense)  # beside Spark's own start
-                spark = spark_session(own, app="demo")
+                spark = spark_session(own, app="demo", recording=True)
                 self._stop.take()
                 report = self._live(spark, sensors)
             _leave_settings(own)
@@ -138,6 +138,9 @@ class _Demo:
         self._heed()
         page = write_report(Lake(own).reader(spark), own)
         _next_steps(own, truth.value, page, out)
+        if classes.kept() is None:
+            out.print("[dim]keeping the classes that Spark has loaded, so that its next start is shorter (once) …[/]")
+            classes.keep(spark)
         return 0
 
     def _sense(self) -> SimulationReport:

@@ -49,11 +49,9 @@ def compared(table: str, keys: Sequence[str], results: Sequence[str], found: Dat
     )
     both = left.join(right, list(keys), "full")
     same = reduce(lambda a, b: a & b, (_same(name, f"~{name}" in sizes) for name in results))
-    wrong = both.where(F.col("here").isNull() | F.col("there").isNull() | ~same).persist()
-    try:
-        rows, different, first = truth.count(), wrong.count(), wrong.first()
-    finally:
-        wrong.unpersist()
+    wrong = F.col("here").isNull() | F.col("there").isNull() | ~same
+    rows, different = both.select(F.count("there"), F.count_if(wrong)).collect()[0]
+    first = both.where(wrong).first() if different else None
     if first is None:
         return Compared(table, rows, different, None)
     named = ", ".join(f"{key}={first[key]}" for key in keys)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.laptop import classes
 from sessionlake.laptop.gateway import Jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
@@ -33,12 +34,15 @@ def on_platform() -> bool:
     return DATABRICKS_VARIABLE in os.environ
 
 
-def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool = False) -> SparkSession:
+def spark_session(
+    settings: Settings, *, app: str = "sessionlake", lasting: bool = False, recording: bool = False
+) -> SparkSession:
     """The session that everything runs in; called again, it returns the same one.
 
     Args:
         app: names the log files in the home.
         lasting: whether it will work for many minutes, so that optimising what it runs pays.
+        recording: whether `laptop.classes.keep` will be asked for what its JVM has loaded.
 
     Raises:
         MachineError: no usable Java, jars not cached and not to be had, or a home that cannot be written.
@@ -48,7 +52,7 @@ def spark_session(settings: Settings, *, app: str = "sessionlake", lasting: bool
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
-    return active if active is not None else _local(settings, app, lasting=lasting)
+    return active if active is not None else _local(settings, app, lasting=lasting, recording=recording)
 
 
 def own_session(spark: SparkSession) -> SparkSession:
@@ -105,7 +109,7 @@ def _on_databricks(settings: Settings) -> SparkSession:
     return spark
 
 
-def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
+def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -118,7 +122,7 @@ def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
     jvm: AbstractContextManager[None] = nullcontext()
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
     if SparkContext._gateway is None:  # noqa: SLF001 (no public way)
-        own, jvm = _jvm(settings, app, _LASTING if lasting else _BRIEF)
+        own, jvm = _jvm(settings, app, [*(_LASTING if lasting else _BRIEF), *classes.flags(recording=recording)])
         conf |= own
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -126,13 +130,11 @@ def _local(settings: Settings, app: str, *, lasting: bool) -> SparkSession:
         return builder.getOrCreate()
 
 
-def _jvm(
-    settings: Settings, app: str, compiler: Sequence[str]
-) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
     logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
-    flags = [*_JVM, *compiler, *logging]
+    flags = [*_JVM, *more, *logging]
     return starting(Jvm(java, _MEMORY, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 

@@ -16,7 +16,7 @@ from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # What tells the rows of one session apart.
 COMPARED: dict[str, tuple[str, ...]] = {
@@ -86,48 +86,40 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     """
     from pyspark.sql import functions as F
 
-    sides = _hashes(live).alias("l").join(_hashes(built).alias("b"), _same("l", "b"), "full_outer")
-    differs = ~(F.col("l.rows").eqNullSafe(F.col("b.rows")) & F.col("l.hash").eqNullSafe(F.col("b.hash")))
-    names = [F.coalesce(f"l.{name}", f"b.{name}").alias(name) for name in ("table", *_SESSION)]
-    judged = sides.select(*names, differs.alias("differs")).localCheckpoint()
-    sessions = judged.select(*_SESSION).distinct().count()
-    wrong = judged.where("differs")
-    tables = frozenset(row["table"] for row in wrong.select("table").distinct().collect())
+    hashes = _hashes(live, 1).unionByName(_hashes(built, -1))
+    differs = (F.sum("side") != 0) | (F.sum(F.col("hash") * F.col("side")) != 0)
+    judged = hashes.groupBy("table", *_SESSION).agg(differs.alias("differs")).localCheckpoint()
+    session, wrong = F.struct(*_SESSION), judged.where("differs")
+    sessions, different, names = judged.select(
+        F.count_distinct(session),
+        F.count_distinct(F.when(F.col("differs"), session)),
+        F.collect_set(F.when(F.col("differs"), F.col("table"))),
+    ).collect()[0]
+    tables = frozenset(names)
     if not tables:
         return Verified(sessions, tables, 0, None)
     first = wrong.orderBy("table", *_SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], first["topic"], first["session_id"])
-    different = wrong.select(*_SESSION).distinct().count()
     return Verified(sessions, tables, different, _first_difference(live, built, *place))
 
 
-def _hashes(read: Callable[[str], DataFrame]) -> DataFrame:
-    """Number and hash of the rows of each session in each table: `table, topic, session_id, rows, hash`."""
+def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
+    """A hash of each row of each table: `table, topic, session_id, side, hash`."""
     from pyspark.sql import functions as F
 
     found: DataFrame | None = None
     for table in COMPARED:
         rows = read(table).drop(_BOOKKEEPING)
-        frame = rows.select(*(f"`{name}`" for name in sorted(rows.columns)))  # a column added later stands last
+        columns = [f"`{name}`" for name in sorted(rows.columns)]  # a column added later stands last
         # Hashing skips nulls: which values are null is hashed as well.
-        nulls = F.concat(*(F.when(F.col(f"`{name}`").isNull(), "0").otherwise("1") for name in frame.columns))
-        row = F.xxhash64(*(f"`{name}`" for name in frame.columns), nulls).cast("decimal(38,0)")
-        part = frame.groupBy(*_SESSION).agg(F.count("*").alias("rows"), F.sum(row).alias("hash"))
-        part = part.select(F.lit(table).alias("table"), *_SESSION, "rows", "hash")
+        nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
+        row = F.xxhash64(*columns, nulls).cast("decimal(38,0)")
+        part = rows.select(F.lit(table).alias("table"), *_SESSION, F.lit(side).alias("side"), row.alias("hash"))
         found = part if found is None else found.unionByName(part)
     if found is None:
         raise ValueError("nothing to compare")
     return found
-
-
-def _same(left: str, right: str) -> Column:
-    from pyspark.sql import functions as F
-
-    table, topic, session = (
-        F.col(f"{left}.{name}").eqNullSafe(F.col(f"{right}.{name}")) for name in ("table", *_SESSION)
-    )
-    return table & topic & session
 
 
 def _first_difference(
