@@ -13,7 +13,7 @@ from sessionlake.config import Settings, load_settings
 from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.runtime.spark import platform_conf
 from sessionlake.settings_file import read_document
-from support.platform import give_secrets
+from support.dbutils import give_secrets
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {"bronze", "silver", "gold"}

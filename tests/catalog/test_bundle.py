@@ -23,7 +23,7 @@ from sessionlake.config import KafkaSettings, Settings
 from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.runtime.interpreted import conf
 from sessionlake.runtime.spark import DATABRICKS_VARIABLE, platform_conf
-from support.platform import give_secrets
+from support.dbutils import give_secrets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 QUERIES = sorted((ROOT / "resources" / "queries").glob("*.sql"))

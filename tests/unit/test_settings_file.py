@@ -8,7 +8,7 @@ import pytest
 from sessionlake import __version__, build
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import ConfigError
-from support.platform import give_secrets
+from support.dbutils import give_secrets
 
 FILE = """
 kafka: {topic_pattern: a, options: {client.id: one, security.protocol: PLAINTEXT}}
