@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from sessionlake.commands.demo_late import LatePoint, send_late_point
+from sessionlake.commands.demo_late import LatePoints, send_late_points
 from sessionlake.commands.demo_view import Progress
 from sessionlake.commands.query import fetch
 from sessionlake.commands.show import table_of
@@ -27,7 +27,6 @@ from sessionlake.errors import MachineError
 from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate import SimulationReport, run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
-from sessionlake.lake.names import RESTATEMENTS
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop import broker, classes
 from sessionlake.laptop.home import require_home
@@ -106,7 +105,7 @@ class _Demo:
         self._own, self._out, self._stop, self._scenario = own, out, stop, scenario
         self._progress = Progress()
         self._connected = threading.Event()
-        self._late: LatePoint | None = None
+        self._late: LatePoints | None = None
 
     def play(self) -> int:
         """Live phase, verification, answers; returns the exit code."""
@@ -132,9 +131,8 @@ class _Demo:
         for title, sql in ANSWERS.items():
             self._heed()
             out.print(table_of(*fetch(spark, own, sql), title=title))
-        if self._late is not None:
-            title = f"One point came {self._late.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
-            out.print(table_of(*self._late.corrected(spark, own), title=title))
+        for title, columns, rows in self._late.shown(spark, own) if self._late else ():
+            out.print(table_of(columns, rows, title=title))
         self._heed()
         page = write_report(Lake(own).reader(spark), own)
         _next_steps(own, truth.value, page, out)
@@ -159,8 +157,8 @@ class _Demo:
             self._wait_for(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
             self._wait_for(_Background(pipeline.drain), pipeline)
-            self._progress.phase = "a point comes late"
-            self._late = send_late_point(spark, self._own)
+            self._progress.phase = "two points come late"
+            self._late = send_late_points(spark, self._own)
             self._wait_for(_Background(pipeline.drain), pipeline)
         report: SimulationReport = sensors.value
         return report
