@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from sessionlake import cli
 from sessionlake.config import Settings
-from sessionlake.lake.names import AVERAGES, EVENTS, LEDGER, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE
+from sessionlake.lake.names import AVERAGES, EVENTS, LEDGER, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, RULE_EVENTS
 from sessionlake.lake.tables import Lake
 from sessionlake.report import contents as contents_module
 from sessionlake.report import words
+from sessionlake.report.alerts import latest_alerts
 from sessionlake.report.answers import Verdict, answers
 from sessionlake.report.contents import contents_of
 from sessionlake.report.crosstab import crosstab
@@ -28,7 +29,7 @@ from support.reports import END, Seen, fill, minute, point, write
 SECTIONS = [
     "Is it complete?", "Is it right?", "Is it fresh?", "Can I query it?",
     "Freshness", "Throughput", "Judgements by topic", "Sessions by topic", "Quarantine by topic and reason",
-    "Rolling averages and minutes", "Tables", "Latest batches",
+    "Rolling averages and minutes", "Alerts of rules", "Tables", "Latest batches",
 ]  # fmt: skip
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -208,3 +209,31 @@ def test_the_topics_with_most_come_first_and_the_others_are_added_up():
 )  # fmt: skip
 def test_numbers_times_and_names_as_they_are_written(made, written):
     assert made == written
+
+
+def test_the_alerts_that_stand_are_drawn_and_the_retracted_are_not(lake):
+    minute_ = timedelta(minutes=1)
+    write_deltalake(
+        folder_of(lake, RULE_EVENTS),
+        pa.table(
+            {
+                "rule": ["hot", "hot", "hot", "cold", "gone", "gone"],
+                "topic": ["capture.a"] * 6,
+                "session_id": ["s"] * 6,
+                "row_id": pa.array([None] * 6, pa.string()),
+                "value": pa.array([None] * 6, pa.string()),
+                "event": ["raised", "cleared", "raised", "raised", "raised", "retracted"],
+                "retracts": [None] * 5 + ["raised"],
+                "window_end": pa.array(
+                    [NOON, NOON + minute_, NOON + 3 * minute_, NOON + 2 * minute_, NOON, NOON],
+                    pa.timestamp("us", "UTC"),
+                ),
+            }
+        ),
+    )
+    found = latest_alerts(lake.reader())
+    assert [(one.rule, one.key) for one in found] == [("hot", ("capture.a", "s")), ("cold", ("capture.a", "s"))]
+    assert found[0].spans == ((NOON, NOON + minute_), (NOON + 3 * minute_, None))
+    shown = seen(lake)
+    assert shown.charts == ["When rules were raised and cleared, over event time"]
+    assert page(contents_of(lake.reader(), lake.settings)).count("<b>stands</b>") == 2

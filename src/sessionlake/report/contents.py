@@ -13,6 +13,7 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.lake.names import EVENTS, LEDGER, PROGRESS, QUARANTINE, SESSIONS, SILVER
 from sessionlake.lake.reading import TableReader, TableSize
 from sessionlake.lake.schemas import TABLES
+from sessionlake.report.alerts import Alerts, latest_alerts
 from sessionlake.report.batches import Batch, few_enough, latest_batches
 from sessionlake.report.crosstab import Crosstab, crosstab
 from sessionlake.report.pace import Lag, Throughput, lags, throughput
@@ -57,6 +58,7 @@ class Contents:
     quarantined: Counted
     sessions: Crosstab
     series: list[Series]
+    alerts: list[Alerts]
     tables: list[tuple[str, TableSize]]
 
 
@@ -86,6 +88,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=crosstab(reader.counts(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
         series=few_series(reader, few_enough(batches, PROGRESS, _all_rows(reader, PROGRESS), _PROGRESS)),
+        alerts=latest_alerts(reader),
         tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.own_tables)]),
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from sessionlake.report.alerts import Alerts
 from sessionlake.report.pace import Lag, Numbers, Throughput
 from sessionlake.report.series import Series
 from sessionlake.report.svg import color, inline, tip
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # In points, which are the units of the SVG's coordinates.
 _WIDTH, _HEIGHT = 560, 230
-_ROW = 88
+_ROW, _ALERT = 88, 26
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 22, 24
 _POINT = 1 / 72
 _BANDS = 60
@@ -111,6 +112,27 @@ def minutes(series: Series, name: str) -> Markup:
     middle, span = (starts[0] + starts[-1] + 60) / 2, max(starts[-1] + 60 - starts[0], _FEWEST_MINUTES * 60)
     _time_axis(axes, middle - span / 2, middle + span / 2, whole_minutes=True)
     return inline(figure, "Least, mean and greatest value of each minute of event time", name)
+
+
+def alerts(lines: Sequence[Alerts]) -> Markup:
+    """When which rule stood, over event time: a line each, by its number in the list; a dot where it has no end."""
+    figure, (axes,) = _figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
+    ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
+    for place, line in enumerate(lines):
+        for since, until in line.spans:
+            begin = _dates(np.array([since.timestamp()]))
+            if until is None:
+                (mark,) = axes.plot(begin, [place], "o", color=color("gold"), markersize=7)
+            else:
+                width = _dates(np.array([until.timestamp()])) - begin
+                (mark,) = axes.barh([place], width, 0.6, left=begin, color=color("gold"))
+            until_ = "stands" if until is None else f"cleared {moment(until.timestamp())} UTC"
+            mark.set_gid(tip(f"{place + 1}. raised {moment(since.timestamp())} UTC", until_))
+    axes.set_yticks(range(len(lines)), [str(place + 1) for place in range(len(lines))])
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    room = max((max(ends) - min(ends)) * 0.03, 30)
+    _time_axis(axes, min(ends) - room, max(ends) + room)
+    return inline(figure, "When rules were raised and cleared, over event time", "alerts")
 
 
 def _figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:

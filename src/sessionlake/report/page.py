@@ -67,6 +67,7 @@ def _parts(contents: Contents) -> dict[str, Any]:
     drawn: dict[str, Markup | None] = {
         "freshness": figures.freshness(contents.lags) if contents.lags else None,
         "throughput": figures.throughput(contents.throughput) if contents.throughput else None,
+        "alerts": figures.alerts(contents.alerts) if contents.alerts else None,
     }
     return {
         "contents": contents,
