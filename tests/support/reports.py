@@ -38,7 +38,14 @@ SCHEMAS = {
     PROGRESS: pa.schema([*PLACE, ("messages", pa.int64()), ("last_ts", pa.int64()), ("_batch", pa.int64())]),
     AVERAGES: pa.schema([*SERIES, *_POINT, ("value", pa.float64()), ("average", pa.float64())]),
     RESTATEMENTS: pa.schema(
-        [("table", pa.string()), *SERIES, *_POINT, ("revision", pa.int32()), ("average_before", pa.float64())]
+        [
+            ("table", pa.string()),
+            *SERIES,
+            *_POINT,
+            ("revision", pa.int32()),
+            ("average_before", pa.float64()),
+            ("restated_at", TIME),
+        ]
     ),
     METRICS_1M: pa.schema(
         [*SERIES, ("window_start", TIME), ("points", pa.int64())]
@@ -68,7 +75,7 @@ def fill(lake: Lake, names: Sequence[str], batches: int = 40) -> None:
     for place in places:
         series = place | {"row_id": place["topic"], "metric": place["topic"]}
         write(lake, AVERAGES, [series | point(END - 1000 * n, n) for n in range(200)])
-        changed = {"table": AVERAGES, "revision": 1, "average_before": 99.0}
+        changed = {"table": AVERAGES, "revision": 1, "average_before": 99.0, "restated_at": NOON}
         ts = END - 7000
         write(lake, RESTATEMENTS, [series | changed | {"ts": ts, "position": -7, "ordinal": 0}])
         write(lake, METRICS_1M, [series | minute(datetime.fromtimestamp(END / 1000, UTC), n) for n in range(4)])

@@ -19,7 +19,7 @@ from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, read_rows, t
 from sessionlake.gold.fold.pack import Chunks, PointPacker, ReadChanges, place_of, shard_field, taken_apart
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
-from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states
+from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.protocol.chunk import write_ipc
 
 METRICS = ("price", "qty")
@@ -231,14 +231,15 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     gold = Gold(1)
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
-    gold.fold = GoldFold(METRICS, (Kept(BY_SESSION, "anew", 4000),), HOUR)
+    known = pa.table({"shard": [0, 1], "mark": marks_of(["capture.a\0s", "capture.a\0t"]), "newest": [4000, 9000]})
+    gold.fold = GoldFold(METRICS, (Kept(BY_SESSION, "anew", known),), HOUR)
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
-    new = [change("t", "r", i, i * 1000, price=float(i)) for i in range(4)]
+    new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
     for batch in after:
         gold.batch([batch])
     assert gold.beyond == WINDOW - 1
     gold.batch(new)
-    assert gold.beyond == WINDOW - 1  # the session begins here: nothing is to be looked up
+    assert gold.beyond == WINDOW - 1  # of what the table does not hold, nothing is looked up
     assert gold.state().made == "anew"
     assert held(gold) == by_hand([*before, *after, *new])
 
@@ -306,8 +307,11 @@ def test_a_new_metric_finds_the_state_of_the_others():
 
 
 def test_a_metric_that_is_no_longer_declared_is_refused():
-    with pytest.raises(LakeError, match="qty"):
-        GoldShardState.empty("", METRICS).for_metrics(("price",))
+    gold = Gold(1)
+    gold.batch([change("s", "r", 0, 0, qty=1.0)])
+    assert gold.state().for_metrics(("qty",)).for_metrics(METRICS).encode() == gold.state().encode()
+    with pytest.raises(LakeError, match="points of qty, which"):
+        gold.state().for_metrics(("price",))
 
 
 def test_state_of_another_format_is_refused():
@@ -347,8 +351,9 @@ def test_forgetting_a_session_again_keeps_the_later_time():
     assert newest.tolist() == [7, 0, 5]
 
 
-def test_a_tail_is_longer_than_a_window():
-    assert all(tail_length(n) >= n - 1 for n in range(1, 1025))
+@pytest.mark.parametrize("keys", [BY_SESSION.keys, BY_SENSOR.keys])
+def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
+    assert all(tail_length(RollingAverage("own", keys, last=n)) >= n - 1 for n in range(1, 1025))
 
 
 def test_a_chunk_keeps_one_row_a_change_with_a_point():

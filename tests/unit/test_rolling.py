@@ -197,16 +197,20 @@ def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], 
         assert np.bincount(found.tail.key, minlength=3).max() <= keep
 
 
-@given(histories(), st.integers(0, 400_000))
-def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int):
+@settings(max_examples=300)
+@given(histories(), st.integers(0, 400_000), st.sampled_from([0, 3, 50_000]))
+def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int, watermark: int):
     batches, window, keep = history
-    tables = Tables(3, window, keep)
+    tables = Tables(3, window, keep, watermark_ms=watermark, early=not watermark)
+    told = Told(window, watermark, early=not watermark, least=1)
     for batch in batches:
         tables.fold(batch)
+        told.fold(batch)
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
         tables.tail = Points.empty()
         tables.older = Older.forgotten(np.ones(3, np.bool_), np.full(3, newest))
-    assert tables.averages == by_hand([p for batch in batches for p in batch], window)
+    everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
+    assert {key: row[1:] for key, row in tables.averages.items()} == everything
 
 
 def seconds(*at: float, position: int = 0) -> list[Point]:

@@ -42,21 +42,23 @@ def compared(table: str, keys: Sequence[str], results: Sequence[str], found: Dat
     """
     from pyspark.sql import functions as F
 
-    left = found.select(*map(quote, keys), F.struct(*map(quote, results)).alias("t"), F.lit(1).alias("here"))
+    figures = F.struct(*map(quote, results))
+    left = found.groupBy(*map(quote, keys)).agg(F.first(figures).alias("t"), F.count("*").alias("here"))
     sizes = [name for name in truth.columns if name.startswith("~")]
     right = truth.select(
         *map(quote, keys), F.struct(*map(quote, results)).alias("s"), *map(quote, sizes), F.lit(1).alias("there")
     )
     both = left.join(right, list(keys), "full")
     same = reduce(lambda a, b: a & b, (_same(name, f"~{name}" in sizes) for name in results))
-    wrong = F.col("here").isNull() | F.col("there").isNull() | ~same
+    wrong = F.col("here").isNull() | (F.col("here") > 1) | F.col("there").isNull() | ~same
     rows, different = both.select(F.count("there"), F.count_if(wrong)).collect()[0]
     first = both.where(wrong).first() if different else None
     if first is None:
         return Compared(table, rows, different, None)
     named = ", ".join(f"{key}={first[key]}" for key in keys)
     is_, should = (None if first[side] is None else first[side].asDict() for side in ("t", "s"))
-    return Compared(table, rows, different, f"{table}: {named}: is {is_}, should be {should}")
+    often = f", {first['here']} times" if (first["here"] or 0) > 1 else ""
+    return Compared(table, rows, different, f"{table}: {named}: is {is_}{often}, should be {should}")
 
 
 def _same(name: str, inexact: bool) -> Column:

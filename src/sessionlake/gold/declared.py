@@ -126,6 +126,11 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
         raise ConfigError(f"{where}: {target} is no sessionlake.gold.Product")
     if found.name != declared.name:
         raise ConfigError(f"{where}: {target} is named {found.name!r}: the two names must be the same")
+    if vague := [name for name, one in found.aggregates.items() if type(one).__repr__ is object.__repr__]:
+        raise ConfigError(
+            f"{where}: {', '.join(vague)}: an aggregate of one's own is a dataclass, or has a __repr__ of "
+            "all that decides its figures: by that, gold knows when the table is to be made anew"
+        )
     if found.below is not None and found.below not in STANDARD:
         names = ", ".join(product.table for product in STANDARD)
         raise ConfigError(f"{where}: {target} is made from {found.below.table}; there are {names}")

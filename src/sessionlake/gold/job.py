@@ -16,11 +16,11 @@ from sessionlake.gold.fold.pack import PointPacker, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
 from sessionlake.gold.folded import Part
+from sessionlake.gold.making import kept, shard_of
 from sessionlake.gold.merging import ProductMerger
 from sessionlake.gold.products import (
     Made,
     hold_shards,
-    kept,
     make_anew,
     mark_incomplete,
     mark_left_out,
@@ -40,7 +40,7 @@ from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LAYER = GOLD
 # Silver forgets a session at twice its timeout, too.
@@ -100,28 +100,20 @@ def _started(
     note_kept_up(spark, lake, tables)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     batch = _GoldBatch(lake, settings, tables)
-    averages = [kept(spark, lake, series) for series in averages_of(settings) if series in tables]
+    averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
     return query.start(folded(spark, lake, settings, averages), batch, trigger=settings.gold.trigger, once=once)
 
 
 def folded(spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept]) -> DataFrame:
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     declared, series = declared_in(settings), tuple(one.series for one in averages)
-    shards = [_shard(one, settings.gold.shards).alias(shard_field(i)) for i, one in enumerate(series)]
+    shards = [shard_of(one, settings.gold.shards).alias(shard_field(i)) for i, one in enumerate(series)]
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS)
     changes = read.select(*shards, *marks(declared))
     made = tuple(product for product in products_of(settings) if product.below is None)
     packed = changes.mapInArrow(PointPacker(declared, series, made), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     return fold_shards(packed, GoldFold(declared.numbers, tuple(averages), idle_ms))
-
-
-def _shard(series: RollingAverage, shards: int) -> Column:
-    """Where a change's series is folded: all series of what is forgotten as a whole in one shard."""
-    from pyspark.sql import functions as F
-
-    keys = ("topic", "session_id") if series.of_session else tuple(name for name in series.keys if name != "metric")
-    return F.pmod(F.xxhash64(*keys), F.lit(shards)).cast("int")
 
 
 class _GoldBatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
-from uuid import uuid4
 
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError
@@ -13,7 +12,7 @@ from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
 from sessionlake.gold.declared import GoldTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import Kept
+from sessionlake.gold.making import note_making
 from sessionlake.gold.recompute import changes_read, recomputed
 from sessionlake.lake.names import AVERAGES
 from sessionlake.lake.tables import Lake
@@ -27,8 +26,6 @@ KEPT_UP = "sessionlake.products"
 """Property of `gold.rolling_average`: the tables that gold keeps up."""
 LOGIC = "sessionlake.logic"
 """Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
-MADE = "sessionlake.made"
-"""Property of a table of averages that was made anew: a name for that, and the latest event time in it."""
 _SHARDS = "sessionlake.goldShards"
 _POINTS = "sessionlake.rollingPoints"
 
@@ -46,12 +43,6 @@ def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
         lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
     elif found != str(shards):
         raise LakeError(f"gold.shards is {shards}, but gold was built with {found}: set it back. {LAST_RESORT}")
-
-
-def kept(spark: SparkSession, lake: Lake, series: RollingAverage) -> Kept:
-    """The table of averages, and which making of it states must belong to."""
-    made, _, floor = lake.storage.properties(spark, series.table).get(MADE, "").partition(":")
-    return Kept(series, made, int(floor) if floor else None)
 
 
 def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
@@ -150,8 +141,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
         if isinstance(product, RollingAverage):
-            floor = rows.agg({"ts": "max"}).first()[0]
-            lake.set_property(spark, table, MADE, f"{uuid4().hex[:12]}:{'' if floor is None else floor}")
+            note_making(spark, lake, settings, product, rows)
     # Last: without it the table is taken for one that is not whole.
     lake.storage.make_sure(table)
     lake.set_property(spark, table, LOGIC, product.logic)

@@ -95,7 +95,10 @@ def _series(reader: TableReader, topic: str, session: str, last: int) -> list[Se
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
                 of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
                 points, minutes = _points(reader, of_it, last), _minutes(reader, of_it, last)
-                restated = _corrected(points, changed.get((row_id, metric), []))
+                restated = []
+                if points and (row_id, metric) in changed:
+                    drawn = _restatements(reader, *of_it, ("ts", ge, points[0]["ts"]))
+                    restated = _corrected(points, drawn.get((row_id, metric), []))
                 return [Series(topic, session, row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
@@ -107,9 +110,9 @@ def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str
     found: dict[tuple[str, str], list[Row]] = {}
     if reader.exists(RESTATEMENTS):
         own = (("table", eq, AVERAGES), *conditions)
-        columns = (*_NAMES, *_PLACE, "revision", "average_before")
+        columns = (*_NAMES, *_PLACE, "revision", "average_before", "restated_at")
         rows = reader.table(RESTATEMENTS, *own, columns=columns, at_most=_BYTES).to_pylist()
-        for row in sorted(rows, key=itemgetter("revision")):
+        for row in sorted(rows, key=itemgetter("restated_at", "revision")):
             found.setdefault((row["row_id"], row["metric"]), []).append(row)
     return found
 

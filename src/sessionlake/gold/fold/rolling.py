@@ -209,6 +209,10 @@ class Times:
         """Which points it has not passed after it."""
         return ~self._passed(self.after, points)
 
+    def pending_before(self, older: Older) -> Bools:
+        """Keys of which points that are in no tail may have been pending before the batch."""
+        return older.some & (self._mark(self.before) < older.ts)
+
     def _passed(self, newest: Int64s, points: Points) -> Bools:
         known: Bools = newest[points.key] != _NEVER
         return known & (points.ts <= self._mark(newest)[points.key])
@@ -230,7 +234,7 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
     times = Times.of(tail, older, new, series.watermark_ms)
     line, too_old = _weave(tail, older, new)
     near = _near(line, times, series.last)
-    unproven = _unproven(line, older, too_old, near, series.last)
+    unproven = _unproven(line, older, too_old, near, series.last) | times.pending_before(older)
     averages, revision = _averages(line, near & ~unproven[line.points.key], times, series)
     # The rows of unproven keys are revised elsewhere.
     line = replace(

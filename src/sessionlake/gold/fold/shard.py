@@ -20,15 +20,19 @@ from sessionlake.gold.fold.pack import SEPARATOR, Chunks
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.state import GoldShardState, Owners, decode_states, encode_states
+from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
 from sessionlake.protocol.types import Int64s, Payloads
 
 _OF_TOPIC = -1  # in the place of a partition
+_APART = 120
 
 
-def tail_length(window: int) -> int:
-    """How many points of a key are kept: enough for a window, and for points late by half a window or so."""
-    return window + max(4, window // 2)
+def tail_length(series: RollingAverage) -> int:
+    """How many points of a key are kept: enough for a window, and for points late by half a window or so.
+
+    Across sessions, of which each comes at its own pace, by more.
+    """
+    return series.last + (max(4, series.last // 2) if series.of_session else max(_APART, series.last))
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,20 @@ class Kept:
 
     Attributes:
         made: which making of the table its states belong to; those of another are passed over.
-        floor: the latest event time in the table as it was made; None if it was empty.
+        held: what it was made of, as if that had been forgotten: `shard int, mark uint64, newest bigint`.
     """
 
     series: RollingAverage
     made: str = ""
-    floor: int | None = None
+    held: pa.Table | None = None
+
+    def begin(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
+        """The state of a shard before its first batch since the making."""
+        state = GoldShardState.empty(self.made, metrics)
+        if self.held is None:
+            return state
+        own = self.held.filter(pc.equal(self.held["shard"], shard)).sort_by("mark")
+        return replace(state, forgotten=Forgotten(own["mark"].to_numpy(), own["newest"].to_numpy()))
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,6 @@ class GoldFold:
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks."""
-        del shard
         found = Chunks.of(chunks)
         states = decode_states(state)
         held = {kept.series.name: states[kept.series.name] for kept in self.kept if kept.series.name in states}
@@ -70,21 +81,21 @@ class GoldFold:
         for kept in self.kept:
             name = kept.series.name
             if name in found.points:
-                held[name], made, new = self._folded(kept, held.get(name), found.points[name])
+                held[name], made, new = self._folded(kept, shard, held.get(name), found.points[name])
                 rows |= made
                 points += new
         out = [*found.products, *reported(found.read, points, rows)]
         return encode_states(held) if found.points else None, out
 
     def _folded(
-        self, kept: Kept, state: bytes | None, changes: pa.Table
+        self, kept: Kept, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, dict[str, tuple[RowRange, bytes]], int]:
         """One table's new state, its rows by their kinds, and the number of points."""
         series = kept.series
         before = GoldShardState.decode(state) if state else None
         if before is None or before.made != kept.made:
-            before = GoldShardState.empty(kept.made, self.metrics)
-        known, row = _admit(before.for_metrics(self.metrics), changes, kept)
+            before = kept.begin(shard, self.metrics)
+        known, row = _admit(before.for_metrics(self.metrics), changes, series)
         new, causes = self._points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
         new = new.under(code.reshape(-1))
@@ -97,7 +108,7 @@ class GoldFold:
             known.older.take(touched),
             new,
             series=series,
-            keep=tail_length(series.last),
+            keep=tail_length(series),
         )
         tail = Points.concat(known.tail.take(apart), found.tail.under(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
@@ -149,13 +160,13 @@ def _named_apart(points: pa.Table, series: RollingAverage) -> Sequence[pa.Chunke
     return [points[name] for name in sorted(series.keys, key="row_id".__eq__)]
 
 
-def _admit(state: GoldShardState, changes: pa.Table, kept: Kept) -> tuple[GoldShardState, Int64s]:
+def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
     """Gives the batch's owners and rows their places in the state.
 
     Returns:
         The state with them, and each change's row.
     """
-    owners, owner = _admit_owners(state, changes, kept)
+    owners, owner = _admit_owners(state, changes, series)
     rows, row = _codes(state.rows, changes["row"])
     of_row = np.concatenate([state.owner, np.zeros(len(rows) - len(state.rows), np.int64)])
     of_row[row] = owner
@@ -165,22 +176,15 @@ def _admit(state: GoldShardState, changes: pa.Table, kept: Kept) -> tuple[GoldSh
     return replace(state, owners=owners, rows=rows, owner=of_row, older=Older.concat(state.older, older)), row
 
 
-def _admit_owners(state: GoldShardState, changes: pa.Table, kept: Kept) -> tuple[Owners, Int64s]:
+def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[Owners, Int64s]:
     known = state.owners
     names, owner = _codes(known.name, changes["owner"])
     added = len(names) - len(known.name)
     back, floor = state.forgotten.find(names.slice(len(known.name)).to_pylist())
-    if kept.floor is not None:
-        # What the table was made of may hold these, too, unless a session begins here.
-        unknown = np.ones(len(names), np.bool_)
-        if kept.series.of_session:
-            unknown[owner[_ints(changes["position"]) == 0]] = False
-        unknown = unknown[len(known.name) :]
-        back, floor = back | unknown, np.where(unknown, np.maximum(floor, kept.floor), floor)
     never = np.full(added, np.iinfo(np.int64).min)
     partition = np.concatenate([known.partition, np.zeros(added, np.int64)])
     seen, newest = np.concatenate([known.seen, never]), np.concatenate([known.newest, never])
-    partition[owner] = _ints(changes["partition"]) if kept.series.of_session else _OF_TOPIC
+    partition[owner] = _ints(changes["partition"]) if series.of_session else _OF_TOPIC
     np.maximum.at(seen, owner, _ints(changes["kafka_ms"]))
     np.maximum.at(newest, owner, _ints(changes["ts"]))
     back, floor = np.concatenate([known.back, back]), np.concatenate([known.floor, floor])

@@ -75,14 +75,14 @@ class Forgotten:
         """Which of the owners are among these, and their latest event time."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
-        marks = _marks(names)
+        marks = marks_of(names)
         place = np.minimum(np.searchsorted(self.mark, marks), len(self.mark) - 1)
         found = self.mark[place] == marks
         return found, np.where(found, self.newest[place], 0)
 
     def add(self, names: list[str], newest: Int64s) -> Forgotten:
         """These and others together; of one forgotten twice the later time counts."""
-        mark, time = np.concatenate([self.mark, _marks(names)]), np.concatenate([self.newest, newest])
+        mark, time = np.concatenate([self.mark, marks_of(names)]), np.concatenate([self.newest, newest])
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
         last = np.ones(len(mark), np.bool_)
@@ -127,13 +127,16 @@ class GoldShardState:
         """
         if metrics == self.metrics:
             return self
-        missing = [name for name in self.metrics if name not in metrics]
+        held = np.zeros(len(self.older), np.bool_)
+        held[self.tail.key] = True
+        used = (held | self.older.some).reshape(-1, max(len(self.metrics), 1)).any(axis=0)
+        missing = [name for name, has in zip(self.metrics, used, strict=False) if has and name not in metrics]
         if missing:
             raise LakeError(
                 f"gold holds points of {', '.join(missing)}, which capture.columns no longer declares as numbers; "
                 f"declare them again. {LAST_RESORT}"
             )
-        place = np.array([metrics.index(name) for name in self.metrics], np.int64)
+        place = np.array([metrics.index(name) if name in metrics else -1 for name in self.metrics], np.int64)
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
         back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
@@ -221,7 +224,8 @@ def decode_states(content: bytes | None) -> dict[str, bytes]:
     return dict(found["states"]) if found.get("format") == STATES else {_FIRST: content}
 
 
-def _marks(names: list[str]) -> npt.NDArray[np.uint64]:
+def marks_of(names: list[str]) -> npt.NDArray[np.uint64]:
+    """Hashes of owners' names."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 

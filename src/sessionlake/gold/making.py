@@ -1,0 +1,91 @@
+"""A table of averages that was made anew: its states begin by what it holds, as if they had forgotten all of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+
+from sessionlake.config import Settings
+from sessionlake.gold.fold.pack import SEPARATOR
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.shard import Kept
+from sessionlake.gold.fold.state import marks_of
+from sessionlake.gold.recompute import version_read
+from sessionlake.lake.names import GOLD
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.streaming.checkpoint import write_whole
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+MADE = "sessionlake.made"
+"""Property of a table of averages: a name for when it was made anew last, to which states must belong."""
+
+
+def shard_of(series: RollingAverage, shards: int) -> Column:
+    """Where a change, or a row, of a series is folded: all of what is forgotten as a whole in one shard."""
+    from pyspark.sql import functions as F
+
+    return F.pmod(F.xxhash64(*map(quote, _owner(series))), F.lit(shards)).cast("int")
+
+
+def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame) -> None:
+    """Has the states begin anew by the table's rows."""
+    made = uuid4().hex[:12]
+    _store(settings, series, made, _held(series, settings.gold.shards, rows))
+    lake.set_property(spark, series.table, MADE, made)
+
+
+def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> Kept:
+    """The table, and how its states begin.
+
+    Raises:
+        LakeError: what gold has read cannot be told.
+    """
+    made = lake.storage.properties(spark, series.table).get(MADE, "")
+    if made and version_read(settings) is None:
+        # Gold begins anew, with tables that are empty.
+        lake.set_property(spark, series.table, MADE, "")
+        return Kept(series)
+    if not made:
+        return Kept(series)
+    file = _file(settings, series, made)
+    if file.exists():
+        return Kept(series, made, read_ipc(file.read_bytes()))
+    # Rows that came since do no harm: their shards have states already.
+    held = _held(series, settings.gold.shards, lake.read(spark, series.table))
+    _store(settings, series, made, held)
+    return Kept(series, made, held)
+
+
+def _owner(series: RollingAverage) -> tuple[str, ...]:
+    """The columns of what is forgotten as a whole."""
+    return ("topic", "session_id") if series.of_session else tuple(name for name in series.keys if name != "metric")
+
+
+def _held(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
+    from pyspark.sql import functions as F
+
+    owner = [*map(quote, _owner(series))]
+    name = F.concat_ws(SEPARATOR, *owner).alias("name")
+    newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
+    found = newest.select(shard_of(series, shards).alias("shard"), name, "newest").toArrow()
+    mark = pa.array(marks_of(found["name"].to_pylist()), pa.uint64())
+    return found.drop_columns(["name"]).append_column("mark", mark).combine_chunks()
+
+
+def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table) -> None:
+    file = _file(settings, series, made)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for older in file.parent.glob(f"{series.name}.*"):
+        older.unlink()
+    write_whole(file, write_ipc(held))
+
+
+def _file(settings: Settings, series: RollingAverage, made: str) -> Path:
+    return Path(f"{settings.checkpoint(GOLD)}.made") / f"{series.name}.{made}.arrow"
