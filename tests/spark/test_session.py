@@ -14,10 +14,14 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from sessionlake.commands.query import fetch
 from sessionlake.config import Settings
+from sessionlake.lake.names import RULES
+from sessionlake.lake.tables import Lake
 from sessionlake.laptop.jars import cache_folder
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.spark import spark_session
+from support.lakes import write_rows
 
 # Starts a session, says the ids of the processes below it, and then does as the test wants.
 _PROGRAM = """
@@ -245,3 +249,14 @@ def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, 
     assert time.monotonic() - sent < 5
     assert pids
     assert _gone(pids, 1)
+
+
+def test_a_name_in_a_session_is_the_table_of_the_home_that_is_asked_about(spark: Any, tmp_path: Path) -> None:
+    for place in ("one", "other", "one"):
+        settings = Settings(home=tmp_path / place)
+        lake = Lake(settings)
+        lake.ensure(spark, [RULES])
+        if not lake.last_commit(spark, RULES).version:
+            rows = [{"name": place, "text": "", "enabled": True, "updated_at": None}]
+            write_rows(spark, lake, RULES, rows)
+        assert fetch(spark, settings, "SELECT name FROM gold.rules")[1] == [(place,)]

@@ -178,8 +178,12 @@ class Folders(Storage):
         """See `Storage`."""
         for table in tables:
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
-            if not spark.catalog.tableExists(table):
-                spark.catalog.createTable(table, path=str(self.path(table)), source="delta")
+            place, noted = str(self.path(table)), f"sessionlake.registered.{table}"
+            if spark.conf.get(noted, None) != place:
+                # Of another home, if any: the name goes, the folder stays.
+                spark.sql(f"DROP TABLE IF EXISTS {'.'.join(map(quote, table.split('.')))}")
+                spark.catalog.createTable(table, path=place, source="delta")
+                spark.conf.set(noted, place)
 
     def delta(self, spark: SparkSession, table: str) -> DeltaTable:
         """See `Storage`."""

@@ -73,9 +73,10 @@ def stop_spark() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        session.stop()
+    context = SparkContext._active_spark_context  # noqa: SLF001
+    if context is not None and context._jvm is not None:  # noqa: SLF001
+        # A thread that has begun no session has none that is active.
+        (SparkSession.getActiveSession() or context).stop()
     # Else the next session would look for the JVM that is gone; pyspark has no public way to say so.
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
     if gateway is not None:
