@@ -79,6 +79,13 @@ def in_force(reader: TableReader, declared: Declared) -> list[Taken]:
     return sorted(found, key=lambda one: one.name)
 
 
+def forget(spark: SparkSession, lake: Lake) -> None:
+    """Has gold take all rules as new with its next batch that evaluates any: they are held against all that is stored."""
+    if lake.exists(spark, RULE_STATUS):
+        replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
+        replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
+
+
 class RuleBook:
     """Follows `gold.rules` batch by batch.
 
