@@ -354,6 +354,14 @@ def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> N
     assert isinstance(read_text("a", text, DECLARED), Problem)
 
 
+def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
+    refused = read_text("a", "when: max(price) over 1 min > 3\nname: b\n", DECLARED)
+    assert str(refused) == "2:7: rule a: name: its row has another one, a: leave it out"
+    kept = read_text("a", "when: max(price) over 1 min > 3\nname: a\n", DECLARED)
+    assert isinstance(kept, Rule)
+    assert kept.name == "a"
+
+
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:
     text = "rules: [{name: a, by: [who], when: 'price > 1\n\n then deleted within 1 h'}]"
     [written], _ = read_file(text, DECLARED)
