@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,15 +108,13 @@ class _Span:
 
     Attributes:
         topics: None: keys are across topics.
-        before: None: they have looked at nothing yet.
-        passed: what stream time had passed, whether or not they have looked at it.
+        before: None: nothing was there yet.
     """
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None
     before: int | None
     after: int
-    passed: int | None
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,11 @@ def changed(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: St
     found: list[Row] = []
     for rules, fresh in ((known, False), (new, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
-        for span in _spans(flat, batch, fresh=fresh):
-            found += _of_conditions(span, batch, stored)
+        if fresh:
+            found += _of_new_conditions(flat, batch, stored)
+        else:
+            for span in _spans(flat, batch):
+                found += _of_conditions(span, batch, stored)
         found += _of_patterns([rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, fresh=fresh)
     return found
 
@@ -156,14 +158,14 @@ def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None
     return max((time for name, time in times.items() if rule.reads(name)), default=None)
 
 
-def _spans(rules: Sequence[Rule], batch: Batch, *, fresh: bool) -> Iterator[_Span]:
+def _spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_Span]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
     for topic, after in batch.after.items():
         if any(rule.reads(topic) for rule in single):
             topics.setdefault((_minute(batch.before.get(topic)), after // MINUTE_MS), set()).add(topic)
     for (before, after), names in topics.items():
-        yield _Span(tuple(single), frozenset(names), None if fresh else before, after, before)
+        yield _Span(tuple(single), frozenset(names), before, after)
     groups: dict[tuple[int | None, int], list[Rule]] = {}
     for rule in across:
         after_ms = stream_time(rule, None, batch.after)
@@ -171,7 +173,7 @@ def _spans(rules: Sequence[Rule], batch: Batch, *, fresh: bool) -> Iterator[_Spa
             times = _minute(stream_time(rule, None, batch.before)), after_ms // MINUTE_MS
             groups.setdefault(times, []).append(rule)
     for (before, after), some in groups.items():
-        yield _Span(tuple(some), None, None if fresh else before, after, before)
+        yield _Span(tuple(some), None, before, after)
 
 
 def _minute(ms: int | None) -> int | None:
@@ -190,15 +192,40 @@ def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
             return inside and (keys is None or alert.key in keys)
 
         truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
-        since = -_NEVER if span.before is None else task.first * MINUTE_MS
-        rows = stored.log(sorted(names), since, task.last * MINUTE_MS)
+        rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
         held = net(rows, lambda alert, names=names: alert.rule in names and wanted(alert))  # type: ignore[misc]
         for one in difference(truth, held):
             rule = names[one.alert.rule]
-            late = span.passed is not None and one.alert.at_ms <= span.passed * MINUTE_MS
-            cause = Cause.OTHER_RULE if span.before is None and late else Cause.LATE_DATA if late else Cause.ON_TIME
-            ts = _late_slice(one.alert, rule, batch.touched) if cause is Cause.LATE_DATA else None
-            yield Row(one, rule, late, cause, ts)
+            yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched))
+
+
+def _of_new_conditions(rules: Sequence[Rule], batch: Batch, stored: Stored) -> Iterator[Row]:
+    """Held against the whole log of their names: a former version may have had other topics and keys."""
+    truth: dict[Alert, Grounds] = {}
+    for span in _spans(rules, batch):
+        for task in _tasks(replace(span, before=None), batch.touched):
+            found = _evaluated(task, stored)
+            truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
+    names = {rule.name: rule for rule in rules}
+    held = net(stored.log(sorted(names), -_NEVER, _NEVER), lambda alert: alert.rule in names) if names else ()
+    for one in difference(truth, held):
+        yield _row(one, names[one.alert.rule], batch, None)
+
+
+def _row(one: Logged, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> Row:
+    """A row of the log, and why.
+
+    Args:
+        late_ts: what tells the late event's time; None: the rule is new.
+    """
+    passed = stream_time(rule, one.alert.key[0], batch.before)
+    # What is taken back of a former version was passed, whatever the topics that this one reads.
+    late = (late_ts is None and one.retracted) or (passed is not None and one.alert.at_ms <= passed)
+    if not late:
+        return Row(one, rule, late, Cause.ON_TIME, None)
+    if late_ts is None:
+        return Row(one, rule, late, Cause.OTHER_RULE, None)
+    return Row(one, rule, late, Cause.LATE_DATA, late_ts())
 
 
 def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
@@ -286,11 +313,7 @@ def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: 
         truth = {alert: grounds for alert, grounds in truth.items() if scope.wanted(alert)}
         held = net(rows.get(rule.name, []), scope.wanted)
         for one in difference(truth, held):
-            passed = stream_time(rule, one.alert.key[0], batch.before)
-            late = passed is not None and one.alert.at_ms <= passed
-            cause = Cause.OTHER_RULE if fresh and late else Cause.LATE_DATA if late else Cause.ON_TIME
-            ts = _late_event(one.alert, rule, batch.matches) if cause is Cause.LATE_DATA else None
-            yield Row(one, rule, late, cause, ts)
+            yield _row(one, rule, batch, None if fresh else partial(_late_event, one.alert, rule, batch.matches))
 
 
 @dataclass(frozen=True)
