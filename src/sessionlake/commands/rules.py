@@ -112,7 +112,7 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     declared = declared_in(settings)
     if not reader.exists(RULES):
         raise UsageError("there is no history to hold rules against: `sessionlake run gold` begins it")
-    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader)
+    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader, declared)
     tried = [one.rule for one in rules]
     events = [event for rule in tried if isinstance(rule.tree, Pattern) for event in events_of(rule)]
     matches = events_in(reader, list(dict.fromkeys(events)), declared) if events else MATCH.empty_table()

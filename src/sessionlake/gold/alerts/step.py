@@ -16,7 +16,7 @@ from sessionlake.config import Settings
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
-from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_times, moment, times_of_all
+from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.fold.outputs import read_rows, unpack
 from sessionlake.gold.fold.pack import ReadChanges
@@ -28,7 +28,7 @@ from sessionlake.gold.rules.tree import MINUTE_MS, Pattern
 from sessionlake.lake.commit import append, merge, replace_rows
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
-from sessionlake.lake.reading import Condition
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -63,7 +63,7 @@ class RuleStep:
         fresh = {one.name for one in taken if one.batch == txn.version}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._matched(spark, known, new, read, txn)
-        batch = self._batch(spark, folded, matches, begun=bool(known))
+        batch = self._batch(spark, folded, read, matches, begun=bool(known))
         rows = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
             *self._log(spark, [row for row in rows if row.rule.name not in fresh], txn, txn),
@@ -73,7 +73,9 @@ class RuleStep:
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
-    def _batch(self, spark: SparkSession, folded: Folded, matches: pa.Table, *, begun: bool) -> Batch:
+    def _batch(
+        self, spark: SparkSession, folded: Folded, read: ReadChanges, matches: pa.Table, *, begun: bool
+    ) -> Batch:
         """What the batch brought.
 
         Args:
@@ -82,11 +84,20 @@ class RuleStep:
         reader = self._lake.reader(spark)
         before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
         points = _rows(folded, METRICS_1M, (*_SERIES, START, "_first_ts", "_last_ts"))
-        texts = _rows(folded, DISTINCT_VALUES, ("topic", "last_ts"))
-        after = _moved(before, points, texts) if begun or before else times_of_all(reader)
+        after = self._moved(reader, before, folded, points, read) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
         touched = points.select(list(_SERIES)).append_column("end", ends).append_column("ts", points["_first_ts"])
         return Batch(before if begun else before or after, after, touched, matches)
+
+    def _moved(
+        self, reader: TableReader, before: StreamTimes, folded: Folded, points: pa.Table, read: ReadChanges
+    ) -> StreamTimes:
+        after = dict(before)
+        merge_times(after, points, "_last_ts")
+        texts = _rows(folded, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
+        if texts.num_rows:
+            merge_text_times(after, [texts], reader, self._declared, *_read_by(read))
+        return after
 
     def _matched(
         self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn
@@ -97,11 +108,11 @@ class RuleStep:
         """
         if read.last is None or read.first is None:
             return MATCH.empty_table()
-        reader, until = self._lake.reader(spark), ("_batch", operator.le, read.last)
+        reader, (begin, until) = self._lake.reader(spark), _read_by(read)
         had = _events(known)
         found = []
         wanted: tuple[tuple[list[Event], list[Condition], Txn], ...] = (
-            (had, [("_batch", operator.ge, read.first), until], txn),
+            (had, [begin, until], txn),
             ([event for event in _events(new) if event not in had], [until], txn.second),
         )
         for events, conditions, own in wanted:
@@ -123,11 +134,9 @@ def _events(rules: Iterable[Rule]) -> list[Event]:
     return list(dict.fromkeys(one for rule in rules if isinstance(rule.tree, Pattern) for one in events_of(rule)))
 
 
-def _moved(before: StreamTimes, points: pa.Table, texts: pa.Table) -> StreamTimes:
-    after = dict(before)
-    merge_times(after, points, "_last_ts")
-    merge_times(after, texts, "last_ts")
-    return after
+def _read_by(read: ReadChanges) -> tuple[Condition, Condition]:
+    """Changes of silver's batches that a batch has read, perhaps a part of one of them."""
+    return ("_batch", operator.ge, read.first), ("_batch", operator.le, read.last)
 
 
 def _rows(folded: Folded, product: Product, columns: Sequence[str]) -> pa.Table:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
 from sessionlake.gold.rules.batch import Asked, Stored, StreamTimes
@@ -27,6 +27,7 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 _NAMED = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SERIES = ("topic", "session_id", "row_id", "metric")
+_MARKS = ("topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set")
 
 
 def moment(ms: int) -> datetime:
@@ -97,20 +98,45 @@ class StoredInLake(Stored):
             yield Alert(row["rule"], (topic, session, row_id, value), at, event), retracted
 
 
-def times_of_all(reader: TableReader) -> StreamTimes:
+def times_of_all(reader: TableReader, declared: Declared) -> StreamTimes:
     """Stream time of every topic, from what gold has read."""
     found: dict[str, int] = {}
-    for table, name in ((METRICS_1D.table, "_last_ts"), (DISTINCT_VALUES, "last_ts")):
-        for batch in reader.batches(table, columns=["topic", name]):
-            merge_times(found, pa.Table.from_batches([batch]), name)
+    for batch in reader.batches(METRICS_1D.table, columns=["topic", "_last_ts"]):
+        merge_times(found, pa.Table.from_batches([batch]), "_last_ts")
+    texts = reader.batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
+    merge_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
     return found
+
+
+def merge_text_times(
+    times: dict[str, int],
+    parts: Iterable[pa.Table],
+    reader: TableReader,
+    declared: Declared,
+    *conditions: Condition,
+) -> None:
+    """Takes event times of texts into the stream times of their topics, but none that a timestamp cannot tell.
+
+    Args:
+        parts: rows of `gold.distinct_values`.
+        conditions: which changes they are of. These are read where rows do not tell what came before such a time.
+    """
+    unknown = False
+    for rows in parts:
+        first, last = rows["first_ts"].to_numpy(), rows["last_ts"].to_numpy()
+        merge_times(times, rows.filter(pa.array((last >= FIRST_MS) & (last <= LAST_MS))), "last_ts")
+        unknown = unknown or bool(((first <= LAST_MS) & (last > LAST_MS)).any())
+    if unknown:
+        within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
+        for batch in reader.batches(CHANGES, *conditions, *within, columns=[*_MARKS, *declared.texts]):
+            changes = _changes(pa.Table.from_batches([batch]), declared, declared.texts)
+            merge_times(times, TEXTS.events(changes, declared), "ts")
 
 
 def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
     """Takes event times into the stream times of their topics."""
     for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(name, "max")]).columns, strict=True):
-        time = min(ts.as_py(), LAST_MS)
-        times[topic.as_py()] = max(time, times.get(topic.as_py(), time))
+        times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
 def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, *conditions: Condition) -> pa.Table:
@@ -121,9 +147,8 @@ def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, 
     """
     columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
     columns |= {event.column for event in events if event.column is not None}
-    marks = ["topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set"]
     found = [MATCH.empty_table()]
-    for batch in reader.batches(CHANGES, *conditions, columns=[*marks, *sorted(columns)]):
+    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *sorted(columns)]):
         changes = _changes(pa.Table.from_batches([batch]), declared, columns)
         found += [event.matches(changes, declared) for event in events]
     return pa.concat_tables(found)
