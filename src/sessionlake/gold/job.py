@@ -82,10 +82,12 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         forget(spark, lake)
+    others = whole(spark, lake, tables_of(settings))
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        others = whole(spark, lake, tables_of(settings))
         _started(spark, lake, settings, others, once=True).wait()
-    return {table.table: make_anew(spark, lake, settings, table) for table in tables}
+    made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
+    note_kept_up(spark, lake, [*others, *tables])
+    return made
 
 
 def _checked(spark: SparkSession, settings: Settings) -> Lake:
