@@ -23,7 +23,18 @@ from sessionlake.gold.rules.document import Problem, read_file, read_text
 from sessionlake.gold.rules.patterns import MATCH, events_of
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
 from sessionlake.gold.rules.slices import Slices, gathered
-from sessionlake.gold.rules.tree import AllOf, AnyOf, Compared, Deleted, FieldIs, Not, Pattern, PatternKind, Window
+from sessionlake.gold.rules.tree import (
+    AllOf,
+    AnyOf,
+    Compared,
+    Deleted,
+    FieldIs,
+    Not,
+    Pattern,
+    PatternKind,
+    Selection,
+    Window,
+)
 
 MINUTE = 60_000
 DECLARED = Declared(("price", "qty"), ("status", "who"))
@@ -362,6 +373,19 @@ def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
     assert kept.name == "a"
 
 
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [("(?=a).*", "Invalid regular expression: invalid perl operator: (?="), ("a)|(b", "Invalid regular expression:"),
+     (r"\Qa", "Invalid regular expression:"), ("a" * 1001, "String should have at most 1000 characters")],
+)  # fmt: skip
+def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason: str) -> None:
+    refused = read_text("a", f"when: max(price) over 1 min > 1\ntopics: '{expression}'", DECLARED)
+    assert isinstance(refused, Problem)
+    assert refused.reason.startswith(f"topics: {reason}")
+    hard = Selection("(([a-z]+[.]?)+)+!|b")
+    assert [topic for topic in ("capture." * 999, "b", "ab", "b\n") if hard.has_topic(topic)] == ["b"]
+
+
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:
     text = "rules: [{name: a, by: [who], when: 'price > 1\n\n then deleted within 1 h'}]"
     [written], _ = read_file(text, DECLARED)
@@ -417,3 +441,23 @@ def test_a_changed_rule_keeps_the_alerts_that_both_bear() -> None:
         (3, "raised", True, True, Cause.OTHER_RULE, None),
         (5, "raised", False, True, Cause.OTHER_RULE, None),
     ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"topics": "b"}, {"topics": "neither"}, {"by": ["topic"], "topics": "b"}, {"by": ["session_id"]},
+     {"when": "price > 3 then price < 2 within 1 h"}],
+)  # fmt: skip
+def test_what_a_former_version_said_of_other_topics_and_keys_is_retracted(other: dict[str, Any]) -> None:
+    memory, when = Memory(), "max(price) over 1 min > 3"
+    former = rule("high", when, topics="a")
+    changes = [point(0, 9.0), point(10 * MINUTE, 1.0, 1), point(0, 9.0, 2) | {"topic": "b"}]
+    memory.take_in(changes, [former])
+    assert len(logged(memory.rows, former)) == 2
+    later = [point(11 * MINUTE, 1.0, 3), point(11 * MINUTE, 1.0, 4) | {"topic": "b"}]
+    present = rule("high", **({"when": when} | other))
+    memory.take_in(later, [present])
+    assert logged(memory.rows, present) == by_hand(present, changes + later)
+    retracted = [row for row in memory.rows if row.logged.retracted]
+    assert {(row.late, row.cause) for row in retracted} == {(True, Cause.OTHER_RULE)}
+    assert len(retracted) == 2
