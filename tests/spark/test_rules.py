@@ -30,6 +30,8 @@ TEXTS = {
     "stuck": "when: status != 'out' and not price < 0 not followed by status = 'out' or deleted within 6 min",
 }
 
+SINCE = "{since: 1970-01-01T00:10:00Z, "
+
 
 @pytest.fixture
 def feed(spark, location) -> Feed:
@@ -64,14 +66,14 @@ def stream(seed: int, count: int) -> list[Change]:
 
 
 def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    """Late by minutes and hours, or of no year; a rule is bad, one is new, one changes, one batch is too large for the
-    driver, and a table that rules read is made anew beside one.
+    """Late by minutes and hours, or of no year; a rule is bad, two change, one of them to look further back for events;
+    one batch is too large for the driver, and a table that rules read is made anew beside one.
     """
     changes = stream(1, 100)
-    write_rules(feed, {**TEXTS, "bad": "when: max(nothing) over 2 min > 3", "long": "when: sum(price) over 9 h > 1"})
+    first = TEXTS | {"bad": "when: max(nothing) over 2 min > 3", "soon": f"{SINCE}{TEXTS['in_out'][1:]}"}
+    write_rules(feed, first | {"long": "when: sum(price) over 9 h > 1", "in_out": first["soon"]})
     feed.write(changes[:40]).run()
-    late = TEXTS | {"bad": "when: max(nothing) over 2 min > 3"}
-    write_rules(feed, late)
+    write_rules(feed, first)
     no_time = [change("s", "r", 300 + i, 10**17, **one) for i, one in enumerate(({"price": 9.0}, {"status": "in"}))]
     feed.write([*changes[40:70], *no_time]).run()
     limit(monkeypatch, inline_bytes=0)
@@ -79,7 +81,7 @@ def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed
     assert require_exact(feed) > 50
     status = {row["rule"]: (row["error"], row["taken_by"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
     assert status.pop("bad") == ("line 1, column 11: nothing is no number column: there is price, qty", 0)
-    assert status == {name: (None, int(name == "long")) for name in TEXTS}
+    assert status == {name: (None, int(name in {"long", "in_out"})) for name in (*TEXTS, "soon")}
     causes = {(row["event"], row["cause"]) for row in rows_of(feed.spark, feed.lake, RULE_EVENTS)}
     assert {("raised", "late data"), ("retracted", "late data"), ("retracted", "new or changed rule")} <= causes
     feed.write([change("s", "r", 200, 99 * MINUTE, price=4.0, status="in")])

@@ -20,7 +20,7 @@ from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import Alert, Cause, net
 from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
 from sessionlake.gold.rules.document import Problem, read_file, read_text
-from sessionlake.gold.rules.patterns import MATCH, events_of
+from sessionlake.gold.rules.patterns import MATCH, events_of, sought
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
 from sessionlake.gold.rules.slices import Slices, gathered
 from sessionlake.gold.rules.tree import (
@@ -35,6 +35,7 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Window,
 )
+from sessionlake.protocol.columns import FIRST_MS
 
 MINUTE = 60_000
 DECLARED = Declared(("price", "qty"), ("status", "who"))
@@ -104,7 +105,7 @@ class Memory(Stored):
         self.rows: list[Row] = []
         self.times: dict[str, int] = {}
         self.known: list[Rule] = []
-        self.asked = 0
+        self.reached_back: int | None = None
 
     def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[Row]:
         table = pa.Table.from_pylist(changes, SCHEMA)
@@ -146,6 +147,7 @@ class Memory(Stored):
         return gathered(parts(), asked.columns, asked.keys)
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+        self.reached_back = since_ms
         kept = [
             row
             for row in self.events.to_pylist()
@@ -461,3 +463,25 @@ def test_what_a_former_version_said_of_other_topics_and_keys_is_retracted(other:
     retracted = [row for row in memory.rows if row.logged.retracted]
     assert {(row.late, row.cause) for row in retracted} == {(True, Cause.OTHER_RULE)}
     assert len(retracted) == 2
+
+
+def test_what_patterns_look_for_reaches_back_as_far_as_the_one_that_reaches_furthest() -> None:
+    day = 24 * 60 * MINUTE
+    soon = rule("soon", "price > 3 then status = 'out' within 1 h", since="1970-01-02T00:00:00Z")
+    slow = rule("slow", "status = 'out' not followed by deleted within 2 h", since="1970-01-02T00:00:00Z")
+    ever = rule("ever", "deleted without price > 3 before it", since="1970-01-02T00:00:00Z")
+    (price, out), gone = events_of(soon), events_of(slow)[1]
+    assert sought([soon, slow]) == {price: day - 60 * MINUTE, out: day - 120 * MINUTE, gone: day - 120 * MINUTE}
+    assert sought([soon, slow, ever]) == {price: FIRST_MS, out: day - 120 * MINUTE, gone: FIRST_MS}
+    memory = Memory()
+    memory.take_in([point(2 * day, 9.0), point(3 * day, 9.0)], [soon])
+    assert memory.reached_back == day - 60 * MINUTE
+
+
+def test_events_keep_the_names_under_which_they_are_stored() -> None:
+    """Whatever becomes of the classes: matches under another name would not be found."""
+    first, second = events_of(rule("a", "not (price > 3 and qty != 1) then any(deleted, status = 'it''s') within 1 h"))
+    assert (first.id, second.id) == ("4753873cceb7", "a764cd5effd6")
+    third, fourth = events_of(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
+                                   sources={"a": {"topics": r"a\\.*", "rows": ["r", "q"]}}))  # fmt: skip
+    assert (third.id, fourth.id) == ("96d9be3a9a7c", "6f8e69bee159")

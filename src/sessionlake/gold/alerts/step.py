@@ -22,9 +22,9 @@ from sessionlake.gold.fold.outputs import read_rows, unpack
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED
 from sessionlake.gold.rules.batch import Batch, Row, StreamTimes, changed
-from sessionlake.gold.rules.patterns import MATCH, Event, events_of
+from sessionlake.gold.rules.patterns import MATCH, sought
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import MINUTE_MS, Pattern
+from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.lake.commit import append, merge, replace_rows
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
@@ -102,22 +102,20 @@ class RuleStep:
     def _matched(
         self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn
     ) -> pa.Table:
-        """Keeps the changes that are events: of the batch, and for events that nobody looked for before, of all.
+        """Keeps the changes that are events: of the batch, and for events that nobody looked for so far back, of all.
 
         A batch may have read a part of silver's: all of that is looked at, and what comes twice is kept once.
         """
         if read.last is None or read.first is None:
             return MATCH.empty_table()
         reader, (begin, until) = self._lake.reader(spark), _read_by(read)
-        had = _events(known)
+        had = sought(known)
+        wider = {event: since for event, since in sought(new).items() if event not in had or since < had[event]}
+        back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
-        wanted: tuple[tuple[list[Event], list[Condition], Txn], ...] = (
-            (had, [begin, until], txn),
-            ([event for event in _events(new) if event not in had], [until], txn.second),
-        )
-        for events, conditions, own in wanted:
+        for events, conditions, own in ((had, (begin, until), txn), (wider, (back_to, until), txn.second)):
             if events:
-                rows = events_in(reader, events, self._declared, *conditions)
+                rows = events_in(reader, list(events), self._declared, *conditions)
                 if rows.num_rows:
                     merge(spark, self._lake, RULE_MATCHES, rows, _MATCHED, own)
                 found.append(rows)
@@ -128,10 +126,6 @@ class RuleStep:
             return []
         append(spark, self._lake, RULE_EVENTS, _logged(rows, txn.version), own)
         return [TableOutput(RULE_EVENTS, self._lake.last_commit(spark, RULE_EVENTS).version, len(rows))]
-
-
-def _events(rules: Iterable[Rule]) -> list[Event]:
-    return list(dict.fromkeys(one for rule in rules if isinstance(rule.tree, Pattern) for one in events_of(rule)))
 
 
 def _read_by(read: ReadChanges) -> tuple[Condition, Condition]:

@@ -304,7 +304,7 @@ def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: 
     back = max((_within(rule) for rule in scopes), default=0)
     matches = stored.matches(ids, None if since - back <= -_NEVER // 2 else since - back)
     rows: dict[str, list[tuple[Alert, bool]]] = {}
-    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), since, _NEVER):
+    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), -_NEVER if fresh else since, _NEVER):
         rows.setdefault(alert.rule, []).append((alert, retracted))
     for rule, scope in scopes.items():
         single = "topic" in rule.by
@@ -326,7 +326,7 @@ class _Scope:
 
 def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
     if fresh:
-        return _Scope(-_NEVER // 2, lambda _: True)
+        return _Scope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
     by = tuple(VALUE if name == rule.column else name for name in rule.by)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _rows(_matches_of(rule, batch.matches)):
