@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.aggregate.standard import METRICS_1H, METRICS_1M
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import Alert, Cause, net
 from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
@@ -45,6 +45,7 @@ SCHEMA = pa.schema(
     + [("value:0", pa.float64()), ("value:1", pa.float64()), ("text:0", pa.string()), ("text:1", pa.string())]
     + [("deleted", pa.bool_())]
 )
+TIERS = {1: METRICS_1M, 60: METRICS_1H, 1440: METRICS_1D}
 Change = dict[str, Any]
 ORDER = ("ts", "position", "ordinal", "topic", "session_id", "row_id")
 
@@ -63,6 +64,7 @@ CONDITIONS = [
          by=["row_id"], sources={"a": {"topics": "a"}, "b": {"topics": "b"}}),
     rule("last", "last(price) over 6 min > first(price) over 6 min"
          " and all(min(qty) over 1 h < 3, 2 > count(qty) over 9 min)"),
+    rule("days", "sum(price) over 4 days > 2 and max(qty) over 50 h > 1", by=["topic"]),
     rule("since", "count(qty) over 61 min > 1", by=["session_id"], since="1970-01-01T01:00:00Z"),
 ]  # fmt: skip
 PATTERNS = [
@@ -77,6 +79,7 @@ RULES = [*CONDITIONS, *PATTERNS]
 
 VALUES = st.none() | st.integers(-2, 5).map(float) | st.sampled_from([0.1, 1e16, -1e16])
 TIMES = st.integers(0, 40).map(lambda n: n * 37_000) | st.integers(-2, 9).map(lambda n: n * 41 * MINUTE)
+TIMES |= st.integers(-3, 9).map(lambda n: n * 1017 * MINUTE)
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from("ab"), st.sampled_from("st"), st.sampled_from("rq"), TIMES, VALUES, VALUES,
@@ -99,7 +102,7 @@ class Memory(Stored):
     """The tables in memory, kept up as gold's job does."""
 
     def __init__(self) -> None:
-        self.tiers = {product.name: product.schema().empty_table() for product in (METRICS_1M, METRICS_1H)}
+        self.tiers = {product.name: product.schema().empty_table() for product in TIERS.values()}
         self.changes = SCHEMA.empty_table()
         self.events = MATCH.empty_table()
         self.rows: list[Row] = []
@@ -110,7 +113,8 @@ class Memory(Stored):
     def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[Row]:
         table = pa.Table.from_pylist(changes, SCHEMA)
         part = METRICS_1M.of_changes(table, DECLARED)
-        for product, rows in ((METRICS_1M, part), (METRICS_1H, METRICS_1H.of_finer(part))):
+        for product in TIERS.values():
+            rows = part if product.below is None else product.of_finer(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
         events = {event for one in rules if isinstance(one.tree, Pattern) for event in events_of(one)}
         matches = pa.concat_tables([MATCH.empty_table(), *(e.matches(table, DECLARED) for e in events)])
@@ -132,16 +136,16 @@ class Memory(Stored):
         self.rows += rows
         return rows
 
-    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
-        del topics
+    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+        del topics, keys
         days = (ends(self.tiers[METRICS_1M.name], 1) - 1) // 1440 * 1440
         return dict.fromkeys(days.tolist(), 9)
 
     def slices(self, asked: Asked) -> Slices:
         def parts() -> Iterator[tuple[int, pa.Table]]:
-            for product, length, ranges in ((METRICS_1M, 1, asked.minutes), (METRICS_1H, 60, [asked.hours or (0, 0)])):
+            for length, product in TIERS.items():
                 end = ends(self.tiers[product.name], length)
-                for low, high in ranges:
+                for low, high in asked.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
         return gathered(parts(), asked.columns, asked.keys)
@@ -485,3 +489,23 @@ def test_events_keep_the_names_under_which_they_are_stored() -> None:
     third, fourth = events_of(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
                                    sources={"a": {"topics": r"a\\.*", "rows": ["r", "q"]}}))  # fmt: skip
     assert (third.id, fourth.id) == ("96d9be3a9a7c", "6f8e69bee159")
+
+
+def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> None:
+    """Of ten thousand dense series, a thousand slices each are read at once, days in the middle."""
+    long, read = rule("long", "avg(price) over 366 d > 1"), []
+
+    class Dense(Memory):
+        def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+            del topics, keys
+            return {day * 1440: 10_000 for day in range(370)}
+
+        def slices(self, asked: Asked) -> Slices:
+            read.append(sum((high - low) // n for n, spans in asked.ends.items() for low, high in spans))
+            return super().slices(asked)
+
+    memory, until = Dense(), 370 * 1440 * MINUTE
+    memory.take_in([point(until, 1.0)], [long])
+    memory.take_in([point(until + MINUTE, 1.0)], [long])
+    assert len(read) > 100
+    assert max(read) <= 1000

@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
 from sessionlake.gold.rules.batch import Asked, Stored, StreamTimes
 from sessionlake.gold.rules.patterns import MATCH, Event
-from sessionlake.gold.rules.slices import HOUR, Slices, gathered
+from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.lake.reading import Condition, TableReader, among
@@ -27,6 +27,7 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 _NAMED = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SERIES = ("topic", "session_id", "row_id", "metric")
+_TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
 _MARKS = ("topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set")
 
 
@@ -46,10 +47,11 @@ class StoredInLake(Stored):
 
     reader: TableReader
 
-    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
+    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         """See `Stored`."""
         found: dict[int, int] = {}
-        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START]).items():
+        conditions = _conditions(topics, keys)
+        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
                 day = milliseconds_at(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
@@ -57,24 +59,17 @@ class StoredInLake(Stored):
 
     def slices(self, asked: Asked) -> Slices:
         """See `Stored`."""
-        hours = [] if asked.hours is None else [asked.hours]
-        tiers = ((METRICS_1M.table, 1, asked.minutes), (METRICS_1H.table, HOUR, hours))
-        return gathered(self._rows(asked, tiers), asked.columns, asked.keys)
+        return gathered(self._rows(asked), asked.columns, asked.keys)
 
-    def _rows(
-        self, asked: Asked, tiers: Iterable[tuple[str, int, Sequence[tuple[int, int]]]]
-    ) -> Iterator[tuple[int, pa.Table]]:
-        conditions = [] if asked.topics is None else _among("topic", sorted(asked.topics))
-        if asked.keys is not None:
-            for name in asked.keys.column_names:
-                conditions += _among(name, pc.unique(asked.keys[name]).to_pylist())
-        for table, length, ranges in tiers:
+    def _rows(self, asked: Asked) -> Iterator[tuple[int, pa.Table]]:
+        conditions = _conditions(asked.topics, asked.keys)
+        for length, ranges in asked.ends.items():
             for low, high in ranges:
                 if low >= high:
                     continue
                 within = ((START, operator.ge, _at(low)), (START, operator.lt, _at(high)))
                 columns = [*_SERIES, START, *asked.columns]
-                for batch in self.reader.batches(table, *within, *conditions, columns=columns):
+                for batch in self.reader.batches(_TIERS[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
                     if asked.topics is not None and len(asked.topics) > _NAMED:
                         rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(asked.topics))))
@@ -176,6 +171,15 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.T
 def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     found = [pa.Table.from_batches([batch]).cast(MATCH) for batch in batches]
     return pa.concat_tables([MATCH.empty_table(), *found])
+
+
+def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
+    """Those that all slices of these topics and keys meet."""
+    conditions = [] if topics is None else _among("topic", sorted(topics))
+    if keys is not None:
+        for name in keys.column_names:
+            conditions += _among(name, pc.unique(keys[name]).to_pylist())
+    return conditions
 
 
 def _among(name: str, values: Sequence[str]) -> list[Condition]:

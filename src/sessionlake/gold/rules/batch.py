@@ -28,7 +28,9 @@ StreamTimes = Mapping[str, int]
 """Of topics, in ms."""
 _DAY = 24 * 60
 # Slices that may be in memory at once, about 100 bytes each.
-_SLICES = 4_000_000
+_SLICES = 10_000_000
+# Minutes that are worked on at once, however many slices that takes.
+_LEAST_STEP = 60
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -36,15 +38,13 @@ class Asked(NamedTuple):
     """Which slices are asked for.
 
     Attributes:
-        minutes: ranges of ends, in minutes: behind the first, and up to the second.
-        hours: likewise, of whole hours; None: none.
+        ends: by the slices' length, ranges of their ends, in minutes: behind the first, and up to the second.
         topics: None: all.
         keys: one row a key, of those columns that make it; None: all.
         columns: of the slices.
     """
 
-    minutes: Sequence[tuple[int, int]]
-    hours: tuple[int, int] | None
+    ends: Mapping[int, Sequence[tuple[int, int]]]
     topics: frozenset[str] | None
     keys: pa.Table | None
     columns: tuple[str, ...]
@@ -54,8 +54,13 @@ class Stored(ABC):
     """What the tables hold, the batch in them."""
 
     @abstractmethod
-    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
-        """The days that have slices, by the minute at which they begin, and how many series each has."""
+    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+        """The days that have slices, by the minute at which they begin, and how many series each has at most.
+
+        Args:
+            topics: see `Asked`.
+            keys: likewise.
+        """
 
     @abstractmethod
     def slices(self, asked: Asked) -> Slices:
@@ -255,19 +260,19 @@ def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
 def _evaluated(task: _Task, stored: Stored) -> Iterator[tuple[Alert, Grounds]]:
     lengths = [window.minutes for rule in task.rules for window in rule.windows]
     columns = columns_for({window.function for rule in task.rules for window in rule.windows})
-    for first, last in _pieces(task, stored):
-        minutes, hours = conditions.needed(lengths, first, last)
-        slices = stored.slices(Asked(minutes, hours, task.topics, task.keys, columns))
+    for first, last in _pieces(task, lengths, stored):
+        ends = conditions.needed(lengths, first, last)
+        slices = stored.slices(Asked(ends, task.topics, task.keys, columns))
         yield from conditions.alerts(task.rules, slices, first, last).items()
 
 
-def _pieces(task: _Task, stored: Stored) -> Iterator[tuple[int, int]]:
+def _pieces(task: _Task, lengths: Sequence[int], stored: Stored) -> Iterator[tuple[int, int]]:
     """The times of a task at which a window can hold anything, in pieces that fit into memory."""
-    if task.last - task.first < _DAY // 4:
+    if task.last - task.first < _LEAST_STEP:
         yield task.first, task.last
         return
     longest = max(rule.longest for rule in task.rules)
-    days = stored.days(task.topics)
+    days = stored.days(task.topics, task.keys)
     busy: list[list[int]] = []
     for day in sorted(days):
         first, last = max(day + 1, task.first), min(day + _DAY + longest, task.last)
@@ -275,9 +280,18 @@ def _pieces(task: _Task, stored: Stored) -> Iterator[tuple[int, int]]:
             busy[-1][1] = max(busy[-1][1], last)
         elif first <= last:
             busy.append([first, last])
-    step = max(60, _SLICES // max(max(days.values(), default=1), 1))
+    most = _SLICES // max(days.values(), default=1)
     for first, last in busy:
+        step = last - first + 1
+        while step > _LEAST_STEP and _each_holds(lengths, first, first + step - 1) > most:
+            step = max(_LEAST_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
+
+
+def _each_holds(lengths: Sequence[int], first: int, last: int) -> int:
+    """How many slices of a series, at most, are in memory at once where windows end at these minutes."""
+    ends = conditions.needed(lengths, first, last)
+    return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
 def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
