@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from sessionlake import cli
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import MachineError
+from sessionlake.gold import job
+from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.verify import verify_gold
 from sessionlake.lake.commit import replace_rows
 from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
@@ -27,6 +29,8 @@ TEXTS = {
     "in_out": "{by: [session_id], when: status = 'in' then status = 'out' within 7 min}",
     "stuck": "when: status != 'out' and not price < 0 not followed by status = 'out' or deleted within 6 min",
 }
+
+SINCE = "{since: 1970-01-01T00:10:00Z, "
 
 
 @pytest.fixture
@@ -62,45 +66,58 @@ def stream(seed: int, count: int) -> list[Change]:
 
 
 def test_random_changes_in_random_batches_bear_what_sql_makes_of_them(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    """Late by minutes and hours; a rule is bad, one is new, one changes, one batch is too large for the driver."""
+    """Late by minutes and hours, or of no year; a rule is bad, two change, one of them to look further back for events;
+    one batch is too large for the driver, and a table that rules read is made anew beside one.
+    """
     changes = stream(1, 100)
-    write_rules(feed, {**TEXTS, "bad": "when: max(nothing) over 2 min > 3", "long": "when: sum(price) over 9 h > 1"})
+    first = TEXTS | {"bad": "when: max(nothing) over 2 min > 3", "soon": f"{SINCE}{TEXTS['in_out'][1:]}"}
+    write_rules(feed, first | {"long": "when: sum(price) over 9 h > 1", "in_out": first["soon"]})
     feed.write(changes[:40]).run()
-    late = TEXTS | {"bad": "when: max(nothing) over 2 min > 3"}
-    write_rules(feed, late)
-    feed.write(changes[40:70]).run()
+    write_rules(feed, first)
+    no_time = [change("s", "r", 300 + i, 10**17, **one) for i, one in enumerate(({"price": 9.0}, {"status": "in"}))]
+    feed.write([*changes[40:70], *no_time]).run()
     limit(monkeypatch, inline_bytes=0)
     feed.write(changes[70:]).run()
     assert require_exact(feed) > 50
     status = {row["rule"]: (row["error"], row["taken_by"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
     assert status.pop("bad") == ("line 1, column 11: nothing is no number column: there is price, qty", 0)
-    assert status == {name: (None, int(name == "long")) for name in TEXTS}
+    assert status == {name: (None, int(name in {"long", "in_out"})) for name in (*TEXTS, "soon")}
     causes = {(row["event"], row["cause"]) for row in rows_of(feed.spark, feed.lake, RULE_EVENTS)}
     assert {("raised", "late data"), ("retracted", "late data"), ("retracted", "new or changed rule")} <= causes
+    feed.write([change("s", "r", 200, 99 * MINUTE, price=4.0, status="in")])
+    job.make_tables(feed.spark, feed.settings, [METRICS_1M])
+    assert verify_gold(feed.spark, feed.settings, []) == []  # until gold takes the rules once more
+    feed.write([change("s", "r", 201, 120 * MINUTE, price=4.0)]).run()
+    assert require_exact(feed) > 50
 
 
-DEATHS = [f"{when}:{table}" for when in ("before", "after") for table in (RULE_MATCHES, RULE_EVENTS)]
+FIRST = [f"after:{RULE_STATUS}", *(f"{when}:{table}" for table in (RULE_MATCHES, RULE_EVENTS, RULE_TIMES)
+                                  for when in ("before", "after"))]  # fmt: skip
+SECOND_BATCH = [f"after:{RULE_STATUS}", f"before:{RULE_STATUS}", f"before:{RULE_EVENTS}"]
 
 
 def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, monkeypatch: pytest.MonkeyPatch):
-    """While they are dead, a rule changes: who comes back takes what it had taken, and that with the next batch."""
-    changes = stream(2, 90)
-    write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
-    for number, (start, places) in enumerate(((0, DEATHS), (50, DEATHS[:2]))):
+    """While they are dead, rules change: who comes back takes what it had taken, and that with the next batch."""
+    changes, kept = stream(2, 90), {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]}
+    write_rules(feed, {**kept, "gone": "when: min(price) over 1 min > 3"})
+    for start, places, later in (
+        (0, FIRST, kept),
+        (50, SECOND_BATCH, kept | {"high": "when: max(price) over 3 min > 3"}),
+    ):
         feed.write(changes[start : start + 50])
         for place in places:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, 1))
                 with pytest.raises(MachineError, match="power cut"):
                     feed.run()
-            write_rules(feed, {"high": f"when: max(price) over {number + 2} min > 3", "in_out": TEXTS["in_out"]})
+            write_rules(feed, later)
         feed.run()
     feed.write(changes[:0]).run()
     assert require_exact(feed) > 10
-    assert {row["rule"]: row["taken_by"] for row in rows_of(feed.spark, feed.lake, RULE_STATUS)} == {
-        "high": 2,
-        "in_out": 0,
-    }
+    status = {row["rule"]: (row["taken_by"], row["version"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
+    assert {rule: batch for rule, (batch, _) in status.items()} == {"high": 2, "in_out": 0}
+    events = rows_of(feed.spark, feed.lake, RULE_EVENTS)
+    assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {2}
 
 
 def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(

@@ -15,15 +15,27 @@ from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.aggregate.standard import METRICS_1H, METRICS_1M
+from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import Alert, Cause, net
 from sessionlake.gold.rules.batch import Asked, Batch, Row, Stored
 from sessionlake.gold.rules.document import Problem, read_file, read_text
-from sessionlake.gold.rules.patterns import MATCH, events_of
+from sessionlake.gold.rules.patterns import MATCH, events_of, sought
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
 from sessionlake.gold.rules.slices import Slices, gathered
-from sessionlake.gold.rules.tree import AllOf, AnyOf, Compared, Deleted, FieldIs, Not, Pattern, PatternKind, Window
+from sessionlake.gold.rules.tree import (
+    AllOf,
+    AnyOf,
+    Compared,
+    Deleted,
+    FieldIs,
+    Not,
+    Pattern,
+    PatternKind,
+    Selection,
+    Window,
+)
+from sessionlake.protocol.columns import FIRST_MS
 
 MINUTE = 60_000
 DECLARED = Declared(("price", "qty"), ("status", "who"))
@@ -33,6 +45,7 @@ SCHEMA = pa.schema(
     + [("value:0", pa.float64()), ("value:1", pa.float64()), ("text:0", pa.string()), ("text:1", pa.string())]
     + [("deleted", pa.bool_())]
 )
+TIERS = {1: METRICS_1M, 60: METRICS_1H, 1440: METRICS_1D}
 Change = dict[str, Any]
 ORDER = ("ts", "position", "ordinal", "topic", "session_id", "row_id")
 
@@ -51,6 +64,7 @@ CONDITIONS = [
          by=["row_id"], sources={"a": {"topics": "a"}, "b": {"topics": "b"}}),
     rule("last", "last(price) over 6 min > first(price) over 6 min"
          " and all(min(qty) over 1 h < 3, 2 > count(qty) over 9 min)"),
+    rule("days", "sum(price) over 4 days > 2 and max(qty) over 50 h > 1", by=["topic"]),
     rule("since", "count(qty) over 61 min > 1", by=["session_id"], since="1970-01-01T01:00:00Z"),
 ]  # fmt: skip
 PATTERNS = [
@@ -65,6 +79,7 @@ RULES = [*CONDITIONS, *PATTERNS]
 
 VALUES = st.none() | st.integers(-2, 5).map(float) | st.sampled_from([0.1, 1e16, -1e16])
 TIMES = st.integers(0, 40).map(lambda n: n * 37_000) | st.integers(-2, 9).map(lambda n: n * 41 * MINUTE)
+TIMES |= st.integers(-3, 9).map(lambda n: n * 1017 * MINUTE)
 CHANGES = st.lists(
     st.tuples(
         st.sampled_from("ab"), st.sampled_from("st"), st.sampled_from("rq"), TIMES, VALUES, VALUES,
@@ -87,18 +102,19 @@ class Memory(Stored):
     """The tables in memory, kept up as gold's job does."""
 
     def __init__(self) -> None:
-        self.tiers = {product.name: product.schema().empty_table() for product in (METRICS_1M, METRICS_1H)}
+        self.tiers = {product.name: product.schema().empty_table() for product in TIERS.values()}
         self.changes = SCHEMA.empty_table()
         self.events = MATCH.empty_table()
         self.rows: list[Row] = []
         self.times: dict[str, int] = {}
         self.known: list[Rule] = []
-        self.asked = 0
+        self.reached_back: int | None = None
 
     def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[Row]:
         table = pa.Table.from_pylist(changes, SCHEMA)
         part = METRICS_1M.of_changes(table, DECLARED)
-        for product, rows in ((METRICS_1M, part), (METRICS_1H, METRICS_1H.of_finer(part))):
+        for product in TIERS.values():
+            rows = part if product.below is None else product.of_finer(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
         events = {event for one in rules if isinstance(one.tree, Pattern) for event in events_of(one)}
         matches = pa.concat_tables([MATCH.empty_table(), *(e.matches(table, DECLARED) for e in events)])
@@ -120,21 +136,22 @@ class Memory(Stored):
         self.rows += rows
         return rows
 
-    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
-        del topics
+    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+        del topics, keys
         days = (ends(self.tiers[METRICS_1M.name], 1) - 1) // 1440 * 1440
         return dict.fromkeys(days.tolist(), 9)
 
     def slices(self, asked: Asked) -> Slices:
         def parts() -> Iterator[tuple[int, pa.Table]]:
-            for product, length, ranges in ((METRICS_1M, 1, asked.minutes), (METRICS_1H, 60, [asked.hours or (0, 0)])):
+            for length, product in TIERS.items():
                 end = ends(self.tiers[product.name], length)
-                for low, high in ranges:
+                for low, high in asked.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
         return gathered(parts(), asked.columns, asked.keys)
 
     def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+        self.reached_back = since_ms
         kept = [
             row
             for row in self.events.to_pylist()
@@ -354,6 +371,27 @@ def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> N
     assert isinstance(read_text("a", text, DECLARED), Problem)
 
 
+def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
+    refused = read_text("a", "when: max(price) over 1 min > 3\nname: b\n", DECLARED)
+    assert str(refused) == "2:7: rule a: name: its row has another one, a: leave it out"
+    kept = read_text("a", "when: max(price) over 1 min > 3\nname: a\n", DECLARED)
+    assert isinstance(kept, Rule)
+    assert kept.name == "a"
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [("(?=a).*", "Invalid regular expression: invalid perl operator: (?="), ("a)|(b", "Invalid regular expression:"),
+     (r"\Qa", "Invalid regular expression:"), ("a" * 1001, "String should have at most 1000 characters")],
+)  # fmt: skip
+def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason: str) -> None:
+    refused = read_text("a", f"when: max(price) over 1 min > 1\ntopics: '{expression}'", DECLARED)
+    assert isinstance(refused, Problem)
+    assert refused.reason.startswith(f"topics: {reason}")
+    hard = Selection("(([a-z]+[.]?)+)+!|b")
+    assert [topic for topic in ("capture." * 999, "b", "ab", "b\n") if hard.has_topic(topic)] == ["b"]
+
+
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:
     text = "rules: [{name: a, by: [who], when: 'price > 1\n\n then deleted within 1 h'}]"
     [written], _ = read_file(text, DECLARED)
@@ -409,3 +447,65 @@ def test_a_changed_rule_keeps_the_alerts_that_both_bear() -> None:
         (3, "raised", True, True, Cause.OTHER_RULE, None),
         (5, "raised", False, True, Cause.OTHER_RULE, None),
     ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"topics": "b"}, {"topics": "neither"}, {"by": ["topic"], "topics": "b"}, {"by": ["session_id"]},
+     {"when": "price > 3 then price < 2 within 1 h"}],
+)  # fmt: skip
+def test_what_a_former_version_said_of_other_topics_and_keys_is_retracted(other: dict[str, Any]) -> None:
+    memory, when = Memory(), "max(price) over 1 min > 3"
+    former = rule("high", when, topics="a")
+    changes = [point(0, 9.0), point(10 * MINUTE, 1.0, 1), point(0, 9.0, 2) | {"topic": "b"}]
+    memory.take_in(changes, [former])
+    assert len(logged(memory.rows, former)) == 2
+    later = [point(11 * MINUTE, 1.0, 3), point(11 * MINUTE, 1.0, 4) | {"topic": "b"}]
+    present = rule("high", **({"when": when} | other))
+    memory.take_in(later, [present])
+    assert logged(memory.rows, present) == by_hand(present, changes + later)
+    retracted = [row for row in memory.rows if row.logged.retracted]
+    assert {(row.late, row.cause) for row in retracted} == {(True, Cause.OTHER_RULE)}
+    assert len(retracted) == 2
+
+
+def test_what_patterns_look_for_reaches_back_as_far_as_the_one_that_reaches_furthest() -> None:
+    day = 24 * 60 * MINUTE
+    soon = rule("soon", "price > 3 then status = 'out' within 1 h", since="1970-01-02T00:00:00Z")
+    slow = rule("slow", "status = 'out' not followed by deleted within 2 h", since="1970-01-02T00:00:00Z")
+    ever = rule("ever", "deleted without price > 3 before it", since="1970-01-02T00:00:00Z")
+    (price, out), gone = events_of(soon), events_of(slow)[1]
+    assert sought([soon, slow]) == {price: day - 60 * MINUTE, out: day - 120 * MINUTE, gone: day - 120 * MINUTE}
+    assert sought([soon, slow, ever]) == {price: FIRST_MS, out: day - 120 * MINUTE, gone: FIRST_MS}
+    memory = Memory()
+    memory.take_in([point(2 * day, 9.0), point(3 * day, 9.0)], [soon])
+    assert memory.reached_back == day - 60 * MINUTE
+
+
+def test_events_keep_the_names_under_which_they_are_stored() -> None:
+    """Whatever becomes of the classes: matches under another name would not be found."""
+    first, second = events_of(rule("a", "not (price > 3 and qty != 1) then any(deleted, status = 'it''s') within 1 h"))
+    assert (first.id, second.id) == ("4753873cceb7", "a764cd5effd6")
+    third, fourth = events_of(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
+                                   sources={"a": {"topics": r"a\\.*", "rows": ["r", "q"]}}))  # fmt: skip
+    assert (third.id, fourth.id) == ("96d9be3a9a7c", "6f8e69bee159")
+
+
+def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> None:
+    """Of ten thousand dense series, a thousand slices each are read at once, days in the middle."""
+    long, read = rule("long", "avg(price) over 366 d > 1"), []
+
+    class Dense(Memory):
+        def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+            del topics, keys
+            return {day * 1440: 10_000 for day in range(370)}
+
+        def slices(self, asked: Asked) -> Slices:
+            read.append(sum((high - low) // n for n, spans in asked.ends.items() for low, high in spans))
+            return super().slices(asked)
+
+    memory, until = Dense(), 370 * 1440 * MINUTE
+    memory.take_in([point(until, 1.0)], [long])
+    memory.take_in([point(until + MINUTE, 1.0)], [long])
+    assert len(read) > 100
+    assert max(read) <= 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,8 +21,7 @@ from sessionlake.gold.changes import declared_in
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, changed
 from sessionlake.gold.rules.document import Written, read_file
-from sessionlake.gold.rules.patterns import MATCH, events_of
-from sessionlake.gold.rules.tree import Pattern
+from sessionlake.gold.rules.patterns import MATCH, sought
 from sessionlake.lake.commit import merge
 from sessionlake.lake.names import RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.lake.reading import TableReader
@@ -112,10 +112,11 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     declared = declared_in(settings)
     if not reader.exists(RULES):
         raise UsageError("there is no history to hold rules against: `sessionlake run gold` begins it")
-    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader)
+    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or times_of_all(reader, declared)
     tried = [one.rule for one in rules]
-    events = [event for rule in tried if isinstance(rule.tree, Pattern) for event in events_of(rule)]
-    matches = events_in(reader, list(dict.fromkeys(events)), declared) if events else MATCH.empty_table()
+    events = sought(tried)
+    begun = ("_ts", operator.ge, min(events.values(), default=0))
+    matches = events_in(reader, list(events), declared, begun) if events else MATCH.empty_table()
     batch = Batch(times, times, pa.table({}), matches)
     rows = changed([], tried, batch, _Tried(reader, matches))
     show(

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
+from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.alerts.book import forget
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.changes import declared_in, marks
@@ -78,10 +80,14 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     lake = _checked(spark, settings)
     for table in tables:
         mark_incomplete(spark, lake, table)
+    if any(table in STANDARD for table in tables):
+        forget(spark, lake)
+    others = whole(spark, lake, tables_of(settings))
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        others = whole(spark, lake, tables_of(settings))
         _started(spark, lake, settings, others, once=True).wait()
-    return {table.table: make_anew(spark, lake, settings, table) for table in tables}
+    made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
+    note_kept_up(spark, lake, [*others, *tables])
+    return made
 
 
 def _checked(spark: SparkSession, settings: Settings) -> Lake:
@@ -125,7 +131,8 @@ class _GoldBatch:
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if not isinstance(table, RollingAverage)]
         self._all = products_of(settings)
-        self._rules = RuleStep(lake, settings)
+        # Rules read all of these: batches of which one misses something are made up for by all rules being new.
+        self._rules = RuleStep(lake, settings) if all(one in tables for one in STANDARD) else None
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
@@ -138,7 +145,8 @@ class _GoldBatch:
                 averages = writer.write(self._averages)
                 merger = ProductMerger(spark, self._lake, part.folded, txn)
                 outputs = [*averages, *merger.merge(self._all, self._products)]
-                outputs += self._rules(spark, part.folded, part.report.read, txn)
+                if self._rules is not None:
+                    outputs += self._rules(spark, part.folded, part.report.read, txn)
         finally:
             folded.unpersist()
         report = part.report

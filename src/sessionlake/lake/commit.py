@@ -49,8 +49,10 @@ def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) ->
 
 def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Table, txn: Txn | None = None) -> None:
     """Replaces all rows of a small table, in one commit; with a transaction, once."""
+    fault_point(f"before:{table}")
     lake.storage.make_sure(table)
     lake.storage.replace(spark, table, rows, txn)
+    fault_point(f"after:{table}")
 
 
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:

@@ -79,11 +79,19 @@ def in_force(reader: TableReader, declared: Declared) -> list[Taken]:
     return sorted(found, key=lambda one: one.name)
 
 
+def forget(spark: SparkSession, lake: Lake) -> None:
+    """Has gold's next batch that evaluates rules take all as new: they are held against all that is stored."""
+    if lake.exists(spark, RULE_STATUS):
+        replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
+        replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
+
+
 class RuleBook:
     """Follows `gold.rules` batch by batch.
 
-    What a batch takes is noted before it is evaluated, and not looked at again by a batch that is done once more: its
-    alerts would be other ones than those that it may have logged already.
+    What a batch takes is noted before it is evaluated, under its transaction, and it evaluates what is noted: one that
+    is done once more finds what it noted before, whatever the rules are by then. Its alerts would be other ones than
+    those that it may have logged already.
     """
 
     def __init__(self, lake: Lake, declared: Declared) -> None:
@@ -98,21 +106,22 @@ class RuleBook:
             return self._taken
         reader = self._lake.reader(spark)
         before = in_force(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        if any(one.batch == txn.version for one in before):
-            return before
-        self._taken = _kept(before, wanted(reader.rows(RULES), self._declared, txn.version))
-        if before or self._taken:
-            self._note(spark, before, txn)
-        self._version = version
+        now = _kept(before, wanted(reader.rows(RULES), self._declared, txn.version))
+        self._taken = before if _rows(now) == _rows(before) else self._noted(spark, now, txn)
+        self._version = version if _rows(now) == _rows(self._taken) else None
         return self._taken
 
-    def _note(self, spark: SparkSession, before: list[Taken], txn: Txn) -> None:
+    def _noted(self, spark: SparkSession, now: list[Taken], txn: Txn) -> list[Taken]:
+        """What the batch has noted, now or before."""
         self._lake.ensure(spark, RULE_RESULTS)
-        rows = [one.row for one in self._taken]
-        if rows != [one.row for one in before]:
-            replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(rows, _STATUS), txn)
-        if not rows:  # whoever begins once more begins with what has been read by then
+        if not now:  # whoever begins once more begins with what has been read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_rows(now), _STATUS), txn)
+        return in_force(self._lake.reader(spark), self._declared)
+
+
+def _rows(taken: Iterable[Taken]) -> list[Row]:
+    return [one.row for one in taken]
 
 
 def _kept(before: Iterable[Taken], now: Iterable[Taken]) -> list[Taken]:

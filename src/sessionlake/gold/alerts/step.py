@@ -16,19 +16,19 @@ from sessionlake.config import Settings
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
-from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_times, moment, times_of_all
+from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.fold.outputs import read_rows, unpack
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED
 from sessionlake.gold.rules.batch import Batch, Row, StreamTimes, changed
-from sessionlake.gold.rules.patterns import MATCH, Event, events_of
+from sessionlake.gold.rules.patterns import MATCH, sought
 from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.tree import MINUTE_MS, Pattern
+from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.lake.commit import append, merge, replace_rows
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
-from sessionlake.lake.reading import Condition
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -63,7 +63,7 @@ class RuleStep:
         fresh = {one.name for one in taken if one.batch == txn.version}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._matched(spark, known, new, read, txn)
-        batch = self._batch(spark, folded, matches, begun=bool(known))
+        batch = self._batch(spark, folded, read, matches, begun=bool(known))
         rows = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
             *self._log(spark, [row for row in rows if row.rule.name not in fresh], txn, txn),
@@ -73,7 +73,9 @@ class RuleStep:
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
-    def _batch(self, spark: SparkSession, folded: Folded, matches: pa.Table, *, begun: bool) -> Batch:
+    def _batch(
+        self, spark: SparkSession, folded: Folded, read: ReadChanges, matches: pa.Table, *, begun: bool
+    ) -> Batch:
         """What the batch brought.
 
         Args:
@@ -82,31 +84,38 @@ class RuleStep:
         reader = self._lake.reader(spark)
         before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
         points = _rows(folded, METRICS_1M, (*_SERIES, START, "_first_ts", "_last_ts"))
-        texts = _rows(folded, DISTINCT_VALUES, ("topic", "last_ts"))
-        after = _moved(before, points, texts) if begun or before else times_of_all(reader)
+        after = self._moved(reader, before, folded, points, read) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
         touched = points.select(list(_SERIES)).append_column("end", ends).append_column("ts", points["_first_ts"])
         return Batch(before if begun else before or after, after, touched, matches)
 
+    def _moved(
+        self, reader: TableReader, before: StreamTimes, folded: Folded, points: pa.Table, read: ReadChanges
+    ) -> StreamTimes:
+        after = dict(before)
+        merge_times(after, points, "_last_ts")
+        texts = _rows(folded, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
+        if texts.num_rows:
+            merge_text_times(after, [texts], reader, self._declared, *_read_by(read))
+        return after
+
     def _matched(
         self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn
     ) -> pa.Table:
-        """Keeps the changes that are events: of the batch, and for events that nobody looked for before, of all.
+        """Keeps the changes that are events: of the batch, and for events that nobody looked for so far back, of all.
 
         A batch may have read a part of silver's: all of that is looked at, and what comes twice is kept once.
         """
         if read.last is None or read.first is None:
             return MATCH.empty_table()
-        reader, until = self._lake.reader(spark), ("_batch", operator.le, read.last)
-        had = _events(known)
+        reader, (begin, until) = self._lake.reader(spark), _read_by(read)
+        had = sought(known)
+        wider = {event: since for event, since in sought(new).items() if event not in had or since < had[event]}
+        back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
-        wanted: tuple[tuple[list[Event], list[Condition], Txn], ...] = (
-            (had, [("_batch", operator.ge, read.first), until], txn),
-            ([event for event in _events(new) if event not in had], [until], txn.second),
-        )
-        for events, conditions, own in wanted:
+        for events, conditions, own in ((had, (begin, until), txn), (wider, (back_to, until), txn.second)):
             if events:
-                rows = events_in(reader, events, self._declared, *conditions)
+                rows = events_in(reader, list(events), self._declared, *conditions)
                 if rows.num_rows:
                     merge(spark, self._lake, RULE_MATCHES, rows, _MATCHED, own)
                 found.append(rows)
@@ -119,15 +128,9 @@ class RuleStep:
         return [TableOutput(RULE_EVENTS, self._lake.last_commit(spark, RULE_EVENTS).version, len(rows))]
 
 
-def _events(rules: Iterable[Rule]) -> list[Event]:
-    return list(dict.fromkeys(one for rule in rules if isinstance(rule.tree, Pattern) for one in events_of(rule)))
-
-
-def _moved(before: StreamTimes, points: pa.Table, texts: pa.Table) -> StreamTimes:
-    after = dict(before)
-    merge_times(after, points, "_last_ts")
-    merge_times(after, texts, "last_ts")
-    return after
+def _read_by(read: ReadChanges) -> tuple[Condition, Condition]:
+    """Changes of silver's batches that a batch has read, perhaps a part of one of them."""
+    return ("_batch", operator.ge, read.first), ("_batch", operator.le, read.last)
 
 
 def _rows(folded: Folded, product: Product, columns: Sequence[str]) -> pa.Table:

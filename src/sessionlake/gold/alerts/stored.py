@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
 from sessionlake.gold.rules.batch import Asked, Stored, StreamTimes
 from sessionlake.gold.rules.patterns import MATCH, Event
-from sessionlake.gold.rules.slices import HOUR, Slices, gathered
+from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.lake.reading import Condition, TableReader, among
@@ -27,6 +27,8 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 _NAMED = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SERIES = ("topic", "session_id", "row_id", "metric")
+_TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
+_MARKS = ("topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set")
 
 
 def moment(ms: int) -> datetime:
@@ -45,10 +47,11 @@ class StoredInLake(Stored):
 
     reader: TableReader
 
-    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
+    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         """See `Stored`."""
         found: dict[int, int] = {}
-        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START]).items():
+        conditions = _conditions(topics, keys)
+        for (topic, start), count in self.reader.counts(METRICS_1D.table, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
                 day = milliseconds_at(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
@@ -56,24 +59,17 @@ class StoredInLake(Stored):
 
     def slices(self, asked: Asked) -> Slices:
         """See `Stored`."""
-        hours = [] if asked.hours is None else [asked.hours]
-        tiers = ((METRICS_1M.table, 1, asked.minutes), (METRICS_1H.table, HOUR, hours))
-        return gathered(self._rows(asked, tiers), asked.columns, asked.keys)
+        return gathered(self._rows(asked), asked.columns, asked.keys)
 
-    def _rows(
-        self, asked: Asked, tiers: Iterable[tuple[str, int, Sequence[tuple[int, int]]]]
-    ) -> Iterator[tuple[int, pa.Table]]:
-        conditions = [] if asked.topics is None else _among("topic", sorted(asked.topics))
-        if asked.keys is not None:
-            for name in asked.keys.column_names:
-                conditions += _among(name, pc.unique(asked.keys[name]).to_pylist())
-        for table, length, ranges in tiers:
+    def _rows(self, asked: Asked) -> Iterator[tuple[int, pa.Table]]:
+        conditions = _conditions(asked.topics, asked.keys)
+        for length, ranges in asked.ends.items():
             for low, high in ranges:
                 if low >= high:
                     continue
                 within = ((START, operator.ge, _at(low)), (START, operator.lt, _at(high)))
                 columns = [*_SERIES, START, *asked.columns]
-                for batch in self.reader.batches(table, *within, *conditions, columns=columns):
+                for batch in self.reader.batches(_TIERS[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
                     if asked.topics is not None and len(asked.topics) > _NAMED:
                         rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(asked.topics))))
@@ -97,20 +93,45 @@ class StoredInLake(Stored):
             yield Alert(row["rule"], (topic, session, row_id, value), at, event), retracted
 
 
-def times_of_all(reader: TableReader) -> StreamTimes:
+def times_of_all(reader: TableReader, declared: Declared) -> StreamTimes:
     """Stream time of every topic, from what gold has read."""
     found: dict[str, int] = {}
-    for table, name in ((METRICS_1D.table, "_last_ts"), (DISTINCT_VALUES, "last_ts")):
-        for batch in reader.batches(table, columns=["topic", name]):
-            merge_times(found, pa.Table.from_batches([batch]), name)
+    for batch in reader.batches(METRICS_1D.table, columns=["topic", "_last_ts"]):
+        merge_times(found, pa.Table.from_batches([batch]), "_last_ts")
+    texts = reader.batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
+    merge_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
     return found
+
+
+def merge_text_times(
+    times: dict[str, int],
+    parts: Iterable[pa.Table],
+    reader: TableReader,
+    declared: Declared,
+    *conditions: Condition,
+) -> None:
+    """Takes event times of texts into the stream times of their topics, but none that a timestamp cannot tell.
+
+    Args:
+        parts: rows of `gold.distinct_values`.
+        conditions: which changes they are of. These are read where rows do not tell what came before such a time.
+    """
+    unknown = False
+    for rows in parts:
+        first, last = rows["first_ts"].to_numpy(), rows["last_ts"].to_numpy()
+        merge_times(times, rows.filter(pa.array((last >= FIRST_MS) & (last <= LAST_MS))), "last_ts")
+        unknown = unknown or bool(((first <= LAST_MS) & (last > LAST_MS)).any())
+    if unknown:
+        within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
+        for batch in reader.batches(CHANGES, *conditions, *within, columns=[*_MARKS, *declared.texts]):
+            changes = _changes(pa.Table.from_batches([batch]), declared, declared.texts)
+            merge_times(times, TEXTS.events(changes, declared), "ts")
 
 
 def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
     """Takes event times into the stream times of their topics."""
     for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(name, "max")]).columns, strict=True):
-        time = min(ts.as_py(), LAST_MS)
-        times[topic.as_py()] = max(time, times.get(topic.as_py(), time))
+        times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
 def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, *conditions: Condition) -> pa.Table:
@@ -121,9 +142,8 @@ def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, 
     """
     columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
     columns |= {event.column for event in events if event.column is not None}
-    marks = ["topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set"]
     found = [MATCH.empty_table()]
-    for batch in reader.batches(CHANGES, *conditions, columns=[*marks, *sorted(columns)]):
+    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *sorted(columns)]):
         changes = _changes(pa.Table.from_batches([batch]), declared, columns)
         found += [event.matches(changes, declared) for event in events]
     return pa.concat_tables(found)
@@ -151,6 +171,15 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.T
 def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     found = [pa.Table.from_batches([batch]).cast(MATCH) for batch in batches]
     return pa.concat_tables([MATCH.empty_table(), *found])
+
+
+def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
+    """Those that all slices of these topics and keys meet."""
+    conditions = [] if topics is None else _among("topic", sorted(topics))
+    if keys is not None:
+        for name in keys.column_names:
+            conditions += _among(name, pc.unique(keys[name]).to_pylist())
+    return conditions
 
 
 def _among(name: str, values: Sequence[str]) -> list[Condition]:

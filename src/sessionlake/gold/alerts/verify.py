@@ -49,11 +49,11 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     changes = raw.select(*marks(declared), (F.col("change") == "delete").alias("deleted"))
     numbers = events_of(changes, declared, MARKS, numbers=True)
     texts = events_of(changes, declared, MARKS, numbers=False)
-    both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts"))
-    times = {row[0]: min(row[1], LAST_MS) for row in both.groupBy("topic").agg(F.max("ts")).collect()}
-    within = numbers.where(F.col("ts").between(FIRST_MS, LAST_MS))
+    told = F.col("ts").between(FIRST_MS, LAST_MS)
+    both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts")).where(told)
+    times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
-    truth = _Truth(within, changes.where(F.col("ts").between(FIRST_MS, LAST_MS)), times, topics, declared)
+    truth = _Truth(numbers.where(told), changes.where(told), times, topics, declared)
     log = _log(lake.read(spark, RULE_EVENTS))
     parts = [rules[begin : begin + _AT_ONCE] for begin in range(0, len(rules), _AT_ONCE)]
     found = [_compared(log, truth, part) for part in parts]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,9 @@ StreamTimes = Mapping[str, int]
 """Of topics, in ms."""
 _DAY = 24 * 60
 # Slices that may be in memory at once, about 100 bytes each.
-_SLICES = 4_000_000
+_SLICES = 10_000_000
+# Minutes that are worked on at once, however many slices that takes.
+_LEAST_STEP = 60
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -35,15 +38,13 @@ class Asked(NamedTuple):
     """Which slices are asked for.
 
     Attributes:
-        minutes: ranges of ends, in minutes: behind the first, and up to the second.
-        hours: likewise, of whole hours; None: none.
+        ends: by the slices' length, ranges of their ends, in minutes: behind the first, and up to the second.
         topics: None: all.
         keys: one row a key, of those columns that make it; None: all.
         columns: of the slices.
     """
 
-    minutes: Sequence[tuple[int, int]]
-    hours: tuple[int, int] | None
+    ends: Mapping[int, Sequence[tuple[int, int]]]
     topics: frozenset[str] | None
     keys: pa.Table | None
     columns: tuple[str, ...]
@@ -53,8 +54,13 @@ class Stored(ABC):
     """What the tables hold, the batch in them."""
 
     @abstractmethod
-    def days(self, topics: frozenset[str] | None) -> dict[int, int]:
-        """The days that have slices, by the minute at which they begin, and how many series each has."""
+    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+        """The days that have slices, by the minute at which they begin, and how many series each has at most.
+
+        Args:
+            topics: see `Asked`.
+            keys: likewise.
+        """
 
     @abstractmethod
     def slices(self, asked: Asked) -> Slices:
@@ -107,15 +113,13 @@ class _Span:
 
     Attributes:
         topics: None: keys are across topics.
-        before: None: they have looked at nothing yet.
-        passed: what stream time had passed, whether or not they have looked at it.
+        before: None: nothing was there yet.
     """
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None
     before: int | None
     after: int
-    passed: int | None
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,11 @@ def changed(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: St
     found: list[Row] = []
     for rules, fresh in ((known, False), (new, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
-        for span in _spans(flat, batch, fresh=fresh):
-            found += _of_conditions(span, batch, stored)
+        if fresh:
+            found += _of_new_conditions(flat, batch, stored)
+        else:
+            for span in _spans(flat, batch):
+                found += _of_conditions(span, batch, stored)
         found += _of_patterns([rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, fresh=fresh)
     return found
 
@@ -156,14 +163,14 @@ def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None
     return max((time for name, time in times.items() if rule.reads(name)), default=None)
 
 
-def _spans(rules: Sequence[Rule], batch: Batch, *, fresh: bool) -> Iterator[_Span]:
+def _spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_Span]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
     for topic, after in batch.after.items():
         if any(rule.reads(topic) for rule in single):
             topics.setdefault((_minute(batch.before.get(topic)), after // MINUTE_MS), set()).add(topic)
     for (before, after), names in topics.items():
-        yield _Span(tuple(single), frozenset(names), None if fresh else before, after, before)
+        yield _Span(tuple(single), frozenset(names), before, after)
     groups: dict[tuple[int | None, int], list[Rule]] = {}
     for rule in across:
         after_ms = stream_time(rule, None, batch.after)
@@ -171,7 +178,7 @@ def _spans(rules: Sequence[Rule], batch: Batch, *, fresh: bool) -> Iterator[_Spa
             times = _minute(stream_time(rule, None, batch.before)), after_ms // MINUTE_MS
             groups.setdefault(times, []).append(rule)
     for (before, after), some in groups.items():
-        yield _Span(tuple(some), None, None if fresh else before, after, before)
+        yield _Span(tuple(some), None, before, after)
 
 
 def _minute(ms: int | None) -> int | None:
@@ -190,15 +197,40 @@ def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
             return inside and (keys is None or alert.key in keys)
 
         truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
-        since = -_NEVER if span.before is None else task.first * MINUTE_MS
-        rows = stored.log(sorted(names), since, task.last * MINUTE_MS)
+        rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
         held = net(rows, lambda alert, names=names: alert.rule in names and wanted(alert))  # type: ignore[misc]
         for one in difference(truth, held):
             rule = names[one.alert.rule]
-            late = span.passed is not None and one.alert.at_ms <= span.passed * MINUTE_MS
-            cause = Cause.OTHER_RULE if span.before is None and late else Cause.LATE_DATA if late else Cause.ON_TIME
-            ts = _late_slice(one.alert, rule, batch.touched) if cause is Cause.LATE_DATA else None
-            yield Row(one, rule, late, cause, ts)
+            yield _row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched))
+
+
+def _of_new_conditions(rules: Sequence[Rule], batch: Batch, stored: Stored) -> Iterator[Row]:
+    """Held against the whole log of their names: a former version may have had other topics and keys."""
+    truth: dict[Alert, Grounds] = {}
+    for span in _spans(rules, batch):
+        for task in _tasks(replace(span, before=None), batch.touched):
+            found = _evaluated(task, stored)
+            truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
+    names = {rule.name: rule for rule in rules}
+    held = net(stored.log(sorted(names), -_NEVER, _NEVER), lambda alert: alert.rule in names) if names else ()
+    for one in difference(truth, held):
+        yield _row(one, names[one.alert.rule], batch, None)
+
+
+def _row(one: Logged, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> Row:
+    """A row of the log, and why.
+
+    Args:
+        late_ts: what tells the late event's time; None: the rule is new.
+    """
+    passed = stream_time(rule, one.alert.key[0], batch.before)
+    # What is taken back of a former version was passed, whatever the topics that this one reads.
+    late = (late_ts is None and one.retracted) or (passed is not None and one.alert.at_ms <= passed)
+    if not late:
+        return Row(one, rule, late, Cause.ON_TIME, None)
+    if late_ts is None:
+        return Row(one, rule, late, Cause.OTHER_RULE, None)
+    return Row(one, rule, late, Cause.LATE_DATA, late_ts())
 
 
 def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
@@ -228,19 +260,19 @@ def _tasks(span: _Span, touched: pa.Table) -> Iterator[_Task]:
 def _evaluated(task: _Task, stored: Stored) -> Iterator[tuple[Alert, Grounds]]:
     lengths = [window.minutes for rule in task.rules for window in rule.windows]
     columns = columns_for({window.function for rule in task.rules for window in rule.windows})
-    for first, last in _pieces(task, stored):
-        minutes, hours = conditions.needed(lengths, first, last)
-        slices = stored.slices(Asked(minutes, hours, task.topics, task.keys, columns))
+    for first, last in _pieces(task, lengths, stored):
+        ends = conditions.needed(lengths, first, last)
+        slices = stored.slices(Asked(ends, task.topics, task.keys, columns))
         yield from conditions.alerts(task.rules, slices, first, last).items()
 
 
-def _pieces(task: _Task, stored: Stored) -> Iterator[tuple[int, int]]:
+def _pieces(task: _Task, lengths: Sequence[int], stored: Stored) -> Iterator[tuple[int, int]]:
     """The times of a task at which a window can hold anything, in pieces that fit into memory."""
-    if task.last - task.first < _DAY // 4:
+    if task.last - task.first < _LEAST_STEP:
         yield task.first, task.last
         return
     longest = max(rule.longest for rule in task.rules)
-    days = stored.days(task.topics)
+    days = stored.days(task.topics, task.keys)
     busy: list[list[int]] = []
     for day in sorted(days):
         first, last = max(day + 1, task.first), min(day + _DAY + longest, task.last)
@@ -248,9 +280,18 @@ def _pieces(task: _Task, stored: Stored) -> Iterator[tuple[int, int]]:
             busy[-1][1] = max(busy[-1][1], last)
         elif first <= last:
             busy.append([first, last])
-    step = max(60, _SLICES // max(max(days.values(), default=1), 1))
+    most = _SLICES // max(days.values(), default=1)
     for first, last in busy:
+        step = last - first + 1
+        while step > _LEAST_STEP and _each_holds(lengths, first, first + step - 1) > most:
+            step = max(_LEAST_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
+
+
+def _each_holds(lengths: Sequence[int], first: int, last: int) -> int:
+    """How many slices of a series, at most, are in memory at once where windows end at these minutes."""
+    ends = conditions.needed(lengths, first, last)
+    return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
 def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
@@ -277,7 +318,7 @@ def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: 
     back = max((_within(rule) for rule in scopes), default=0)
     matches = stored.matches(ids, None if since - back <= -_NEVER // 2 else since - back)
     rows: dict[str, list[tuple[Alert, bool]]] = {}
-    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), since, _NEVER):
+    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), -_NEVER if fresh else since, _NEVER):
         rows.setdefault(alert.rule, []).append((alert, retracted))
     for rule, scope in scopes.items():
         single = "topic" in rule.by
@@ -286,11 +327,7 @@ def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: 
         truth = {alert: grounds for alert, grounds in truth.items() if scope.wanted(alert)}
         held = net(rows.get(rule.name, []), scope.wanted)
         for one in difference(truth, held):
-            passed = stream_time(rule, one.alert.key[0], batch.before)
-            late = passed is not None and one.alert.at_ms <= passed
-            cause = Cause.OTHER_RULE if fresh and late else Cause.LATE_DATA if late else Cause.ON_TIME
-            ts = _late_event(one.alert, rule, batch.matches) if cause is Cause.LATE_DATA else None
-            yield Row(one, rule, late, cause, ts)
+            yield _row(one, rule, batch, None if fresh else partial(_late_event, one.alert, rule, batch.matches))
 
 
 @dataclass(frozen=True)
@@ -303,7 +340,7 @@ class _Scope:
 
 def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
     if fresh:
-        return _Scope(-_NEVER // 2, lambda _: True)
+        return _Scope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
     by = tuple(VALUE if name == rule.column else name for name in rule.by)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _rows(_matches_of(rule, batch.matches)):

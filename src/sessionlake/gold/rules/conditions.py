@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -16,12 +16,11 @@ from sessionlake.gold.rules.slices import (
     Keys,
     Moving,
     Slices,
+    cover,
     holds_any,
-    hour_from,
-    hour_until,
+    lengths_for,
     members,
     value_of,
-    whole_hours,
 )
 from sessionlake.gold.rules.tree import (
     MINUTE_MS,
@@ -59,26 +58,29 @@ def alerts(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict
     return found
 
 
-def needed(minutes: Sequence[int], first: int, last: int) -> tuple[list[tuple[int, int]], tuple[int, int] | None]:
-    """Which slices `alerts` reads of windows of these lengths.
+def needed(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+    """Which slices `alerts` reads of windows of so many minutes.
 
     Returns:
-        Ranges of minutes, and one of hours: behind the first number, and up to the second.
+        By their length, ranges of ends, in minutes: behind the first number, and up to the second.
     """
-    parts, hours, first = [], None, first - 1
-    for length in {*minutes}:
-        if span := whole_hours(length, first, last):
-            parts += [(first - length, hour_from(last - length)), (hour_until(first), last)]
-            hours = span if hours is None else (min(span[0], hours[0]), span[1])
-        else:
-            parts.append((first - length, last))
+    parts: dict[int, list[tuple[int, int]]] = {}
+    first -= 1
+    for window in {*minutes}:
+        begins = first - window, last - window
+        for length, span in cover(lengths_for(window, first, last), begins, (first, last)):
+            parts.setdefault(length, []).append(span)
+    return {length: _merged(spans) for length, spans in parts.items()}
+
+
+def _merged(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(parts):
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
             merged.append((low, high))
-    return merged, hours
+    return merged
 
 
 def _alerts(
@@ -130,7 +132,7 @@ def _moving(rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last:
     parts = {one: (slices.of(mask), Keys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): Moving(
-            *parts[of, metric], tuple(sorted(wanted)), minutes, whole_hours(minutes, first, last) is not None
+            *parts[of, metric], tuple(sorted(wanted)), minutes, lengths_for(minutes, first, last)
         )
         for (of, metric, minutes), wanted in functions.items()
     }

@@ -91,8 +91,10 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
         return [_at(node, f"no YAML: {error}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
+    if value.get(_NAME, called) != called:
+        return [_problem(node, (_NAME,), f"its row has another one, {called}: leave it out", label)]
     try:
-        settings = RuleSettings.model_validate(value if name is None else {_NAME: name, **value})
+        settings = RuleSettings.model_validate(value if name is None else value | {_NAME: name})
     except ValidationError as error:
         return [_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
     try:

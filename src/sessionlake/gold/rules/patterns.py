@@ -6,7 +6,7 @@ an event only what came next to it: one that comes late changes nothing but what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -29,6 +29,7 @@ from sessionlake.gold.rules.tree import (
     Not,
     Pattern,
     PatternKind,
+    Selection,
     selection,
 )
 from sessionlake.protocol.arrow import codes
@@ -57,8 +58,9 @@ class Event:
 
     @property
     def id(self) -> str:
-        """Its name in the table of matches."""
-        return sha256(repr(self).encode()).hexdigest()[:12]
+        """Its name in the table of matches: another text of it would need those that are stored to be named anew."""
+        text = f"Event(condition={_written(self.condition)}, column={self.column!r})"
+        return sha256(text.encode()).hexdigest()[:12]
 
     def matches(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The changes that are this event, as `MATCH`.
@@ -85,6 +87,20 @@ def events_of(rule: Rule) -> tuple[Event, Event]:
     """The two events of a pattern."""
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
     return Event(rule.tree.first, rule.column), Event(rule.tree.second, rule.column)
+
+
+def sought(rules: Iterable[Rule]) -> dict[Event, int]:
+    """The events that patterns among rules look for, and from which event time on, in ms: the earliest that one needs.
+
+    What is before `since` matters as long as a pattern's time reaches back to it.
+    """
+    found: dict[Event, int] = {}
+    for rule in rules:
+        if isinstance(rule.tree, Pattern):
+            since, within = rule.since_ms, rule.tree.within_ms
+            first = FIRST_MS if since is None or within is None else max(FIRST_MS, since - within)
+            found |= {event: min(first, found.get(event, first)) for event in events_of(rule)}
+    return found
 
 
 def alerts(rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] | int) -> dict[Alert, Grounds]:
@@ -175,6 +191,25 @@ def _followed(events: _Events, within: int) -> Bools:
     at = np.where(there, following, 0)
     found: Bools = there & (events.key[at] == events.key) & (events.ts[at] - events.ts <= within)
     return found
+
+
+def _written(condition: Condition) -> str:
+    match condition:
+        case AllOf(parts) | AnyOf(parts):
+            kind = "AllOf" if isinstance(condition, AllOf) else "AnyOf"
+            inside = ", ".join(map(_written, parts)) + ("," if len(parts) == 1 else "")
+            return f"{kind}(parts=({inside}))"
+        case Not(part):
+            return f"Not(part={_written(part)})"
+        case Deleted(of):
+            return f"Deleted(of={_selected(of)})"
+        case FieldIs(of, column, compare, value):
+            return f"FieldIs(of={_selected(of)}, column={column!r}, compare={compare!r}, value={value!r})"
+    raise TypeError(f"{condition} is no event")
+
+
+def _selected(of: Selection) -> str:
+    return f"Selection(topics={of.topics!r}, rows={of.rows!r})"
 
 
 def _met(condition: Condition, changes: pa.Table, declared: Declared) -> Bools:

@@ -5,23 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Annotated
 
-from pydantic import AwareDatetime, Field, field_validator
+from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.capture import Regex, Section
+from sessionlake.capture import Section
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError, Scope, parse
-from sessionlake.gold.rules.tree import Compared, Function, Pattern, Selection, Tree, Window, leaves, windows
+from sessionlake.gold.rules.tree import (
+    Compared,
+    Function,
+    Pattern,
+    Selection,
+    Tree,
+    Window,
+    leaves,
+    refuse_expression,
+    windows,
+)
 
 SERIES = ("topic", "session_id", "row_id")
 VALUE = "value"
 """The column that holds the value of a declared one, where that is a part of a key."""
 
 
+def _topics(expression: str) -> str:
+    refuse_expression(expression)
+    return expression
+
+
+Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_topics)]
+"""A regular expression of RE2: rules are edited while gold runs, and none of them may hold it up."""
+
+
 class SourceSettings(Section):
     """What a name in front of a column stands for."""
 
-    topics: Regex | None = None
+    topics: Topics | None = None
     """The whole name of a topic matches it; unless set, the rule's."""
     rows: tuple[str, ...] = ()
     """Ids of rows; unless set, all."""
@@ -34,7 +54,7 @@ class RuleSettings(Section):
     when: str = Field(min_length=1)
     by: tuple[str, ...] = Field(SERIES, min_length=1)
     """What makes a key: of `topic, session_id, row_id`; for events also one declared column of texts."""
-    topics: Regex = r".*"
+    topics: Topics = r".*"
     sources: dict[str, SourceSettings] = Field(default_factory=dict)
     since: AwareDatetime | None = None
     """Event time before which it says nothing; unless set, it is held against all that is stored."""

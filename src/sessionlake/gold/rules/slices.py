@@ -1,13 +1,13 @@
 """Sliding windows over slices that all rules share: a row a series and minute, or hour, of what came in it.
 
 A window of `n` minutes that ends at minute `t` holds the slices that end at `t - n + 1` to `t`. For some moments less
-than `n` apart, what is in all their windows is put together once, hours where there are, and then from moment to moment
-what comes in and what goes: whatever merges in any order is computed so, without ever taking anything away.
+than `n` apart, what is in all their windows is put together once, days and hours where there are, and then from moment
+to moment what comes in and what goes: whatever merges in any order is computed so, without ever taking anything away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,7 +25,8 @@ from sessionlake.gold.rules.tree import Function, Selection, Window
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Bools, Int64s
 
-HOUR = 60
+MINUTE, HOUR, DAY = 1, 60, 1440
+"""Lengths of slices, in minutes."""
 # The row's id comes last: it alone may contain the separator.
 _SERIES = ("topic", "session_id", "metric", "row_id")
 _SEPARATOR = "\0"
@@ -50,24 +51,41 @@ def columns_for(functions: Iterable[Function]) -> tuple[str, ...]:
     return tuple(column for name in sorted(names) for column, _ in _aggregate(name).columns(name))
 
 
-def hour_from(minute: int) -> int:
-    """The first end of an hour that is not before the minute."""
-    return -(-minute // HOUR) * HOUR
+def lengths_for(minutes: int, first: int, last: int) -> tuple[int, ...]:
+    """The slices, by length, that windows of so many minutes are put together of which end at `first` to `last`.
 
-
-def hour_until(minute: int) -> int:
-    """The last end of an hour that is not behind the minute."""
-    return minute // HOUR * HOUR
-
-
-def whole_hours(minutes: int, first: int, last: int) -> tuple[int, int] | None:
-    """The hours that windows of this length read, behind the one and up to the other; None if they read minutes alone.
-
-    They do where not all of those that end at `first` to `last` have an hour in common.
+    They are of those lengths of which all windows have a slice in common, and of minutes.
     """
-    if hour_from(last - minutes) >= hour_until(first):
-        return None
-    return hour_from(first - minutes), hour_until(last)
+    shared = (length for length in (HOUR, DAY) if _end_from(last - minutes, length) < _end_until(first, length))
+    return (MINUTE, *shared)
+
+
+def cover(
+    lengths: Sequence[int], begins: tuple[int, int], ends: tuple[int, int]
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Which slices of each length windows hold: their ends are behind the first minute, and up to the second.
+
+    The longest are in the middle, and shorter ones towards both ends.
+
+    Args:
+        lengths: see `lengths_for`.
+        begins: the first and the last minute at which such a window begins.
+        ends: likewise, at which one ends.
+    """
+    for length, longer in pairwise(lengths):
+        yield length, (_end_from(begins[0], length), _end_from(begins[1], longer))
+        yield length, (_end_until(ends[0], longer), _end_until(ends[1], length))
+    yield lengths[-1], (_end_from(begins[0], lengths[-1]), _end_until(ends[1], lengths[-1]))
+
+
+def _end_from(minute: int, length: int) -> int:
+    """The first end of a slice that is not before the minute."""
+    return -(-minute // length) * length
+
+
+def _end_until(minute: int, length: int) -> int:
+    """The last end of a slice that is not behind the minute."""
+    return minute // length * length
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ class Slices:
 
 
 def gathered(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None) -> Slices:
-    """Rows of `gold.metrics_1m` and `metrics_1h` as slices.
+    """Rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as slices.
 
     Args:
         parts: rows, and how many minutes one is.
@@ -175,14 +193,14 @@ class Moving:
 
     Attributes:
         minutes: their length.
-        hours: whether they are put together of whole hours where they can be.
+        lengths: of the slices that they are put together of.
     """
 
     slices: Slices
     keys: Keys
     functions: tuple[Function, ...]
     minutes: int
-    hours: bool
+    lengths: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -211,7 +229,7 @@ class Moving:
     def _tiers(self, first: int, last: int) -> _Tiers:
         """The slices that windows hold which end at `first` to `last`, by length."""
         slices, found = self.slices, {}
-        for length in (1, HOUR):
+        for length in self.lengths:
             inside = (slices.end > first - self.minutes) & (slices.end <= last)
             chosen = np.flatnonzero(inside & (slices.length == length))
             key, end = self.keys.code[slices.row[chosen]], slices.end[chosen] - first
@@ -244,12 +262,8 @@ class Moving:
 
     def _common(self, tiers: _Tiers, after: int, until: int) -> Columns:
         """All that ends behind `after` and up to `until`."""
-        begin, end = hour_from(after), hour_until(until)
-        if self.hours and begin < end:
-            minutes = _between(tiers[1], after, begin), _between(tiers[1], end, until)
-            parts = [*minutes, _between(tiers[HOUR], begin, end)]
-        else:
-            parts = [_between(tiers[1], after, until)]
+        ranges = cover(self.lengths, (after, after), (until, until))
+        parts = [_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
         columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._names}
         return self._placed(*self._reduced(key, columns))
