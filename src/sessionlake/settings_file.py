@@ -11,7 +11,7 @@ targets:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,15 @@ class SettingsFile:
         """Where the file says a setting: in the target's section, or above."""
         own = (TARGETS, self.target or "", *key)
         return self.document.line(own if own[:3] in self.document.lines else key)
+
+    def paths(self) -> Iterator[tuple[KeyPath, Path]]:
+        """The files that it names, with the settings that do."""
+        for key in _PATHS:
+            found = _at(self.content, key)
+            if isinstance(found, str):
+                yield key, Path(found)
+            elif isinstance(found, dict):
+                yield from (((*key, name), Path(path)) for name, path in found.items() if isinstance(path, str))
 
     def is_secret(self, key: KeyPath) -> bool:
         """Whether a setting, or one that it is part of, or one of its parts came from a secret."""
@@ -200,12 +209,17 @@ def _revealed(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, s
     return value
 
 
+def _at(content: Any, key: Sequence[str]) -> Any:
+    """What stands at a key; None if nothing does."""
+    for part in key:
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
 def _beside(content: dict[str, Any], folder: Path) -> None:
     """Lets paths begin where the file is."""
     for *parents, last in _PATHS:
-        section: Any = content
-        for key in parents:
-            section = section.get(key) if isinstance(section, dict) else None
+        section = _at(content, parents)
         found = section.get(last) if isinstance(section, dict) else None
         if isinstance(found, str):
             section[last] = str(folder / found)

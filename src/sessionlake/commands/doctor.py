@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
@@ -81,17 +84,36 @@ def examine(file: Path | None = None) -> list[Finding]:
     return [*findings, *_books(settings)]
 
 
-def examine_bundle(folder: Path = Path()) -> list[Finding]:
-    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line."""
+def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
+    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line.
+
+    Args:
+        commands: of the command line, whose words jobs give.
+    """
     from sessionlake.bundle.rules import bundle_faults, models_are_here
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in bundle_faults(folder, given)]
+    faults = bundle_faults(folder, given, partial(refusal, commands))
+    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_here():
         text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
         found.append(Finding(Level.WARN, "models", text))
     return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
+
+
+def refusal(command: Any, words: Sequence[str]) -> str | None:
+    """Why a command line is refused before it does anything; None if it is not."""
+    context, name, rest = typer.Context(command), "", list(words)
+    try:
+        while rest and hasattr(command, "resolve_command"):
+            name, command, rest = command.resolve_command(context, rest)
+        command.make_context(name, rest, parent=context)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # Typer's own, of a wrong use
+            return str(error.format_message())
+        raise
+    return None
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:
