@@ -97,6 +97,13 @@ class SettingsFile:
         """Whether a setting, or one that it is part of, or one of its parts came from a secret."""
         return any(key[: len(own)] == own or own[: len(key)] == key for own in self.secrets)
 
+    def repeats_secret(self, key: KeyPath, text: str) -> bool:
+        """Whether a check's text about a setting may repeat a secret: that setting's own, or one of its parts'."""
+        parts = [_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
+        return any(key[: len(own)] == own for own in self.secrets) or any(
+            str(part).casefold() in text.casefold() for part in parts if part
+        )
+
 
 class _Loader(yaml.SafeLoader):
     """YAML in which a key stands once."""
@@ -209,10 +216,13 @@ def _revealed(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, s
     return value
 
 
-def _at(content: Any, key: Sequence[str]) -> Any:
+def _at(content: Any, key: Sequence[str | int]) -> Any:
     """What stands at a key; None if nothing does."""
     for part in key:
-        content = content.get(part) if isinstance(content, dict) else None
+        try:
+            content = content[part]
+        except (LookupError, TypeError):
+            return None
     return content
 
 

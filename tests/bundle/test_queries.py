@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sessionlake.commands.sql_names import COMMENT
+from sessionlake.gold.views import DEFINITIONS
 from sessionlake.lake.schemas import TABLES
 
 RESOURCES = Path(__file__).parents[2] / "resources"
@@ -23,9 +25,9 @@ def widgets(dashboard):
     return [item["widget"] for page in dashboard["pages"] for item in page["layout"]]
 
 
-def test_a_query_reads_tables_of_the_lake_by_their_names_alone():
+def test_a_query_reads_tables_and_views_of_the_lake_by_their_names_alone():
     for name, sql in QUERIES.items():
-        assert {".".join(found) for found in TABLE.findall(sql)} <= TABLES.keys(), name
+        assert {".".join(found) for found in TABLE.findall(sql)} <= {*TABLES, *DEFINITIONS}, name
         assert sql.count("IDENTIFIER(") == len(TABLE.findall(sql)), name
 
 
@@ -35,7 +37,8 @@ def test_an_alert_asks_a_query_over_the_schemas_of_its_target(files):
         here = r"${var.catalog}.${resources.schemas.\1_schema.name}.\2"
         named = {name: TABLE.sub(here, sql) for name, sql in QUERIES.items()}
         asked[key] = [name for name, sql in named.items() if sql == alert["query_text"]]
-        assert re.search(rf"\b(AS )?{alert['evaluation']['source']['name']}\b", alert["query_text"])
+        last = COMMENT.sub("", alert["query_text"]).rpartition("\nSELECT")[2]
+        assert re.search(rf"\bAS {alert['evaluation']['source']['name']}\b", last)
     assert asked == {
         "backlog": ["backlog"],
         "stopped_layers": ["backlog"],

@@ -30,11 +30,12 @@ _WRITES = re.compile(
 _UNSAID = re.compile(rf"`[^`]*`|\br'[^']*'|\br\"[^\"]*\"|{QUOTED.pattern}", re.IGNORECASE | re.DOTALL)
 _OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
-_FUNCTIONS = {
-    SESSION_AS_OF: create_session_as_of,
-    METRICS_BETWEEN: create_metrics_between,
-    DATA_QUALITY_SINCE: create_quality_since,
+FUNCTIONS = {
+    f"silver.{SESSION_AS_OF}": create_session_as_of,
+    f"gold.{METRICS_BETWEEN}": create_metrics_between,
+    f"gold.{DATA_QUALITY_SINCE}": create_quality_since,
 }
+"""What creates each of the lake's SQL functions, by the name that it has in a catalog; on a laptop it has no schema."""
 
 
 def check(settings: Settings, sql: str) -> None:
@@ -97,8 +98,8 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     lake.register(spark, [name for name in opened if name not in DEFINITIONS])
     if not lake.storage.keeps_functions:
         create_views(spark, lake, [name for name in opened if name in DEFINITIONS])
-    for function, create in _FUNCTIONS.items():
-        if re.search(rf"\b{function}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
+    for function, create in FUNCTIONS.items():
+        if re.search(rf"\b{function.split('.')[1]}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
             create(spark, settings)
     try:
         return collected(spark.sql(sql))
