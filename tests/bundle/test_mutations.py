@@ -106,6 +106,11 @@ def test_who_runs_an_alert_may_ask_its_warehouse_and_has_one_level_there(folder,
     assert any(one.text.startswith(fault) for one in bundle_faults(folder, {}, REFUSED))
 
 
+@pytest.mark.parametrize("words", [["--config", "a.yml", "run", "all"], ["verify", "silver"], ["--version"]])
+def test_a_jobs_words_may_be_any_command_line(words):
+    assert REFUSED(words) is None
+
+
 def test_doctor_says_so_too(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert CliRunner().invoke(app, ["doctor", "--bundle"]).exit_code == 0

@@ -1,6 +1,5 @@
 """Alerts and the dashboard ask what stands in resources/queries, and nothing else."""
 
-import json
 import re
 from pathlib import Path
 
@@ -15,12 +14,12 @@ QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql
 TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
 
 
-@pytest.fixture(scope="module")
-def dashboard():
-    return json.loads((RESOURCES / "sessionlake.lvdash.json").read_text())
+@pytest.fixture
+def dashboard(bundle):
+    return bundle.of("dashboards")["dashboard"]["serialized_dashboard"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def widgets(dashboard):
     return [item["widget"] for page in dashboard["pages"] for item in page["layout"]]
 
@@ -51,6 +50,17 @@ def test_the_dashboard_asks_every_query_and_no_other(dashboard):
     asked = {dataset["name"]: "".join(dataset["queryLines"]) for dataset in dashboard["datasets"]}
     assert asked == QUERIES
     assert all([own["keyword"] for own in dataset["parameters"]] == ["prefix"] for dataset in dashboard["datasets"])
+
+
+def test_the_dashboard_shows_the_tables_of_its_target_unless_others_are_chosen(bundle, dashboard):
+    [shown] = {
+        value["value"]
+        for dataset in dashboard["datasets"]
+        for parameter in dataset["parameters"]
+        for value in parameter["defaultSelection"]["values"]["values"]
+    }
+    for schema in ("bronze", "silver", "gold", "ops"):
+        assert bundle.of("schemas")[f"{schema}_schema"]["name"] == f"{shown}{schema}"
 
 
 def test_the_dashboard_has_a_page_each_for_freshness_integrity_and_analytics(dashboard, widgets):

@@ -41,7 +41,7 @@ def test_there_is_one_file_a_resource(files):
 
 
 def test_no_file_has_a_secret_or_a_host(files):
-    paths = [*files.documents, "sessionlake.yml", "resources/sessionlake.lvdash.json", "resources/requirements.txt"]
+    paths = [*files.documents, "sessionlake.yml", "resources/requirements.txt"]
     for path in paths:
         text = (ROOT / path).read_text()
         assert [found[0] for found in (*HOST.finditer(text), *CREDENTIAL.finditer(text))] == [], path

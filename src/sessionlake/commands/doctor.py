@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from sessionlake.lake.reading import TableReader
 
+PROGRAM = "sessionlake"
 _CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
 _GROWING = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
@@ -104,16 +105,20 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
 
 def refusal(command: Any, words: Sequence[str]) -> str | None:
     """Why a command line is refused before it does anything; None if it is not."""
-    context, name, rest = typer.Context(command), "", list(words)
+    context, name, rest = None, PROGRAM, list(words)
     try:
-        while rest and hasattr(command, "resolve_command"):
-            name, command, rest = command.resolve_command(context, rest)
-        command.make_context(name, rest, parent=context)
+        while True:
+            context = command.make_context(name, rest, parent=context)
+            if not hasattr(command, "resolve_command"):
+                return None
+            left = [*context._protected_args, *context.args]  # noqa: SLF001 - a group's words have no public name
+            name, command, rest = command.resolve_command(context, left)
+    except typer.Exit:  # asked for help, or the version
+        return None
     except Exception as error:
         if hasattr(error, "format_message"):  # Typer's own, of a wrong use
             return str(error.format_message())
         raise
-    return None
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:
