@@ -31,7 +31,7 @@ def permission_faults(target: Target, kind: str, resource: Tree) -> Iterator[Job
         who = _identity(resource["run_as"])
         for warehouse in target.of("sql_warehouses").values():
             levels = [given["level"] for given in warehouse.get("permissions", []) if _identity(given) == who]
-            if warehouse["id"] == resource["warehouse_id"] and not _ASKS.intersection(levels):
+            if warehouse["id"] == resource.get("warehouse_id") and not _ASKS.intersection(levels):
                 text = f"it runs as {who}, who may not ask with its warehouse: that takes {', '.join(sorted(_ASKS))}"
                 yield ("warehouse_id",), text
 

@@ -212,8 +212,9 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
             word = next((word for word in re.findall(r"'([\w-]+)'", wrong) if word != MODELS[kind]), "")
             found: Iterable[JobFault] = [(_key_of(resource, word), wrong)]
         else:
-            found = job_faults(resource, refused) if kind == "jobs" else ()
-        for path, text in [*found, *permission_faults(target, kind, resource)]:
+            own_faults = job_faults(resource, refused) if kind == "jobs" else ()
+            found = [*own_faults, *permission_faults(target, kind, resource)]
+        for path, text in found:
             yield files.fault(f"{kind}.{key}: {text}", *_place(files, name, (*own, *path)))
     if target.production:
         yield from _unkept(files, target)
