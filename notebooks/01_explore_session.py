@@ -4,8 +4,9 @@
 # MAGIC The table that a capture session describes, as it is now and as it was at any moment, how it came to be, and
 # MAGIC one of its metrics over time.
 # MAGIC
-# MAGIC On Databricks, on a cluster that has the package's wheel, the widgets above choose the catalog, the prefix of
-# MAGIC the schemas (`dev_<user>_` in a development target) and the session. On a laptop, after `make demo`:
+# MAGIC On Databricks, on a cluster that has the package's wheel, the widgets above choose the settings file (`config`),
+# MAGIC its `target`, the catalog, the prefix of the schemas (`dev_<user>_` in a development target) and the session.
+# MAGIC On a laptop, after `make demo`:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo NOTEBOOK_SESSION=<id> .venv/bin/python notebooks/01_explore_session.py
 # MAGIC

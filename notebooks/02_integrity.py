@@ -4,7 +4,7 @@
 # MAGIC What was lost, where, and why: do the books balance, what was judged not to be fine, what is in quarantine,
 # MAGIC which sessions are broken since when, and one message of these, looked at.
 # MAGIC
-# MAGIC On Databricks the widgets choose catalog and schemas; on a laptop, after `make demo`:
+# MAGIC On Databricks the widgets choose settings file, target, catalog and schemas; on a laptop, after `make demo`:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/02_integrity.py
 

@@ -3,7 +3,8 @@
 # MAGIC # Gold
 # MAGIC Averages that move with each point, buckets of a minute, an hour and a day, and the texts that were ever set.
 # MAGIC
-# MAGIC On Databricks the widgets choose catalog, schemas, topic and metric; on a laptop, after `make demo`:
+# MAGIC On Databricks the widgets choose settings file, target, catalog, schemas, topic and metric; on a laptop, after
+# MAGIC `make demo`:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/03_gold.py
 

@@ -5,7 +5,8 @@
 # MAGIC a state and timers; a **product** is a table of gold that the configuration declares. Here both are tried on
 # MAGIC what the lake has, and nothing is written.
 # MAGIC
-# MAGIC On Databricks the widgets choose catalog, schemas and topic; on a laptop, after `make demo`:
+# MAGIC On Databricks the widgets choose settings file, target, catalog, schemas and topic; on a laptop, after `make
+# MAGIC demo`:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/04_own_logic.py
 

@@ -4,8 +4,8 @@
 # MAGIC How far behind is each layer, what did its batches take in, what does silver remember, and is what it holds
 # MAGIC what its changes make?
 # MAGIC
-# MAGIC On Databricks the widgets choose catalog, schemas and the volume of the checkpoints; on a laptop, after `make
-# MAGIC demo`:
+# MAGIC On Databricks the widgets choose settings file, target, catalog, schemas and the volume of the checkpoints; on a
+# MAGIC laptop, after `make demo`:
 # MAGIC
 # MAGIC     SESSIONLAKE_HOME=.sessionlake/demo .venv/bin/python notebooks/05_operate.py
 

@@ -231,7 +231,7 @@ def doctor(
     from sessionlake.runtime.spark import stop_spark
 
     try:
-        findings = examine_bundle() if bundle else examine(config or config_before_command())
+        findings = examine_bundle(typer.main.get_command(app)) if bundle else examine(config or config_before_command())
     finally:
         stop_spark()
     show(("level", "check", "found"), [(item.level, item.what, item.detail) for item in findings], form)

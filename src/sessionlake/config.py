@@ -352,6 +352,8 @@ def _wrong(error: ValidationError, file: SettingsFile) -> list[tuple[int | None,
         key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"{key}: no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
+        elif file.repeats_secret(item["loc"], text):
+            text = f"{key}: what a secret holds is refused ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
             text = f"{key}: {text}"
         else:

@@ -25,7 +25,7 @@ class KafkaSettings(Section):
 
     bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1)
     topic_pattern: Regex = r"capture\..+"
-    options: dict[str, str] = Field(default_factory=dict)
+    options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Any further client option, without its `kafka.` prefix: `security.protocol: SASL_SSL`. A secret holds them as one
     JSON object."""
     service_credential: str | None = Field(None, min_length=1)

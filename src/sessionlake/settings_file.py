@@ -11,7 +11,7 @@ targets:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,25 @@ class SettingsFile:
         own = (TARGETS, self.target or "", *key)
         return self.document.line(own if own[:3] in self.document.lines else key)
 
+    def paths(self) -> Iterator[tuple[KeyPath, Path]]:
+        """The files that it names, with the settings that do."""
+        for key in _PATHS:
+            found = _at(self.content, key)
+            if isinstance(found, str):
+                yield key, Path(found)
+            elif isinstance(found, dict):
+                yield from (((*key, name), Path(path)) for name, path in found.items() if isinstance(path, str))
+
     def is_secret(self, key: KeyPath) -> bool:
         """Whether a setting, or one that it is part of, or one of its parts came from a secret."""
         return any(key[: len(own)] == own or own[: len(key)] == key for own in self.secrets)
+
+    def repeats_secret(self, key: KeyPath, text: str) -> bool:
+        """Whether a check's text about a setting may repeat a secret: that setting's own, or one of its parts'."""
+        parts = [_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
+        return any(key[: len(own)] == own for own in self.secrets) or any(
+            str(part).casefold() in text.casefold() for part in parts if part
+        )
 
 
 class _Loader(yaml.SafeLoader):
@@ -200,12 +216,20 @@ def _revealed(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, s
     return value
 
 
+def _at(content: Any, key: Sequence[str | int]) -> Any:
+    """What stands at a key; None if nothing does."""
+    for part in key:
+        try:
+            content = content[part]
+        except (LookupError, TypeError):
+            return None
+    return content
+
+
 def _beside(content: dict[str, Any], folder: Path) -> None:
     """Lets paths begin where the file is."""
     for *parents, last in _PATHS:
-        section: Any = content
-        for key in parents:
-            section = section.get(key) if isinstance(section, dict) else None
+        section = _at(content, parents)
         found = section.get(last) if isinstance(section, dict) else None
         if isinstance(found, str):
             section[last] = str(folder / found)

@@ -98,4 +98,4 @@ def test_quartz_expression_is_refused(expression, fault):
 
 
 def faults(job):
-    return [text for _, text in job_faults(job)]
+    return [text for _, text in job_faults(job, lambda _: None)]

@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from sessionlake.bundle.rules import bundle_faults
 from sessionlake.cli import app
+from sessionlake.commands.doctor import refusal
 
 ROOT = Path(__file__).parents[2]
+REFUSED = partial(refusal, typer.main.get_command(app))
 BUNDLE, SETTINGS = "databricks.yml", "sessionlake.yml"
 SILVER, GOLD = "resources/silver.job.yml", "resources/gold.job.yml"
 SCHEMAS = "resources/lake.schemas.yml"
@@ -25,13 +29,24 @@ WRONG = [
     (SCHEMAS, "gold_schema:", "gold:", "    gold:", "key 'gold' has several types: jobs, schemas"),
     (GOLD, "    gold:\n", "    silver:\n", "    silver:", "jobs.silver is spread over resources/gold.job.yml"),
     (GOLD, "gold\n      desc", "gold\n      name: twice\n      desc", "name: twice", "the key 'name' stands twice"),
-    (BUNDLE, "level: CAN_MANAGE_RUN", "level: CAN_RUN", "level: CAN_RUN",
-     "level 'CAN_RUN' is not one of CAN_VIEW, CAN_MANAGE_RUN"),
-    (BUNDLE, "level: CAN_VIEW", "level: CAN_READ", "CAN_READ", "level 'CAN_READ' is not one of CAN_VIEW, CAN_RUN"),
+    (BUNDLE, "level: CAN_MANAGE_RUN", "level: CAN_RUNS", "level: CAN_RUNS",
+     "level 'CAN_RUNS' is not one of CAN_VIEW, CAN_MANAGE_RUN"),
+    (BUNDLE, "- level: CAN_RUN", "- level: CAN_READ", "CAN_READ", "level 'CAN_READ' is not one of CAN_VIEW, CAN_RUN"),
+    (BUNDLE, "SELECT, EXECUTE]", "SELECT, EXECUT]", "EXECUT]", "silver_schema: 'EXECUT' is not a valid Privilege"),
+    (BUNDLE, "          grants: &files", "          grant: &files", "grant: &files", "Unexpected field 'grant'"),
+    (BUNDLE, "        silver: *paused", "        slver: *paused", "slver: *paused", "jobs.slver: there are no tasks"),
+    (BUNDLE, "autoscale: {min_workers: 1, max_workers: 4}", "autoscal: {}", "autoscal:", "Unexpected field 'autoscal'"),
+    (BUNDLE, "continuous_status: UNPAUSED", "continuous_status: UNPAUSE", "_status: UNPAUSE", "'UNPAUSE' is not"),
+    (BUNDLE, "    run_as: *run_as\n", "", "  prod:", "target prod: without run_as its jobs run as whoever deploys"),
+    (BUNDLE, "include:\n  - resources/*.yml", "include: resources/*.yml", "include:", "include is a list of patterns"),
+    ("resources/maintenance.job.yml", "[maintain,", "[maintian,", "parameters", "No such command 'maintian'"),
+    ("resources/maintenance.job.yml", "--once", "--onec", "parameters", "No such option: --onec"),
+    (GOLD, "entry_point: sessionlake", "entry_point: sessionlak", "entry_point", "no 'sessionlak'"),
+    (SETTINGS, "  format: json", "  format: avro\n  payload: {schema_file: depth.avsc}", "schema_file", "no such file"),
     (BUNDLE, "mode: production", "mode: PRODUCTION", "PRODUCTION", "mode 'PRODUCTION' is not one of development"),
     (GOLD, "max_concurrent_runs", "max_concurent_runs", "max_concurent_runs", "max_concurent_runs"),
     (GOLD, "${var.gold_cluster}", "${var.gold_clustre}", "gold_clustre", "there is no such variable"),
-    (GOLD, "${var.budget_policy_id}", "${vars.budget_policy_id}", "${vars", "begins with none of var, resources"),
+    (GOLD, "${var.emails}", "${vars.emails}", "${vars", "begins with none of var, resources"),
     ("resources/logs.volume.yml", "schemas.ops_schema", "schemas.ops", "schemas.ops.", "there is no such resource"),
     (BUNDLE, "    description: Unity Catalog that holds the schemas.\n", "    type: string\n", "  catalog:",
      "variable catalog has no description"),
@@ -61,7 +76,7 @@ def folder(tmp_path):
 
 
 def test_the_bundle_as_it_is_has_no_fault(folder):
-    assert bundle_faults(folder, {}) == []
+    assert bundle_faults(folder, {}, REFUSED) == []
 
 
 @pytest.mark.parametrize(("file", "old", "new", "at", "fault"), WRONG)
@@ -70,9 +85,30 @@ def test_a_wrong_bundle_or_settings_file_is_named_with_its_line(folder, file, ol
     assert old in text
     (folder / file).write_text(text := text.replace(old, new, 1))
     line = next(number for number, said in enumerate(text.splitlines(), 1) if at in said)
-    found = bundle_faults(folder, {})
+    found = bundle_faults(folder, {}, REFUSED)
     assert any(fault in one.text for one in found), found
     assert f"{file}:{line}" in {f"{one.file}:{one.line}" for one in found}, found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("- level: CAN_RUN", "- level: CAN_VIEW", "alerts.backlog: it runs as <service_principal_name>, who"),
+        ("level: CAN_USE\n              group_name: ${var.readers_group}",
+         "level: CAN_USE\n              service_principal_name: ${var.service_principal_name}",
+         "sql_warehouses.warehouse: <service_principal_name> has two levels"),
+    ],
+)  # fmt: skip
+def test_who_runs_an_alert_may_ask_its_warehouse_and_has_one_level_there(folder, old, new, fault):
+    text = (folder / BUNDLE).read_text()
+    assert old in text
+    (folder / BUNDLE).write_text(text.replace(old, new, 1))
+    assert any(one.text.startswith(fault) for one in bundle_faults(folder, {}, REFUSED))
+
+
+@pytest.mark.parametrize("words", [["--config", "a.yml", "run", "all"], ["verify", "silver"], ["--version"]])
+def test_a_jobs_words_may_be_any_command_line(words):
+    assert REFUSED(words) is None
 
 
 def test_doctor_says_so_too(folder, monkeypatch):

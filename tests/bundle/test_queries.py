@@ -1,11 +1,12 @@
 """Alerts and the dashboard ask what stands in resources/queries, and nothing else."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
+from sessionlake.commands.sql_names import COMMENT
+from sessionlake.gold.views import DEFINITIONS
 from sessionlake.lake.schemas import TABLES
 
 RESOURCES = Path(__file__).parents[2] / "resources"
@@ -13,19 +14,19 @@ QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql
 TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
 
 
-@pytest.fixture(scope="module")
-def dashboard():
-    return json.loads((RESOURCES / "sessionlake.lvdash.json").read_text())
+@pytest.fixture
+def dashboard(bundle):
+    return bundle.of("dashboards")["dashboard"]["serialized_dashboard"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def widgets(dashboard):
     return [item["widget"] for page in dashboard["pages"] for item in page["layout"]]
 
 
-def test_a_query_reads_tables_of_the_lake_by_their_names_alone():
+def test_a_query_reads_tables_and_views_of_the_lake_by_their_names_alone():
     for name, sql in QUERIES.items():
-        assert {".".join(found) for found in TABLE.findall(sql)} <= TABLES.keys(), name
+        assert {".".join(found) for found in TABLE.findall(sql)} <= {*TABLES, *DEFINITIONS}, name
         assert sql.count("IDENTIFIER(") == len(TABLE.findall(sql)), name
 
 
@@ -35,7 +36,8 @@ def test_an_alert_asks_a_query_over_the_schemas_of_its_target(files):
         here = r"${var.catalog}.${resources.schemas.\1_schema.name}.\2"
         named = {name: TABLE.sub(here, sql) for name, sql in QUERIES.items()}
         asked[key] = [name for name, sql in named.items() if sql == alert["query_text"]]
-        assert re.search(rf"\b(AS )?{alert['evaluation']['source']['name']}\b", alert["query_text"])
+        last = COMMENT.sub("", alert["query_text"]).rpartition("\nSELECT")[2]
+        assert re.search(rf"\bAS {alert['evaluation']['source']['name']}\b", last)
     assert asked == {
         "backlog": ["backlog"],
         "stopped_layers": ["backlog"],
@@ -48,6 +50,17 @@ def test_the_dashboard_asks_every_query_and_no_other(dashboard):
     asked = {dataset["name"]: "".join(dataset["queryLines"]) for dataset in dashboard["datasets"]}
     assert asked == QUERIES
     assert all([own["keyword"] for own in dataset["parameters"]] == ["prefix"] for dataset in dashboard["datasets"])
+
+
+def test_the_dashboard_shows_the_tables_of_its_target_unless_others_are_chosen(bundle, dashboard):
+    [shown] = {
+        value["value"]
+        for dataset in dashboard["datasets"]
+        for parameter in dataset["parameters"]
+        for value in parameter["defaultSelection"]["values"]["values"]
+    }
+    for schema in ("bronze", "silver", "gold", "ops"):
+        assert bundle.of("schemas")[f"{schema}_schema"]["name"] == f"{shown}{schema}"
 
 
 def test_the_dashboard_has_a_page_each_for_freshness_integrity_and_analytics(dashboard, widgets):

@@ -41,7 +41,7 @@ def test_there_is_one_file_a_resource(files):
 
 
 def test_no_file_has_a_secret_or_a_host(files):
-    paths = [*files.documents, "sessionlake.yml", "resources/sessionlake.lvdash.json", "resources/requirements.txt"]
+    paths = [*files.documents, "sessionlake.yml", "resources/requirements.txt"]
     for path in paths:
         text = (ROOT / path).read_text()
         assert [found[0] for found in (*HOST.finditer(text), *CREDENTIAL.finditer(text))] == [], path
@@ -59,7 +59,7 @@ def test_a_development_target_waits_paused_and_shares_no_name_with_others(dev, p
         ours, theirs = ({resource[field] for resource in target.of(kind).values()} for target in (dev, production))
         assert not ours & theirs
     sent = [target.jobs["publish"]["tasks"][0]["python_wheel_task"]["parameters"][-1] for target in (dev, production)]
-    assert sent[0] != sent[1]
+    assert sent == ["tables.dev.ada.session_rows", f"tables.{production.name}.session_rows"]
 
 
 def test_production_runs_as_the_service_principal_from_one_root(production):
@@ -163,12 +163,21 @@ def test_grants_in_production_are_the_least_that_work(production):
 
 
 def test_operators_can_pause_what_runs_by_itself_and_start_the_rest(production):
-    levels = {key: job["permissions"] for key, job in production.jobs.items()}
-    manage, run = ([{"level": level, "group_name": "lake operators"}] for level in ("CAN_MANAGE", "CAN_MANAGE_RUN"))
-    assert levels == {key: run if key in {"maintenance", "operate"} else manage for key in production.jobs}
-    assert production.config["permissions"] == [
-        {"level": "CAN_VIEW", "service_principal_name": production.config["var"]["service_principal_name"]}
-    ]
+    levels = {key: levels_of(job)["lake operators"] for key, job in production.jobs.items()}
+    assert levels == {
+        key: "CAN_MANAGE_RUN" if key in {"maintenance", "operate"} else "CAN_MANAGE" for key in production.jobs
+    }
+
+
+def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_secrets(production):
+    principal = production.config["var"]["service_principal_name"]
+    [warehouse], [scope] = production.of("sql_warehouses").values(), production.of("secret_scopes").values()
+    assert len(production.of("alerts")) == 4
+    for alert in production.of("alerts").values():
+        assert alert["run_as"] == {"service_principal_name": principal}
+        assert alert["warehouse_id"] == warehouse["id"]
+    assert levels_of(warehouse) == {"analysts": "CAN_USE", principal: "CAN_MONITOR"}
+    assert levels_of(scope) == {principal: "READ"}
 
 
 def test_development_grants_nothing(dev):
@@ -208,6 +217,11 @@ def told(monkeypatch):
 def pace(job):
     """When a job runs by itself."""
     return job.get("schedule") or job.get("continuous") or {}
+
+
+def levels_of(resource):
+    """Who has which level on it."""
+    return {list(given.values())[-1]: given["level"] for given in resource["permissions"]}
 
 
 def clusters(job):

@@ -128,7 +128,7 @@ def test_jobs_without_end_run_as_they_are_deployed(run: Any) -> None:
 
 def shown() -> dict[str, set[str]]:
     """The columns that the dashboard takes of each query."""
-    pages = json.loads((ROOT / "resources" / "sessionlake.lvdash.json").read_text())["pages"]
+    pages = read_bundle(ROOT).merged["resources"]["dashboards"]["dashboard"]["serialized_dashboard"]["pages"]
     widgets = [item["widget"] for page in pages for item in page["layout"]]
     queries = [query["query"] for widget in widgets for query in widget["queries"]]
     return {

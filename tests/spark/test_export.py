@@ -11,10 +11,12 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from typer.testing import CliRunner
 
-from sessionlake.commands.export import point_of, rows_of, size_of
+from sessionlake.cli import app
+from sessionlake.commands.export import point_of, require_there, rows_of, size_of
 from sessionlake.config import Settings
-from sessionlake.errors import UsageError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake import export as module
 from sessionlake.lake.export import FileFormat, export
 from sessionlake.lake.tables import Lake
@@ -24,6 +26,7 @@ TEXTS = ("capture.a", ' say "none",\n ', "", None)
 NONE = "none\n"
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 WIDE = 1 << 40
+MARKS = {"_SUCCESS", "_sessionlake_export"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def settings(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def files(folder: Path) -> list[Path]:
     assert (folder / "_SUCCESS").exists()
-    assert {path.name for path in folder.iterdir() if not path.name.startswith(("part-", "."))} == {"_SUCCESS"}
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(("part-", "."))} == MARKS
     assert [path for path in folder.parent.iterdir() if path.name.startswith(f"{folder.name}.")] == []
     return sorted(folder.glob("part-*"))
 
@@ -122,6 +125,55 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
     with pytest.raises(UsageError, match="holds what no export wrote"):
         write("offset < 4", overwrite=True)
     assert (tmp_path / "out" / "mine.txt").exists()
+
+
+def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_path):
+    rows = rows_of(spark, settings, TABLE, "offset < 2", {})
+    rows.write.json(str(tmp_path / "out"))
+    with pytest.raises(UsageError, match="holds what no export wrote"):
+        export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
+
+
+def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_over_it_goes(
+    spark, settings, tmp_path, monkeypatch
+):
+    def noted(rows: Any, into: Any, *rest: Any) -> None:
+        write(rows, into, *rest)
+        for name in ("_started_7", "_committed_7"):  # as Databricks' does
+            Path(into.path, name).touch()
+
+    write = module._write
+    monkeypatch.setattr(module, "_write", noted)
+    for overwrite in (False, True):
+        rows = rows_of(spark, settings, TABLE, "offset < 2", {})
+        export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
+        assert len(files(tmp_path / "out")) == 1
+
+
+def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tmp_path):
+    view = "gold.data_quality"
+    require_there(settings, view, {})
+    told = export(
+        rows_of(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
+    )
+    assert told.rows == 4
+    assert {json.loads(line)["hour"] for line in files(tmp_path / "o")[0].read_text().splitlines()} == {
+        "2026-01-02T03:00:00.000000Z"
+    }
+    with pytest.raises(UsageError, match="is a view, which has no versions"):
+        require_there(settings, view, point_of(1, None))
+    with pytest.raises(LakeError, match=r"silver\.sessions is not there yet"):
+        require_there(settings, "gold.session_summary", {})
+
+
+def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("sessionlake.commands.export.with_spark", lambda _, work: work(spark))
+    wrong = ["export", TABLE, str(tmp_path / "o"), "--where", "offset / 0 = 1"]
+    result = CliRunner().invoke(app, wrong, env={"SESSIONLAKE_HOME": str(settings.home)})
+    assert result.exit_code == 1
+    assert "error: export: " in result.stderr
+    assert "DIVIDE_BY_ZERO" in result.stderr
+    assert not (tmp_path / "o").exists()
 
 
 def test_no_rows_are_an_export_too(spark, settings, tmp_path):

@@ -96,6 +96,8 @@ class Workspace:
         return {}
 
     def run_now(self, job_id: int, python_params: list[str] | None = None, **_: Any) -> dict[str, Any]:
+        if not "".join(python_params or ()).isascii():
+            raise RefusedError(400, "INVALID_PARAMETER_VALUE", "Parameters must be ASCII.")
         continuous = self.get_job(str(job_id))["settings"].get("continuous")
         if continuous and continuous.get("pause_status") != "PAUSED":
             self.cancel_runs(job_id)

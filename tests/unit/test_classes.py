@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,19 @@ def test_nor_one_of_other_jars(jars: list[Path]) -> None:
     assert classes.kept() is None
     jars.pop()
     assert classes.kept() is None
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
+def test_a_failure_leaves_no_part_of_a_file(
+    jars: list[Path], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(_: object, file: Path) -> None:
+        file.write_text("par")
+        raise error
+
+    monkeypatch.setattr(classes, "_dump", fails)
+    jars[1].write_text("newer jar")
+    before = sorted((jars[0].parent / "jars").iterdir())
+    with suppress(KeyboardInterrupt):
+        classes.keep(None)  # type: ignore[arg-type]
+    assert sorted((jars[0].parent / "jars").iterdir()) == before

@@ -143,10 +143,28 @@ def test_a_place_that_kafka_cannot_have_is_a_usage_error(call, place):
     assert call("trace", *place).exit_code == 2
 
 
-@pytest.mark.parametrize("sql", ["DELETE FROM silver.sessions", "DROP TABLE silver.sessions", "", "/* nothing */"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM silver.sessions",
+        "DROP TABLE silver.sessions",
+        "",
+        "/* nothing */",
+        "WITH t AS (SELECT 1) DELETE FROM silver.sessions WHERE true",
+        "(FROM silver.sessions) INSERT\nOVERWRITE TABLE silver.session_rows SELECT *",
+        "with t as (select 1) merge into silver.sessions using t on true when matched then delete",
+        "WITH t AS (SELECT 1) UPDATE silver.sessions SET gaps = 0",
+        "WITH `a'` AS (SELECT r'\\') DELETE /* */ FROM silver.sessions WHERE '' = ''",
+    ],
+)
 def test_query_refuses_what_does_not_read(call, sql):
     result = call("query", sql)
     assert (result.exit_code, "query reads only" in said(result)) == (2, True)
+
+
+def test_query_takes_the_words_of_writing_in_names_texts_and_comments(call):
+    sql = "WITH t AS (SELECT 'delete from', `insert into`, update -- merge into\n FROM silver.sessions) SELECT * FROM t"
+    assert "silver.sessions is not there yet" in said(call("query", sql))
 
 
 def test_query_of_a_table_that_is_not_there_yet_names_it_and_the_way_to_it(call):

@@ -226,6 +226,15 @@ def test_what_the_run_refuses_is_shown_and_exits_with_1(workspace, remote, tmp_p
     assert "ended as RUN_EXECUTION_ERROR: task main failed; https://page/1000" in result.stderr
 
 
+def test_words_that_a_run_does_not_take_are_refused_before_it_is_started(workspace, remote):
+    deployed(workspace)
+    for words in (["--session", "s", "--why", "Überlauf"], ["--session", "Kühlung"]):
+        result = remote("resolve", "--isolate", *words)
+        assert result.exit_code == 2
+        assert "takes ASCII alone" in result.stderr
+    assert workspace.runs == {}
+
+
 def test_what_is_no_decision_is_refused_before_anything_is_started(workspace, remote):
     deployed(workspace)
     result = remote("resolve", "--session", "s", "--isolate", "--accept-gap")
@@ -268,6 +277,19 @@ def test_a_query_asks_the_deployments_tables_under_their_names_on_a_laptop(works
     assert workspace.statements[0]["statement"] == (
         "SELECT 'silver.sessions', s.* FROM `main`.`dev_ada_silver`.`sessions` s "
         "JOIN `main`.`gold`.`metrics_1h` -- silver.sessions"
+    )
+
+
+def test_names_that_a_statement_gives_itself_stay(workspace, remote):
+    deployed(workspace)
+    workspace.answers = [answered([("n", "LONG")], [["1"]])]
+    sql = "WITH silver AS (SELECT * FROM {}) SELECT silver.topic FROM silver, {}('s', TIMESTAMP '2026-01-01'), {}"
+    names = ("silver.sessions", "silver.session_as_of", "gold.session_summary")
+    assert remote("query", sql.format(*names)).exit_code == 0
+    assert workspace.statements[0]["statement"] == sql.format(
+        "`main`.`dev_ada_silver`.`sessions`",
+        "`main`.`dev_ada_silver`.`session_as_of`",
+        "`main`.`gold`.`session_summary`",
     )
 
 

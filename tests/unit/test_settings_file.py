@@ -84,6 +84,31 @@ def test_a_secret_anywhere_is_not_shown(read, scope):
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "capture: {columns: {price: !secret servers}}",
+        "processors: [{name: !secret servers, class: a}, {name: !secret servers, class: b}]",
+        "processors: [{name: x, class: a, table: !secret table}, {name: y, class: b, table: !secret table}]",
+    ],
+)
+def test_no_check_repeats_a_secret_though_its_own_text_does(read, scope, text):
+    scope |= {"servers": "Hunter2", "table": "silver.hunter2"}
+    with pytest.raises(ConfigError, match="what a secret holds is refused") as error:
+        read(text)
+    assert "hunter2" not in str(error.value).casefold()
+
+
+def test_a_check_of_something_else_is_told_though_there_are_secrets(read, scope):
+    scope["servers"] = "{}"
+    with pytest.raises(ConfigError, match="two processors have the name x"):
+        read("kafka: {options: !secret servers}\nprocessors: [{name: x, class: a}, {name: x, class: b}]")
+
+
+def test_options_are_not_in_a_settings_text():
+    assert "p$" not in repr(Settings(kafka={"options": {"password": "p$"}}))
+
+
 def test_a_secret_that_is_not_there_says_where_to_put_it(read, scope):
     assert scope == {}
     with pytest.raises(ConfigError, match="put-secret s kafka-options"):

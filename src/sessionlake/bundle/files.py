@@ -15,11 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings_file import Document, KeyPath, read_document
+from sessionlake.settings_file import Document, FileError, KeyPath, read_document
 
 BUNDLE_FILE = "databricks.yml"
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 DEVELOPMENT, PRODUCTION = "development", "production"
+LEVELS_BELOW = {
+    "jobs": {"CAN_VIEW": "CAN_VIEW", "CAN_RUN": "CAN_MANAGE_RUN", "CAN_MANAGE": "CAN_MANAGE"},
+    "dashboards": {"CAN_VIEW": "CAN_READ", "CAN_MANAGE": "CAN_MANAGE"},
+    "alerts": {"CAN_VIEW": "CAN_READ", "CAN_RUN": "CAN_RUN", "CAN_MANAGE": "CAN_MANAGE"},
+    "sql_warehouses": {"CAN_VIEW": "CAN_VIEW", "CAN_RUN": "CAN_MONITOR", "CAN_MANAGE": "CAN_MANAGE"},
+    "secret_scopes": {"CAN_VIEW": "READ", "CAN_MANAGE": "MANAGE"},
+}
+"""What the bundle's own levels are on each kind of resource; one that is not here says nothing about it."""
+_RUN_AS = ("jobs", "alerts")
 Tree = dict[str, Any]
 _USER = {"userName": "ada@example.com", "short_name": "ada"}
 
@@ -64,6 +73,11 @@ class BundleFiles:
         _, name, line = max(found, default=(0, file or BUNDLE_FILE, 1))
         return Fault(name, line, text)
 
+    def depth(self, *key: str | int) -> int:
+        """How many of a key's parts, from the first on, the files say."""
+        lines = [document.lines for document in self.documents.values()]
+        return max((n for n in range(1, len(key) + 1) if any(key[:n] in said for said in lines)), default=0)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -94,7 +108,10 @@ def read_bundle(folder: Path) -> BundleFiles:
         ConfigError: there is none, or a file cannot be read.
     """
     main = read_document(folder / BUNDLE_FILE)
-    included = [file for pattern in main.content.get("include", []) for file in sorted(folder.glob(pattern))]
+    patterns = main.content.get("include", [])
+    if not isinstance(patterns, list) or not all(isinstance(own, str) and not own.startswith("/") for own in patterns):
+        raise FileError(main.path, main.line(("include",)) or 0, ": include is a list of patterns of files below here")
+    included = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return BundleFiles(
         {BUNDLE_FILE: main} | {file.relative_to(folder).as_posix(): read_document(file) for file in included}
     )
@@ -118,6 +135,7 @@ def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
     config["var"] = values
     _apply_workspace(config, name)
     _apply_presets(config)
+    _apply_identities(config)
     return Target(name, _resolved(config, config, ()))
 
 
@@ -155,6 +173,22 @@ def _apply_presets(config: Tree) -> None:
             _name_apart(kind, resource, presets.get("name_prefix", ""))
             for when in {"continuous", "schedule", "trigger"} & resource.keys() if paused else ():
                 resource[when].setdefault("pause_status", paused)
+
+
+def _apply_identities(config: Tree) -> None:
+    """The bundle's `run_as` and `permissions`, as each resource has them."""
+    for kind, found in config.get("resources", {}).items():
+        levels = LEVELS_BELOW.get(kind, {})
+        own = [
+            {**given, "level": levels[given["level"]]}
+            for given in config.get("permissions", [])
+            if given["level"] in levels
+        ]
+        for resource in found.values():
+            if "run_as" in config and kind in _RUN_AS:
+                resource.setdefault("run_as", config["run_as"])
+            if own:
+                resource["permissions"] = [*resource.get("permissions", []), *own]
 
 
 def _name_apart(kind: str, resource: Tree, prefix: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from zoneinfo import available_timezones
 
 from sessionlake.bundle.files import Tree
@@ -12,6 +12,8 @@ from sessionlake.settings_file import KeyPath
 
 JobFault = tuple[KeyPath, str]
 """Where in the job, and what."""
+Refused = Callable[[list[str]], str | None]
+"""Why the package's command line refuses words; None if it takes them."""
 
 RUNTIME_CONF = frozenset(
     {
@@ -25,6 +27,8 @@ RUNTIME_CONF = frozenset(
     }
 )
 """Spark's settings that a cluster is given here: a misspelt one would be taken and do nothing."""
+PACKAGE = "sessionlake"
+"""This package, and its one entry point."""
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 _MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 _DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
@@ -42,9 +46,10 @@ _DAY_OF_MONTH = re.compile(r"L(-\d{1,2})?|LW|\d{1,2}W")
 _DAY_OF_WEEK = re.compile(r"L|[1-7]L|[1-7]#[1-5]|[A-Z]{3}L|[A-Z]{3}#[1-5]")
 
 
-def job_faults(job: Tree) -> Iterator[JobFault]:
+def job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     """Everything wrong with one job, resolved."""
     yield from _task_faults(job)
+    yield from _command_faults(job, refused)
     yield from _trigger_faults(job)
     yield from _schedule_faults(job)
     yield from _cluster_faults(job)
@@ -65,6 +70,8 @@ def cron_fault(expression: str) -> str | None:
 
 def _task_faults(job: Tree) -> Iterator[JobFault]:
     tasks = job.get("tasks", [])
+    if not tasks:
+        yield (), "there are no tasks: is it meant for a job of another key?"
     keys = [task["task_key"] for task in tasks]
     yield from ((("tasks",), f"task key {key!r} is used {n} times") for key, n in Counter(keys).items() if n > 1)
     defined = {
@@ -83,6 +90,18 @@ def _task_faults(job: Tree) -> Iterator[JobFault]:
         for field, known in defined.items():
             if field in task and task[field] not in known:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
+
+
+def _command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
+    """What a run of the package's wheel would stumble over at once."""
+    for number, task in enumerate(job.get("tasks", [])):
+        wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
+        if wheel.get("package_name") != PACKAGE:
+            continue
+        if wheel["entry_point"] != PACKAGE:
+            yield (*key, "entry_point"), f"{PACKAGE} has the entry point {PACKAGE}, and no {wheel['entry_point']!r}"
+        if why := refused([str(word) for word in wheel.get("parameters", [])]):
+            yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
 
 def _trigger_faults(job: Tree) -> Iterator[JobFault]:

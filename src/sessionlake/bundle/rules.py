@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,20 +25,12 @@ from sessionlake.bundle.files import (
     resolve,
     texts,
 )
-from sessionlake.bundle.job_rules import job_faults
+from sessionlake.bundle.identity_rules import LEVELS, permission_faults
+from sessionlake.bundle.job_rules import JobFault, Refused, job_faults
 from sessionlake.config import DEFAULT_FILE, wrong_settings
 from sessionlake.errors import ConfigError
-from sessionlake.settings_file import TARGETS, FileError, read_document, read_settings
+from sessionlake.settings_file import TARGETS, FileError, KeyPath, read_document, read_settings
 
-# The bundle's own levels are translated to each resource's. Schemas and volumes have grants instead.
-LEVELS = {
-    "bundle": ["CAN_VIEW", "CAN_RUN", "CAN_MANAGE"],
-    "jobs": ["CAN_VIEW", "CAN_MANAGE_RUN", "CAN_MANAGE", "IS_OWNER"],
-    "dashboards": ["CAN_READ", "CAN_RUN", "CAN_EDIT", "CAN_MANAGE"],
-    "alerts": ["CAN_READ", "CAN_RUN", "CAN_EDIT", "CAN_MANAGE"],
-    "sql_warehouses": ["CAN_VIEW", "CAN_USE", "CAN_MONITOR", "CAN_MANAGE", "IS_OWNER"],
-    "secret_scopes": ["READ", "WRITE", "MANAGE"],
-}
 MODELS = {
     "jobs": "Job",
     "schemas": "Schema",
@@ -54,20 +46,21 @@ _KEPT = {"schemas", "secret_scopes"}
 _KEPT_VOLUME = "checkpoints"
 
 
-def bundle_faults(folder: Path, given: Mapping[str, Any]) -> list[Fault]:
+def bundle_faults(folder: Path, given: Mapping[str, Any], refused: Refused) -> list[Fault]:
     """Everything wrong with the bundle in a folder, in order.
 
     Args:
         given: values of variables.
+        refused: says why the package's command line refuses a job's words.
     """
     try:
         files = read_bundle(folder)
     except FileError as error:
         return [_unreadable(folder, error)]
     found = [*_key_faults(files), *_mode_faults(files), *_level_faults(files), *_reference_faults(files)]
-    found += [*_model_faults(files)]
+    found += [*_kind_faults(files)]
     if not found:
-        found += [fault for name in files.targets for fault in _target_faults(files, name, given)]
+        found += [fault for name in files.targets for fault in _target_faults(files, name, given, refused)]
     return sorted({*found, *settings_faults(folder, files)})
 
 
@@ -76,8 +69,12 @@ def settings_faults(folder: Path, files: BundleFiles) -> Iterator[Fault]:
     try:
         document = read_document(folder / DEFAULT_FILE)
         for name in (None, *files.targets):
-            for line, text in wrong_settings(read_settings(document, name)):
+            said = read_settings(document, name)
+            for line, text in wrong_settings(said):
                 yield Fault(DEFAULT_FILE, line or 1, text)
+            for key, path in said.paths():
+                if path.is_relative_to(folder) and not path.is_file():
+                    yield Fault(DEFAULT_FILE, said.line(key) or 1, f"{path.relative_to(folder)}: there is no such file")
     except FileError as error:
         yield _unreadable(folder, error)
         return
@@ -119,6 +116,8 @@ def _mode_faults(files: BundleFiles) -> Iterator[Fault]:
         if target.get("mode") not in {DEVELOPMENT, PRODUCTION}:
             text = f"target {name}: mode {target.get('mode')!r} is not one of {DEVELOPMENT}, {PRODUCTION}"
             yield files.fault(text, "targets", name, "mode")
+        if target.get("mode") == PRODUCTION and not (target.get("run_as") or files.merged.get("run_as")):
+            yield files.fault(f"target {name}: without run_as its jobs run as whoever deploys", "targets", name)
 
 
 def _level_faults(files: BundleFiles) -> Iterator[Fault]:
@@ -171,45 +170,52 @@ def _dangling(files: BundleFiles, path: str) -> str | None:
     return next((text for text, applies in wrong.items() if applies), None)
 
 
-def _model_faults(files: BundleFiles) -> Iterator[Fault]:
-    for kind, key, resource in _resources(files.merged):
-        if kind not in MODELS:
-            yield files.fault(f"there is no kind of resource {kind!r} here", "resources", kind)
-        elif models_are_here() and (wrong := _refused(kind, resource)):
-            name = next((word for word in re.findall(r"'(\w+)'", wrong) if word != MODELS[kind]), "")
-            yield files.fault(f"{kind}.{key}: {wrong}", "resources", kind, key, *_key_of(resource, name))
+def _kind_faults(files: BundleFiles) -> Iterator[Fault]:
+    for document in files.documents.values():
+        for _, scope, key in _scopes(document.content):
+            for kind in {kind for kind, _, _ in _resources(scope)} - MODELS.keys():
+                yield files.fault(f"there is no kind of resource {kind!r} here", *key, "resources", kind)
 
 
-def _refused(kind: str, resource: Tree) -> str | None:
+def _refused_by_model(kind: str, resource: Tree) -> str | None:
+    """What a resource's model says against it; None if nothing, or if the models are not here."""
+    if not models_are_here():
+        return None
     model = getattr(import_module(f"databricks.bundles.{kind}"), MODELS[kind])
     try:
-        model.from_dict(resource)
+        model.from_dict({name: value for name, value in resource.items() if name != "id"})
     except (TypeError, ValueError) as error:
         return " ".join(str(error).split())
     return None
 
 
-def _key_of(node: Any, name: str) -> tuple[str | int, ...]:
-    """Where below a node a key of this name stands."""
+def _key_of(node: Any, word: str) -> KeyPath:
+    """Where below a node a key or a value of this name stands."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
-        if key == name:
+        if word in (key, value):
             return (key,)
-        if below := _key_of(value, name):
+        if below := _key_of(value, word):
             return (key, *below)
     return ()
 
 
-def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Iterator[Fault]:
+def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refused: Refused) -> Iterator[Fault]:
     try:
         target = resolve(files, name, given)
     except ConfigError as error:
         yield files.fault(f"target {name}: {error}", "targets", name)
         return
-    for key, job in target.jobs.items():
-        for path, text in job_faults(job):
-            place = _place(files, name, ("resources", "jobs", key, *path))
-            yield files.fault(f"jobs.{key}: {text}", *place)
+    for kind, key, resource in _resources(target.config):
+        own = ("resources", kind, key)
+        if wrong := _refused_by_model(kind, resource):
+            word = next((word for word in re.findall(r"'([\w-]+)'", wrong) if word != MODELS[kind]), "")
+            found: Iterable[JobFault] = [(_key_of(resource, word), wrong)]
+        else:
+            own_faults = job_faults(resource, refused) if kind == "jobs" else ()
+            found = [*own_faults, *permission_faults(target, kind, resource)]
+        for path, text in found:
+            yield files.fault(f"{kind}.{key}: {text}", *_place(files, name, (*own, *path)))
     if target.production:
         yield from _unkept(files, target)
 
@@ -217,19 +223,18 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any]) -> I
 def _place(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Where a value of a resource is said: by the variable that it is taken from, if it is."""
     node: Any = files.merged
-    for depth, part in enumerate(key):
+    for depth in range(len(key) + 1):
         if isinstance(node, str) and (whole := REFERENCE.fullmatch(node)) and whole[1].startswith("var."):
             variable = whole[1].removeprefix("var.")
             own = ("targets", target, "variables", variable)
             chosen = variable in files.targets[target].get("variables", {})
             return own if chosen else ("variables", variable, "default", *key[depth:])
         try:
-            node = node[part]
+            node = node[key[depth]]
         except (LookupError, TypeError):
             break
-    if isinstance(node, str) and (whole := REFERENCE.fullmatch(node)) and whole[1].startswith("var."):
-        return ("variables", whole[1].removeprefix("var."), "default")
-    return key
+    said = ("targets", target, *key)
+    return said if files.depth(*said) - 2 > files.depth(*key) else key
 
 
 def _unkept(files: BundleFiles, target: Target) -> Iterator[Fault]:

@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from sessionlake.lake.reading import TableReader
 
+PROGRAM = "sessionlake"
 _CHECKPOINTED = ("bronze", "silver", "gold")
 # Tables that only grow, and which column of the ledger says by how much; where none does, its outputs do.
 _GROWING = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
@@ -81,17 +85,40 @@ def examine(file: Path | None = None) -> list[Finding]:
     return [*findings, *_books(settings)]
 
 
-def examine_bundle(folder: Path = Path()) -> list[Finding]:
-    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line."""
+def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
+    """Checks the bundle in a folder and its settings file, for every target; a check's name is the file and line.
+
+    Args:
+        commands: of the command line, whose words jobs give.
+    """
     from sessionlake.bundle.rules import bundle_faults, models_are_here
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in bundle_faults(folder, given)]
+    faults = bundle_faults(folder, given, partial(refusal, commands))
+    found = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_here():
         text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
         found.append(Finding(Level.WARN, "models", text))
     return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
+
+
+def refusal(command: Any, words: Sequence[str]) -> str | None:
+    """Why a command line is refused before it does anything; None if it is not."""
+    context, name, rest = None, PROGRAM, list(words)
+    try:
+        while True:
+            context = command.make_context(name, rest, parent=context)
+            if not hasattr(command, "resolve_command"):
+                return None
+            left = [*context._protected_args, *context.args]  # noqa: SLF001 - a group's words have no public name
+            name, command, rest = command.resolve_command(context, left)
+    except typer.Exit:  # asked for help, or the version
+        return None
+    except Exception as error:
+        if hasattr(error, "format_message"):  # Typer's own, of a wrong use
+            return str(error.format_message())
+        raise
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sessionlake.config import Settings
     from sessionlake.lake.export import Exported
+    from sessionlake.lake.tables import Lake
 
 
 class Formats(StrEnum):
@@ -40,12 +41,21 @@ def export(
     """Write a table's rows as plain files: all of them, or nothing."""
     settings = settings_of(config)
     limit, moment = size_of(max_file_size), point_of(version, as_of)
-    require_there(settings, table)
+    require_there(settings, table, moment)
     from sessionlake.lake.export import FileFormat
     from sessionlake.lake.export import export as write
 
     def work(spark: SparkSession) -> Exported:
-        return write(rows_of(spark, settings, table, where, moment), path, FileFormat(form), limit, overwrite=overwrite)
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from sessionlake.streaming.errors import failure_of
+
+        rows = rows_of(spark, settings, table, where, moment)
+        try:
+            return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
+        except (PySparkException, Py4JError) as error:  # a condition fails, too, only when it is computed
+            raise LakeError(f"export: {failure_of(error)}") from error
 
     found = with_spark(settings, work)
     say(f"{found.rows:,} rows of {table} in {found.files:,} files of {found.bytes:,} bytes")
@@ -89,49 +99,57 @@ def point_of(version: int | None, as_of: str | None) -> dict[str, Any]:
     return {"timestampAsOf": f"{moment:%Y-%m-%d %H:%M:%S.%f}"}
 
 
-def require_there(settings: Settings, table: str) -> None:
+def require_there(settings: Settings, table: str, moment: dict[str, Any]) -> None:
     """Refuses, before Spark is started, what is not there.
 
     Raises:
-        UsageError: the lake has no such table.
-        LakeError: it has not been created yet.
+        UsageError: the lake has no such table, or a version is asked of a view.
+        LakeError: it, or the table that a view is of, has not been created yet.
     """
     from sessionlake.commands.query import tables
+    from sessionlake.gold.views import DEFINITIONS
     from sessionlake.lake.tables import Lake
 
     if table not in tables(settings):
         raise UsageError(f"export: {table} is no table of the lake: there are {', '.join(tables(settings))}")
-    if Lake(settings).surely_lacks(table):
-        raise LakeError(f"export: {table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
-
-
-def _rows(spark: SparkSession, settings: Settings, table: str, where: str | None, moment: dict[str, Any]) -> DataFrame:
-    """The rows of one version, whatever is committed meanwhile."""
-    from sessionlake.lake.tables import Lake
-
-    lake = Lake(settings)
-    point = moment or {"versionAsOf": lake.last_commit(spark, table).version}
-    rows = lake.storage.read(spark, table, point)
-    return rows if where is None else rows.where(where)
+    if moment and table in DEFINITIONS:
+        raise UsageError(f"export: {table} is a view, which has no versions: leave out --version and --as-of")
+    needed = DEFINITIONS[table].main if table in DEFINITIONS else table
+    if Lake(settings).surely_lacks(needed):
+        raise LakeError(f"export: {needed} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
 
 
 def rows_of(
     spark: SparkSession, settings: Settings, table: str, where: str | None, moment: dict[str, Any]
 ) -> DataFrame:
-    """The rows of one version of the table that meet a condition, whatever is committed meanwhile.
+    """The rows of a table or view that meet a condition: of one version, whatever is committed meanwhile.
 
     Raises:
-        UsageError: Spark does not accept the condition, or there is no such version.
+        UsageError: Spark does not accept the condition, or there is no such table or version.
     """
     from pyspark.errors import PySparkException
 
     from sessionlake.commands.query import one_line
+    from sessionlake.gold.views import DEFINITIONS
     from sessionlake.lake.tables import Lake
 
     lake = Lake(settings)
-    point = moment or {"versionAsOf": lake.last_commit(spark, table).version}
     try:
-        rows = lake.storage.read(spark, table, point)
+        if table in DEFINITIONS:
+            rows = _view(spark, lake, table)
+        else:
+            rows = lake.storage.read(spark, table, moment or {"versionAsOf": lake.last_commit(spark, table).version})
         return rows if where is None else rows.where(where)
     except PySparkException as error:
         raise UsageError(f"export: {one_line(str(error))}") from error
+
+
+def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
+    """A view's rows, kept as they are first computed: it has no version that could be read again."""
+    from pyspark import StorageLevel
+
+    from sessionlake.gold.views import create_views
+
+    if not lake.storage.keeps_functions:
+        create_views(spark, lake, [name])
+    return spark.table(lake.storage.view(spark, name)).persist(StorageLevel.DISK_ONLY)

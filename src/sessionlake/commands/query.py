@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
-from sessionlake.commands.sql_names import COMMENT
+from sessionlake.commands.sql_names import COMMENT, QUOTED
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
@@ -21,13 +21,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
+# Behind these a statement may go on to write what it reads: WITH … DELETE FROM, FROM … INSERT INTO.
+_BEFORE_WRITES = ("with", "from")
+_WRITES = re.compile(
+    r"\b(insert\s+(?:into|overwrite)|delete\s+from|merge\s+(?:with\s+schema\s+evolution\s+)?into|update\b(?=.*\bset))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_UNSAID = re.compile(rf"`[^`]*`|\br'[^']*'|\br\"[^\"]*\"|{QUOTED.pattern}", re.IGNORECASE | re.DOTALL)
 _OWN = tuple(TABLES)
 _LISTS = ("show", "describe", "desc")
-_FUNCTIONS = {
-    SESSION_AS_OF: create_session_as_of,
-    METRICS_BETWEEN: create_metrics_between,
-    DATA_QUALITY_SINCE: create_quality_since,
+FUNCTIONS = {
+    f"silver.{SESSION_AS_OF}": create_session_as_of,
+    f"gold.{METRICS_BETWEEN}": create_metrics_between,
+    f"gold.{DATA_QUALITY_SINCE}": create_quality_since,
 }
+"""What creates each of the lake's SQL functions, by the name that it has in a catalog; on a laptop it has no schema."""
 
 
 def check(settings: Settings, sql: str) -> None:
@@ -53,9 +61,11 @@ def require_reading(sql: str) -> None:
     """Refuses a statement that does not read.
 
     Raises:
-        UsageError: it begins with another word.
+        UsageError: it begins with another word, or goes on, behind what it reads, with one that writes.
     """
     first = first_word(sql)
+    if first in _BEFORE_WRITES and (found := _WRITES.search(_UNSAID.sub(" ", sql))):
+        raise UsageError(f"query: the statement goes on with {' '.join(found[1].split()).upper()}; query reads only")
     if first not in _READS:
         raise UsageError(
             f"query: the statement begins with {first.upper() or 'nothing'!r}; "
@@ -88,8 +98,8 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     lake.register(spark, [name for name in opened if name not in DEFINITIONS])
     if not lake.storage.keeps_functions:
         create_views(spark, lake, [name for name in opened if name in DEFINITIONS])
-    for function, create in _FUNCTIONS.items():
-        if re.search(rf"\b{function}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
+    for function, create in FUNCTIONS.items():
+        if re.search(rf"\b{function.split('.')[1]}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
             create(spark, settings)
     try:
         return collected(spark.sql(sql))

@@ -27,6 +27,9 @@ _SAMPLE = 20_000
 # A file that came out too large is written again with so much less than would just fit.
 _MARGIN = 0.9
 _SUCCESS = "_SUCCESS"
+# What tells an export from the output of another writer.
+_MARKER = "_sessionlake_export"
+_ROWS = "part-"
 _TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
 _UNTRIMMED = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 _NESTED = {"array", "map", "struct"}
@@ -149,14 +152,14 @@ class _Folder:
         if self._files.getFileStatus(self._here).isFile():
             raise UsageError(f"export: {self.path} is a file: name a folder")
         names = [name for name, _ in self._list()]
-        if not names or (overwrite and _SUCCESS in names and all(map(_is_ours, names))):
+        if not names or (overwrite and _MARKER in names and all(map(_is_ours, names))):
             return
         what = "holds what no export wrote" if overwrite else "is not empty (--overwrite replaces an earlier export)"
         raise UsageError(f"export: {self.path} {what}: name another folder")
 
     def sizes(self) -> list[int]:
         """Bytes of each file with rows."""
-        return [size for name, size in self._list() if name.startswith("part-")]
+        return [size for name, size in self._list() if name.startswith(_ROWS)]
 
     def move_to(self, other: _Folder) -> None:
         """Gives what is here the other's place; if that fails, what was there is there again."""
@@ -165,7 +168,9 @@ class _Folder:
         self._files.mkdirs(other._here.getParent())
         if replaces and not self._files.rename(other._here, former):
             raise UsageError(f"export: {other.path} cannot be replaced: remove it")
-        self._remove(self._new(self._here, _SUCCESS))
+        for name in [name for name, _ in self._list() if not name.startswith(_ROWS)]:
+            self._remove(self._new(self._here, name))  # what Spark's committer notes; Databricks' leaves more of it
+        self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, other._here):
             if replaces:
                 self._files.rename(former, other._here)
@@ -186,4 +191,4 @@ class _Folder:
 
 
 def _is_ours(name: str) -> bool:
-    return name == _SUCCESS or re.fullmatch(r"part-\d+-.*", name) is not None
+    return name in {_SUCCESS, _MARKER} or name.startswith(_ROWS)

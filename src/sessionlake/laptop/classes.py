@@ -51,12 +51,15 @@ def keep(spark: SparkSession) -> None:
     from py4j.protocol import Py4JError
 
     partial = _folder() / f"classes.{os.getpid()}"
-    with suppress(Py4JError, OSError):
-        _dump(spark, partial)
-        name = f"classes-{fingerprint(_loaded_from())}-{partial.stat().st_size}.jsa"
-        partial.replace(_folder() / name)
-        for old in sorted(_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[_KEPT:]:
-            old.unlink(missing_ok=True)
+    try:
+        with suppress(Py4JError, OSError):
+            _dump(spark, partial)
+            name = f"classes-{fingerprint(_loaded_from())}-{partial.stat().st_size}.jsa"
+            partial.replace(_folder() / name)
+            for old in sorted(_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[_KEPT:]:
+                old.unlink(missing_ok=True)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def fingerprint(files: Iterable[Path]) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.config import SchemaSettings, Settings, load_settings
-from sessionlake.errors import NotThereError
+from sessionlake.config import CONFIG_VARIABLE, SchemaSettings, Settings, load_settings, settings_of
+from sessionlake.errors import ConfigError, NotThereError
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
+from sessionlake.settings_file import TARGET_VARIABLE, TARGETS, read_document, read_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +24,10 @@ _VARIABLE = "NOTEBOOK_"
 class Book:
     """One run of a notebook.
 
-    On Databricks, `spark`, `dbutils` and `display` are in its namespace, and widgets choose `catalog`, `schema_prefix`
-    (`dev_<user>_` in a development target), `config` (the deployed settings file) and `checkpoints`. Elsewhere the home
-    of `SESSIONLAKE_HOME` is read, and pictures are shown by Jupyter, or else saved in the home.
+    On Databricks, `spark`, `dbutils` and `display` are in its namespace, and widgets choose `config` (the deployed
+    settings file), `target` (its section), `catalog`, `schema_prefix` (`dev_<user>_` in a development target) and
+    `checkpoints`. Elsewhere the home of `SESSIONLAKE_HOME` is read, and pictures are shown by Jupyter, or else saved in
+    the home.
 
     Args:
         namespace: the notebook's `globals()`.
@@ -95,13 +97,26 @@ class Book:
         print(f"picture: {path}\n")  # noqa: T201 - a notebook's output
 
     def _deployed(self) -> Settings:
-        """The settings of a deployment, by the widgets."""
-        config = self.parameter("config")
-        settings = load_settings(Path(config) if config else None)
-        catalog = self.parameter("catalog", settings.catalog or "main")
-        prefix = self.parameter("schema_prefix")
-        schemas = {schema: f"{prefix}{settings.schemas.name_of(schema)}" for schema in SchemaSettings.model_fields}
-        checkpoints = self.parameter("checkpoints", f"/Volumes/{catalog}/{schemas['ops']}/checkpoints")
+        """The settings of a deployment, by the widgets; what is secret in them is left out: nothing here needs it.
+
+        Raises:
+            ConfigError: the widgets do not say which file, or which of its targets.
+        """
+        config = self.parameter("config", os.environ.get(CONFIG_VARIABLE, ""))
+        target = self.parameter("target", os.environ.get(TARGET_VARIABLE, ""))
+        given = {name: self.parameter(name) for name in ("catalog", "schema_prefix", "checkpoints")}
+        if not config:
+            raise ConfigError("the widget config is empty: it has the path of the deployed sessionlake.yml")
+        document = read_document(Path(config))
+        if (targets := document.content.get(TARGETS)) and target not in targets:
+            raise ConfigError(f"the widget target has {target!r}: {config} has {', '.join(targets)}")
+        settings = settings_of(read_settings(document, target))
+        catalog = given["catalog"] or settings.catalog or "main"
+        schemas = {
+            schema: f"{given['schema_prefix']}{settings.schemas.name_of(schema)}"
+            for schema in SchemaSettings.model_fields
+        }
+        checkpoints = given["checkpoints"] or f"/Volumes/{catalog}/{schemas['ops']}/checkpoints"
         return settings.model_copy(
             update={"catalog": catalog, "schemas": SchemaSettings(**schemas), "checkpoints": checkpoints}
         )

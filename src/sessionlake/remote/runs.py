@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.errors import RemoteError
+from sessionlake.errors import RemoteError, UsageError
 from sessionlake.remote.deployment import DeployedJob
 
 if TYPE_CHECKING:
@@ -105,7 +105,12 @@ def start(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) 
 
     Args:
         words: that take the place of the task's parameters.
+
+    Raises:
+        UsageError: Databricks does not take one of them.
     """
+    if other := [word for word in words if not word.isascii()]:
+        raise UsageError(f"a run's parameters: Databricks takes ASCII alone, found {', '.join(map(repr, other))}")
     return int(client.jobs.run_now(job.id, python_params=list(words) or None).response.run_id or 0)
 
 

@@ -1,0 +1,53 @@
+"""What a notebook's widgets choose on a platform: the settings file of a deployment, and one of its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.errors import ConfigError
+from sessionlake.notebook.book import Book
+
+FILE = """
+capture: {columns: {price: double}}
+targets:
+  dev: {}
+  prod:
+    capture: {columns: {qty: bigint}}
+    kafka: {options: !secret kafka-options}
+"""
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Callable[..., Settings]:
+    """The settings by widgets' values; `config` is the file unless it is given."""
+    file = tmp_path / "sessionlake.yml"
+    file.write_text(FILE, encoding="utf-8")
+
+    def choose(**widgets: str) -> Settings:
+        values = {"config": str(file)} | widgets
+        dbutils = SimpleNamespace(widgets=SimpleNamespace(text=values.setdefault, get=values.__getitem__))
+        return Book({"spark": object(), "dbutils": dbutils}).settings
+
+    return choose
+
+
+def test_a_target_section_is_read_without_its_secrets(chosen):
+    settings = chosen(target="prod", catalog="lake", schema_prefix="p_")
+    assert set(settings.capture.columns) == {"price", "qty"}
+    assert settings.kafka.options == {}
+    assert (settings.catalog, settings.schemas.ops, settings.checkpoints) == (
+        "lake", "p_ops", "/Volumes/lake/p_ops/checkpoints",
+    )  # fmt: skip
+    assert set(chosen(target="dev").capture.columns) == {"price"}
+
+
+def test_neither_the_file_nor_its_target_is_guessed(chosen):
+    with pytest.raises(ConfigError, match="the widget config is empty"):
+        chosen(config="", target="prod")
+    with pytest.raises(ConfigError, match=r"the widget target has '': .*sessionlake\.yml has dev, prod"):
+        chosen()
