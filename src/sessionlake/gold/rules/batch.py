@@ -27,7 +27,7 @@ from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 StreamTimes = Mapping[str, int]
 """Of topics, in ms."""
 _DAY = 24 * 60
-# Slices that may be in memory at once, about 100 bytes each.
+# About how many slices may be in memory at once, of 100 bytes each.
 _SLICES = 10_000_000
 # Minutes that are worked on at once, however many slices that takes.
 _LEAST_STEP = 60
