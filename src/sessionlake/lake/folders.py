@@ -179,7 +179,7 @@ class Folders(Storage):
         for table in tables:
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
             place, noted = str(self.path(table)), f"sessionlake.registered.{table}"
-            if spark.conf.get(noted, None) != place:
+            if spark.conf.get(noted, None) != place or not spark.catalog.tableExists(table):
                 # Of another home, if any: the name goes, the folder stays.
                 spark.sql(f"DROP TABLE IF EXISTS {'.'.join(map(quote, table.split('.')))}")
                 spark.catalog.createTable(table, path=place, source="delta")
