@@ -10,9 +10,9 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import POINTS, TEXTS
+from sessionlake.gold.aggregate.sources import POINT_KEY, POINTS, TEXTS
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.fold.series import POINT_KEY, RollingAverage
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold_settings import (
     STANDARD_AVERAGES,
     AggregateKind,

@@ -64,8 +64,9 @@ def _adopted(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
     """The logic of a `rolling_average` of a version that noted the number of points alone."""
     if product.table != AVERAGES or not isinstance(product, RollingAverage):
         return None
-    points = lake.storage.properties(spark, AVERAGES).get(_POINTS)
-    if points is None or LOGIC in lake.storage.properties(spark, AVERAGES):
+    noted = lake.storage.properties(spark, AVERAGES)
+    points = noted.get(_POINTS)
+    if points is None or LOGIC in noted:
         return None
     logic = RollingAverage(product.name, product.keys, int(points)).logic
     lake.set_property(spark, AVERAGES, LOGIC, logic)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.gold.fold.outputs import reported
-from sessionlake.gold.fold.pack import ReadChanges
+from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.lake.storage import quote
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
 _NAMED = 200
-_PLACE = "shiftleft(cast(partition AS BIGINT), 47) | offset"
+_PLACE = f"shiftleft(cast(partition AS BIGINT), {PLACE_BITS}) | offset"
 
 
 def beyond_ddl(series: RollingAverage) -> str:

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import one
 
+POINT_KEY = ("topic", "session_id", "row_id", "metric")
+"""What tells series of numbers apart."""
 MARKS = ("topic", "session_id", "row_id", "ts", "position", "ordinal")
 """What every event has of its change; `ts` is event time in milliseconds."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import TEXTS
+from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS
 
 _MINUTE = 60_000
 _POINTS: dict[str, Aggregate | Derived] = {
@@ -23,7 +23,7 @@ _POINTS: dict[str, Aggregate | Derived] = {
 
 METRICS_1M = Product(
     "metrics_1m",
-    keys=("topic", "session_id", "row_id", "metric"),
+    keys=POINT_KEY,
     aggregates=_POINTS,
     bucket_ms=_MINUTE,
     comment="One row a minute of event time",

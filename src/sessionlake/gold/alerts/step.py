@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.sources import POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
@@ -37,7 +38,6 @@ from sessionlake.streaming.folded import Folded
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SERIES = ("topic", "session_id", "row_id", "metric")
 _MATCHED = Upsert((*MATCH.names[:-1],), ("value",), bounded=("event",))
 _TIME = pa.timestamp("us", "UTC")
 _LOGGED = pa.schema(
@@ -83,10 +83,10 @@ class RuleStep:
         """
         reader = self._lake.reader(spark)
         before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
-        points = _rows(folded, METRICS_1M, (*_SERIES, START, "_first_ts", "_last_ts"))
+        points = _rows(folded, METRICS_1M, (*POINT_KEY, START, "_first_ts", "_last_ts"))
         after = self._moved(reader, before, folded, points, read) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
-        touched = points.select(list(_SERIES)).append_column("end", ends).append_column("ts", points["_first_ts"])
+        touched = points.select(list(POINT_KEY)).append_column("end", ends).append_column("ts", points["_first_ts"])
         return Batch(before if begun else before or after, after, touched, matches)
 
     def _moved(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import TEXTS, Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
 from sessionlake.gold.rules.batch import Asked, Stored, StreamTimes
@@ -26,7 +26,6 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 # Up to so many values are named to the files.
 _NAMED = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SERIES = ("topic", "session_id", "row_id", "metric")
 _TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
 _MARKS = ("topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set")
 
@@ -68,7 +67,7 @@ class StoredInLake(Stored):
                 if low >= high:
                     continue
                 within = ((START, operator.ge, _at(low)), (START, operator.lt, _at(high)))
-                columns = [*_SERIES, START, *asked.columns]
+                columns = [*POINT_KEY, START, *asked.columns]
                 for batch in self.reader.batches(_TIERS[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
                     if asked.topics is not None and len(asked.topics) > _NAMED:

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sessionlake.gold.aggregate.sources import POINT_KEY
 from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
-from sessionlake.gold.fold.series import POINT_KEY, RollingAverage
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.types import Bools, Int64s, Payloads
 

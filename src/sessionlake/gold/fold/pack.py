@@ -26,7 +26,8 @@ SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
 _PRODUCT = b"product"
 _SERIES = b"series"
-_PLACE_BITS = 47  # for the offset; the partition is above it
+PLACE_BITS = 47
+"""Of a place in Kafka, those of the offset; the partition is above it."""
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
@@ -143,12 +144,12 @@ def shard_field(index: int) -> str:
 
 def place_of(partition: Int64s, offset: Int64s) -> Int64s:
     """A message's place among those of its topic, in one number."""
-    return (partition << _PLACE_BITS) | offset
+    return (partition << PLACE_BITS) | offset
 
 
 def taken_apart(place: Int64s) -> dict[str, Int64s]:
     """What `place_of` was made of."""
-    return {"partition": place >> _PLACE_BITS, "offset": place & ((1 << _PLACE_BITS) - 1)}
+    return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
 def _points(kept: pa.Table, series: RollingAverage, values: Sequence[str]) -> pa.Table:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-POINT_KEY = ("topic", "session_id", "row_id", "metric")
+from sessionlake.gold.aggregate.sources import POINT_KEY
+
 _OF_SESSION = ("ts", "position", "ordinal")
 # Of several sessions, no position orders points: of one event time, Kafka's order counts.
 _OF_TOPIC = ("ts", "partition", "offset", "ordinal")
