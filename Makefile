@@ -8,6 +8,8 @@ UV_VERSION := 0.13.9
 HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
+# As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

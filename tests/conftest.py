@@ -33,8 +33,9 @@ hypothesis.settings.load_profile("untimed")
 
 _LONGEST = {
     "test_law.py",
-    "test_crash_tables.py",
-    "test_crash_capture.py",
+    "test_demo.py",
+    "test_bundle.py",
+    "test_crash.py",
     "test_rebuild.py",
     "test_gold.py",
     "test_silver_law.py",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sessionlake.commands.archive import archive
 from sessionlake.commands.context import (
     GIVEN,
     INT32_MAX,
@@ -29,15 +30,16 @@ from sessionlake.commands.context import (
     with_spark_if_needed,
 )
 from sessionlake.commands.export import export
+from sessionlake.commands.forget import forget
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.metrics import metrics
 from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
 from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.types import types
 from sessionlake.errors import SessionlakeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
 
 DEBUG = "SESSIONLAKE_DEBUG"
 INTERRUPTED = 130
@@ -106,7 +108,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
 )
-app.command()(export)
+for _command in (export, archive, forget):
+    app.command()(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 
@@ -278,6 +281,7 @@ def query(
 
 
 app.command()(metrics)
+app.command()(types)
 
 
 @app.command()

@@ -36,7 +36,14 @@ from sessionlake.capture import (
 )
 from sessionlake.errors import ConfigError
 from sessionlake.gold_settings import BATCH_BYTES, GoldSettings, ProductSettings
-from sessionlake.kafka_settings import KafkaSettings, OnTopicChange
+from sessionlake.kafka_settings import (
+    BronzeSettings,
+    KafkaSecurity,
+    KafkaSettings,
+    OnTopicChange,
+    SourceKind,
+)
+from sessionlake.reference_settings import EnrichedSettings, JoinSettings, ReferenceSettings
 from sessionlake.settings_file import (
     SCOPE_VARIABLE,
     TARGET_VARIABLE,
@@ -56,6 +63,7 @@ __all__ = [
     "Duration",
     "GoldSettings",
     "Integrity",
+    "KafkaSecurity",
     "KafkaSettings",
     "MaintainSettings",
     "OnTopicChange",
@@ -80,16 +88,7 @@ _OTHER_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE}
 _OTHER_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 # Keys whose values no error text repeats.
-_SECRET = {"options", "registry_auth", "registry_url"}
-
-
-class BronzeSettings(Section):
-    """Kafka to `bronze.messages`."""
-
-    max_offsets_per_trigger: int = Field(1_000_000, gt=0)
-    trigger: Duration = timedelta(seconds=1)
-    topic_refresh: Duration = timedelta(seconds=3)
-    """How soon a new topic or partition is noticed."""
+_SECRET = {"options", "security", "registry_auth", "registry_url", "url", "token"}
 
 
 class SilverSettings(Section):
@@ -167,6 +166,12 @@ class ProcessorSettings(Section):
     """An entry point of the group `sessionlake.processors`, or `module:Class`."""
     topics: Regex = ".*"
     """Which of the captured topics it is given; matches whole names."""
+    key: tuple[str, ...] = ()
+    """Columns of `source`, by whose values it has a state, and is given rows; unless set, sessions and messages."""
+    source: str = Field("silver.session_changes", pattern=r"^(silver|gold)\.[a-z][a-z0-9_]{0,127}$")
+    """The table whose rows it is given, with a `key`."""
+    order: tuple[str, ...] = ("_ts", "topic", "partition", "_position", "session_id", "ordinal")
+    """Columns of `source` by which a key's rows are ordered: no two rows of a key are alike in all of them."""
     table: str | None = Field(None, pattern=r"^(silver|gold)\.[a-z][a-z0-9_]{0,127}$")
     """The output table; `silver.<name>` unless set."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -191,15 +196,16 @@ class ProcessorSettings(Section):
 
 
 class SchemaSettings(Section):
-    """What the four schemas are called in the catalog (development targets put a prefix before them)."""
+    """What the schemas are called in the catalog (development targets put a prefix before them)."""
 
     bronze: str = Field("bronze", min_length=1)
     silver: str = Field("silver", min_length=1)
     gold: str = Field("gold", min_length=1)
     ops: str = Field("ops", min_length=1)
+    reference: str = Field("reference", min_length=1)
 
     def name_of(self, schema: str) -> str:
-        """Catalog name of one of the four."""
+        """Catalog name of one of them."""
         return str(getattr(self, schema))
 
 
@@ -244,6 +250,9 @@ class Settings(BaseSettings):
     @field_validator("processors")
     @classmethod
     def _apart(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
+        for own in value:
+            if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
+                raise ValueError(f"{own.name}: {min(idle)} is for processors with{'out' if own.key else ''} a key")
         for what in ("name", "into"):
             given = [getattr(processor, what) for processor in value]
             if twice := sorted({item for item in given if given.count(item) > 1}):
@@ -266,7 +275,13 @@ class Settings(BaseSettings):
     @property
     def own_tables(self) -> tuple[str, ...]:
         """The tables that this configuration adds to those of every lake."""
-        return tuple(processor.into for processor in self.processors) + self.gold.own_tables
+        gold = self.gold.own_tables + self.gold.reference_tables
+        return tuple(processor.into for processor in self.processors) + gold
+
+    @property
+    def allows_offset_gaps(self) -> bool:
+        """Whether offsets have holes by right: archives are whole by their members' own checks."""
+        return self.kafka.allow_offset_gaps or self.bronze.source is SourceKind.ARCHIVE
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -374,4 +389,12 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     return sorted(field.alias or name for name, field in model.model_fields.items())
 
 
-_LISTED = {"by_topic": TopicRule, "processors": ProcessorSettings, "products": ProductSettings}
+_LISTED = {
+    "security": KafkaSecurity,
+    "by_topic": TopicRule,
+    "processors": ProcessorSettings,
+    "products": ProductSettings,
+    "references": ReferenceSettings,
+    "enriched": EnrichedSettings,
+    "join": JoinSettings,
+}

@@ -48,7 +48,7 @@ class BrokerError(SessionlakeError):
 
 
 class AccessError(SessionlakeError):
-    """Kafka does not let this client in, or not see what it needs: correct `kafka.options`, or what it may do there."""
+    """Kafka does not let this client in, or not see what it needs: correct `kafka.security`, or its rights there."""
 
 
 class RegistryError(SessionlakeError):

@@ -10,6 +10,7 @@ from typing import Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from sessionlake.capture import Duration, Section
+from sessionlake.reference_settings import EnrichedSettings, ReferenceSettings
 
 BATCH_BYTES = ByteSize(256 << 20)
 _NUMBER_KEYS = ("topic", "session_id", "row_id", "metric")
@@ -68,6 +69,8 @@ class ProductSettings(Section):
     """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`)."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
     """Length of the buckets of event time; unless set, all time is one."""
+    lateness: Duration | None = Field(None, ge=timedelta(0))
+    """How long after its bucket's end, in stream time, an event may come; unless set, for ever."""
     aggregates: dict[str, AggregateKind] = Field(default_factory=dict)
     """The columns and what they come from."""
 
@@ -154,8 +157,11 @@ class GoldSettings(Section):
 
     trigger: Duration = timedelta(seconds=20)
     """A batch costs some CPU seconds whatever its size: at a quicker pace, gold would leave silver none."""
-    max_bytes_per_trigger: ByteSize = Field(BATCH_BYTES, gt=0)
-    """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least."""
+    max_bytes_per_trigger: ByteSize = Field(ByteSize(64 << 20), gt=0)
+    """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least.
+
+    In memory, and as rows of gold's tables, that is twenty times as much.
+    """
     rolling_points: int = Field(8, ge=1, le=1024)
     """How many points an average is over, at most, unless `averages` says another number."""
     averages: tuple[AverageSettings, ...] = ()
@@ -163,16 +169,27 @@ class GoldSettings(Section):
     shards: int = Field(64, gt=0, le=65_536)
     products: tuple[ProductSettings, ...] = ()
     """Tables of your own."""
+    references: tuple[ReferenceSettings, ...] = ()
+    """Slowly changing tables, `reference.<name>`, that others write."""
+    enriched: tuple[EnrichedSettings, ...] = ()
+    """Tables of changes joined with them."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        names = [one.name for one in self.averages] + [one.name for one in self.products]
+        names = [one.name for many in (self.averages, self.products, self.enriched) for one in many]
+        names += [one.taken.removeprefix("gold.") for one in self.references]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two products have the name {', '.join(twice)}")
         return self
 
     @property
     def own_tables(self) -> tuple[str, ...]:
-        """The tables that are added to those of every lake."""
+        """The tables of gold that are added to those of every lake."""
         averages = tuple(one.table for one in self.averages if one.name not in STANDARD_AVERAGES)
-        return averages + tuple(one.table for one in self.products)
+        enriched = tuple(one.table for one in self.enriched) + tuple(one.taken for one in self.references)
+        return averages + tuple(one.table for one in self.products) + enriched
+
+    @property
+    def reference_tables(self) -> tuple[str, ...]:
+        """The tables that others write."""
+        return tuple(one.table for one in self.references)

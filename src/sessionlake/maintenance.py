@@ -25,10 +25,16 @@ from sessionlake.publish.job import KEYS
 from sessionlake.retention.removal import Retention
 from sessionlake.runtime.spark import own_session
 from sessionlake.silver import handover
+from sessionlake.streaming.aside import asked
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_ASIDE_SECONDS = 1.0
+CLAIM = "maintain"
+"""What whoever merges and removes files beside the layers claims: none may while a table's history is removed."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +116,16 @@ class Maintenance:
             self._thread.join()
 
     def watch(self, stop: threading.Event, table: str | None = None) -> None:
-        """Goes round the tables until `stop` is set.
+        """Goes round the tables until `stop` is set, or somebody asks to stand aside.
 
         Args:
             table: only this one.
         """
-        while not stop.is_set():
+        while not stop.is_set() and asked(self._settings) is None:
             tables = self._tables() if table is None else [table]
             pause = self._settings.maintain.interval.total_seconds() / max(1, len(tables))
             for name in tables or [""]:
-                if stop.wait(pause):
+                if stop.wait(pause) or asked(self._settings) is not None:
                     return
                 if name:
                     self._on_done(self._maintain(name, at_leisure=True))
@@ -127,6 +133,8 @@ class Maintenance:
     def _run(self) -> None:
         try:
             self.watch(self._stop)
+            while not self._stop.wait(_ASIDE_SECONDS):  # it stood aside
+                self.watch(self._stop)
         except BaseException as error:  # noqa: BLE001 - handed to whoever runs the layers
             self.error = error
 
@@ -179,16 +187,17 @@ def readers(settings: Settings, table: str) -> list[Reader]:
         LakeError: what one of them has read cannot be told.
     """
     if table == MESSAGES:
-        begin = handover.in_force(settings)
-        first = None if begin is None else begin.bronze_version + 1
-        names = [processor.layer for processor in settings.processors]
-        return [_reader(settings, SILVER, first), *(_reader(settings, name) for name in names)]
+        names = [SILVER, *(processor.layer for processor in settings.processors if not processor.key)]
+        begins = {name: handover.in_force(settings, name) for name in names}
+        firsts = {name: None if begin is None else begin.bronze_version + 1 for name, begin in begins.items()}
+        return [_reader(settings, name, firsts[name]) for name in names]
+    names = [own.layer for own in settings.processors if own.key and own.source == table]
     if table == CHANGES:
-        return [_reader(settings, GOLD)]
+        names.append(GOLD)
     if table in KEYS:
         beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
-        return [_reader(settings, folder.name) for folder in sorted(beside)]
-    return []
+        names += [folder.name for folder in sorted(beside)]
+    return [_reader(settings, name) for name in names]
 
 
 def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from sessionlake.bronze import job as bronze
+from sessionlake.bronze import sources as bronze
 from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
@@ -20,9 +20,9 @@ from sessionlake.lake.names import SILVER, SILVER_TABLES
 from sessionlake.lake.tables import storage_of
 from sessionlake.maintenance import Maintenance
 from sessionlake.processors import job as processors
-from sessionlake.runtime.kafka import require_broker
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.streaming.aside import asked, stand_aside
 from sessionlake.streaming.errors import explain
 from sessionlake.streaming.generations import require_whole
 from sessionlake.streaming.losses import refuse_lost_ledger
@@ -72,9 +72,9 @@ def preflight(settings: Settings, layer: Layer) -> None:
         payload_of(settings.capture)
     for processor in settings.processors:
         if processor.layer in parts_of(settings, layer):
-            processors.load(settings, processor.name)
+            processors.require_usable(settings, processor.name)
     if Layer.BRONZE in layer.parts:
-        require_broker(settings)
+        bronze.require(settings)
 
 
 def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: threading.Event) -> bool:
@@ -91,7 +91,7 @@ def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: thread
     with claimed(spark, settings, layer):
         for part in parts_of(settings, layer):
             try:
-                if not _to_the_end(spark, settings, part, stop):
+                if not to_the_end(spark, settings, part, stop):
                     return False
             except SessionlakeError as error:
                 if part in layer.parts or layer is not Layer.ALL:
@@ -110,20 +110,24 @@ def run_live(
     on_failure: Callable[[SessionlakeError], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Runs layers until `stop` is set.
+    """Runs layers until `stop` is set; they stand aside as long as somebody asks them to.
 
     Args:
         on_failure: told of a processor that has stopped while the others go on.
-        on_wait: told when bronze waits for Kafka, and when it goes on.
+        on_wait: told when bronze waits for Kafka, or all stand aside, and when they go on.
 
     Raises:
         SessionlakeError: the first error of any of them; the others have been stopped. What stopped a processor among
             `all` is raised at the end.
     """
-    running = Pipeline(spark, settings, layer, on_failure=on_failure, on_wait=on_wait)
-    with claimed(spark, settings, layer), running as pipeline:
-        pipeline.watch(stop)
-        failed = list(pipeline.failed.values())
+    while True:
+        running = Pipeline(spark, settings, layer, on_failure=on_failure, on_wait=on_wait)
+        with claimed(spark, settings, layer), running as pipeline:
+            why = pipeline.watch(stop)
+            failed = list(pipeline.failed.values())
+        if why is None:
+            break
+        stand_aside(settings, stop, why, on_wait or (lambda _: None))
     if failed:
         raise failed[0]
 
@@ -180,14 +184,17 @@ class Pipeline:
         """Stops them. A batch under way is given up: the next start repeats it."""
         self._stop()
 
-    def watch(self, stop: threading.Event) -> None:
-        """Returns when `stop` is set.
+    def watch(self, stop: threading.Event) -> str | None:
+        """Returns when `stop` is set, or when somebody asks the layers to stand aside: then why.
 
         Raises:
             SessionlakeError: the first error of any layer.
         """
         while not stop.wait(_LOOK_SECONDS):
             self.check()
+            if (why := asked(self._settings)) is not None:
+                return why
+        return None
 
     def check(self) -> None:
         """Raises the error of a layer that has stopped; that of a processor among all, or of maintenance, is noted.
@@ -267,7 +274,8 @@ def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
     refuse_lost_ledger(spark, settings, part)
 
 
-def _to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+    """Has a layer, which must be claimed, take in what is there; whether it came to the end before `stop` was set."""
     _require_sound(spark, settings, part)
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -24,8 +24,16 @@ TARGET_VARIABLE = "SESSIONLAKE_TARGET"
 SCOPE_VARIABLE = "SESSIONLAKE_SECRET_SCOPE"
 TARGETS = "targets"
 KeyPath = tuple[str | int, ...]
+PEM = "-----BEGIN "
+"""How a certificate or key begins that is given as text, where a path could be."""
 # Keys whose values are paths: relative ones begin at the file's folder, wherever the process runs.
-_PATHS = (("capture", "payload", "schema_file"), ("capture", "payload", "schema_files"))
+_PATHS = (
+    ("capture", "payload", "schema_file"),
+    ("capture", "payload", "schema_files"),
+    ("kafka", "security", "ca"),
+    ("kafka", "security", "certificate"),
+    ("kafka", "security", "key"),
+)
 
 
 class FileError(ConfigError):
@@ -88,7 +96,7 @@ class SettingsFile:
         """The files that it names, with the settings that do."""
         for key in _PATHS:
             found = _at(self.content, key)
-            if isinstance(found, str):
+            if _is_path(found):
                 yield key, Path(found)
             elif isinstance(found, dict):
                 yield from (((*key, name), Path(path)) for name, path in found.items() if isinstance(path, str))
@@ -226,12 +234,16 @@ def _at(content: Any, key: Sequence[str | int]) -> Any:
     return content
 
 
+def _is_path(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and not value.lstrip().startswith(PEM)
+
+
 def _beside(content: dict[str, Any], folder: Path) -> None:
     """Lets paths begin where the file is."""
     for *parents, last in _PATHS:
         section = _at(content, parents)
         found = section.get(last) if isinstance(section, dict) else None
-        if isinstance(found, str):
+        if _is_path(found):
             section[last] = str(folder / found)
         elif isinstance(found, dict):
             section[last] = {key: str(folder / path) for key, path in found.items() if isinstance(path, str)}

@@ -89,7 +89,7 @@ def test_two_runs_of_a_job_never_overlap_and_what_ends_has_a_timeout_and_a_queue
 
 def test_schemas_are_named_only_through_their_resource(files):
     environment = files.merged["variables"]["environment"]["default"]
-    for schema in ("bronze", "silver", "gold", "ops"):
+    for schema in ("bronze", "silver", "gold", "ops", "reference"):
         assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}_schema.name}}"
 
 
@@ -155,7 +155,7 @@ def test_grants_in_production_are_the_least_that_work(production):
             key: {principal: {*writes, "CREATE_FUNCTION"}, "analysts": {*reads, "EXECUTE"}}
             for key in ("silver_schema", "gold_schema")
         },
-        "ops_schema": {principal: writes, "analysts": reads},
+        **{key: {principal: writes, "analysts": reads} for key in ("ops_schema", "reference_schema")},
         **{key: {principal: writes} for key in ("silver_rebuild_schema", "ops_rebuild_schema")},
     }
     for volume in production.of("volumes").values():

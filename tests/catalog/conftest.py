@@ -15,26 +15,33 @@ import pytest
 from sessionlake.runtime.spark import DATABRICKS_VARIABLE
 
 _NUMBERS = count(1)
-SCHEMAS = ("bronze", "silver", "gold", "ops")
+SCHEMAS = ("bronze", "silver", "gold", "ops", "reference")
 
 
 # What the same test over folders shows each time, and the shorter ones here of the catalog.
 LONG = {
+    "test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing",
+    "test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on_from",
     "test_silver_is_verified_rebuilt_and_goes_on",
     "test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag",
     "test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same",
     "test_batches_that_die_between_any_two_commits_and_are_replayed_count_once",
     "test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides",
     "test_a_point_far_older_than_the_tail_refines_old_rows_alone",
-    "test_another_number_of_points_or_shards_than_the_tables_have_is_refused_before_anything_starts",
+    "test_another_number_of_points_is_a_rebuild_and_another_one_of_shards_is_refused",
     "test_bronze_is_left_alone_before_silver_has_begun",
     "test_sums_go_on_from_sums_and_are_those_of_all",
     "test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it",
     "test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read",
     "test_live_jobs_take_in_what_comes",
+    "test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees",
     "test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on",
     "test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died",
     "test_batches_that_die_at_any_commit_of_rules_log_nothing_twice",
+    "test_lookups_ask_for_what_changes_name_and_again_for_what_failed",
+    "test_batches_and_corrections_that_die_at_any_commit_are_made_good",
+    "test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between",
+    "test_random_changes_and_corrections_come_to_what_sql_makes_of_them",
 }
 
 

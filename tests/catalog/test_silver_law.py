@@ -1,8 +1,29 @@
-"""Silver in a catalog: thirty streams equal the truth, and a stop commits nothing."""
+"""Silver in a catalog: streams of every class equal the truth, and a stop commits nothing."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from spark.test_silver_law import (  # noqa: F401
+    Pipeline,
+    streams,
     test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides,
     test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing,
 )
+from support.lakes import assert_silver_is_the_truth
+
+
+def test_streams_of_every_class_equal_the_truth_and_a_replay_changes_nothing(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    pipeline, (first, second) = Pipeline(spark, location), streams(batches=2)
+    pipeline.arrive(first)
+    pipeline.stream()
+    assert pipeline.merge() == 1
+    pipeline.arrive(second)
+    pipeline.stream()
+    pipeline.forget(pipeline.batches()[-1])
+    pipeline.stream()
+    assert pipeline.merge() == 1
+    assert_silver_is_the_truth(spark, pipeline.settings, [*first, *second])
+    assert pipeline.merge() == 0

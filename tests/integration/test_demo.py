@@ -157,9 +157,24 @@ LONGEST = """
 """
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(2, marks=pytest.mark.soak), 20])  # while Spark starts; live
-def test_an_interrupted_demo_leaves_nothing_running(begun, tmp_path, seconds):
-    time.sleep(seconds)
+def starting(home: Path) -> bool:
+    """Whether it has begun to start Kafka or Spark."""
+    return (home / "demo").exists()
+
+
+def live(home: Path) -> bool:
+    """Whether a layer has taken something in."""
+    return any((home / "demo" / "warehouse" / "ops" / "ledger" / "_delta_log").glob("*1.json"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("reached", [starting, live])
+def test_an_interrupted_demo_leaves_nothing_running(begun, tmp_path, reached):
+    end = time.monotonic() + 300
+    while not reached(tmp_path):
+        assert begun.poll() is None, begun.communicate()
+        assert time.monotonic() < end, "not reached in time"
+        time.sleep(0.1)
     begun.send_signal(signal.SIGINT)
     out, said = begun.communicate(timeout=120)
     assert "Traceback" not in said

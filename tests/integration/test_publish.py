@@ -8,7 +8,6 @@ import random
 import signal
 import struct
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from sessionlake.lake.upsert import Upsert
 from sessionlake.publish.job import Publication
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.kafka import client_config
+from support.attached import COMMAND, open_to_another
 from support.lakes import folder_of
 from support.sessions import without_generated_code
 
@@ -94,10 +94,10 @@ class Scene:
 
     def publish_killed(self, topic: str, place: str) -> subprocess.CompletedProcess[str]:
         """The same by the command, in a process of its own that dies at a fault point."""
-        words = ["--config", str(self.file), "publish", ROWS, "--topic", topic, "--once"]
-        command = [sys.executable, "-m", "sessionlake", *words]
-        environment = os.environ | {VARIABLE: place}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        command = [*COMMAND, "--config", str(self.file), "publish", ROWS, "--topic", topic, "--once"]
+        with open_to_another(self.spark) as jvm:
+            environment = {**os.environ, **jvm, VARIABLE: place}
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     def table(self) -> dict[tuple[str, ...], Any]:
         rows = self.lake.read(self.spark, ROWS).toArrow().to_pylist()

@@ -26,6 +26,7 @@ from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
+from support.attached import COMMAND, open_to_another
 from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -139,15 +140,17 @@ def test_once_again_changes_nothing_and_more_messages_are_taken_in(taken_in, spa
 
 def test_live_layers_stop_in_order_on_sigterm(mine, spark):
     simulated(mine, messages=500)
-    process = subprocess.Popen(
-        command("run", "all"), env=environment(mine), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        eventually(lambda: count(spark, mine, "ops.ledger") >= 3)
-        process.send_signal(signal.SIGTERM)
-        out, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    with open_to_another(spark) as jvm:
+        process = subprocess.Popen(
+            [*COMMAND, "run", "all"],
+            env={**environment(mine), **jvm}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            eventually(lambda: count(spark, mine, "ops.ledger") >= 3)
+            process.send_signal(signal.SIGTERM)
+            out, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, out, said.splitlines()[-1]) == (0, "", "stopped")
     assert "Traceback" not in said
     assert run_once(spark, mine, Layer.ALL, threading.Event())

@@ -385,6 +385,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
 def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("sessionlake.bronze.query._TRIES", 2)
     real, refused = query.starting_offsets, iter(range(9))
     for topic in ("a", "b"):
         world.send(topic, 0, 3)

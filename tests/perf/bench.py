@@ -77,7 +77,8 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace) -> list[dic
                     break
                 found.append({"shape": shape, "round": number + 1, **json.loads(line)})
         pipeline.stdin.close()
-        pipeline.wait()
+        if pipeline.wait():
+            sys.exit(f"the pipeline ended with {pipeline.returncode} after {found[-1]['stage']} of {shape}")
         return found
     finally:
         down(settings)

@@ -25,6 +25,7 @@ from sessionlake.gold_settings import AverageSettings, ProductSettings
 from sessionlake.history.explain import Offsets, explain
 from sessionlake.lake.names import (
     AVERAGES,
+    LATE_POINTS,
     LEDGER,
     METRICS_1H,
     METRICS_1M,
@@ -59,7 +60,7 @@ class Feed:
 
     def write(self, changes: Iterable[Change]) -> Feed:
         names = self.lake.reader(self.spark).schema(CHANGES).names
-        rows = [dict(zip(names, (*c, 0, None, None, self.batch), strict=True)) for c in changes]
+        rows = [dict(zip(names, (*c, 0, c[15], None, self.batch), strict=True)) for c in changes]
         write_rows(self.spark, self.lake, CHANGES, rows)
         self.batch += 1
         return self
@@ -168,7 +169,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, seed:
         changes.append(change(session, row, i, (i - late) * 5 * SECOND, i * 3 * 60 * SECOND, **values))
     start = 0
     feed.declare(of="texts", n="count", texts="approx_distinct")
-    for cut in [*sorted(rng.sample(range(150), 2)), 150]:
+    for cut in [*sorted(rng.sample(range(150), rng.randint(1, 2))), 150]:
         feed.write(changes[start:cut]).run()
         start = cut
     assert (feed.averages(), feed.minutes()) == by_hand(changes, 3)
@@ -197,8 +198,9 @@ SMALL = 65_536, [*((place, 1) for place in EVERY), (f"after:{LEDGER}", 1)]
 LARGE = 0, [(f"before:{AVERAGES}", 2), (f"before:{METRICS_1M}", 1)]
 
 
+@pytest.mark.parametrize("sizes", [[SMALL], pytest.param([SMALL, LARGE], marks=pytest.mark.soak)], ids=len)
 def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, sizes: list[tuple[int, list[tuple[str, int]]]]
 ):
     """Each batch has new rows and changed rows of both tables, points older than the tail, and a session of its own.
 
@@ -206,7 +208,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
     """
     changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(30)]
     feed.write(changes).run()
-    for number, (inline, places) in enumerate([SMALL, LARGE]):
+    for number, (inline, places) in enumerate(sizes):
         newest = 290 + 200 * number
         times = [5 + number, newest - 5, newest + 20, newest + 200]
         place = len(changes)
@@ -223,9 +225,35 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
         feed.run()
         assert (feed.averages(), feed.minutes()) == by_hand(changes, 3), number
     feed.require_exact()
-    assert len(feed.restated()) > 8
+    assert len(feed.restated()) > 4 * len(sizes)
     ledger = feed.ledger()
-    assert sorted(row["batch_id"] for row in ledger) == [0, 1, 2]
+    assert sorted(row["batch_id"] for row in ledger) == list(range(len(sizes) + 1))
+
+
+def test_what_comes_too_late_for_a_product_is_told_instead_of_counted_whatever_the_batches(feed: Feed):
+    own = {"name": "own", "keys": ["topic", "metric"], "bucket": "1 minute", "aggregates": {"n": "count"}}
+    products = (ProductSettings.model_validate(own | {"lateness": "30 seconds"}),)
+    gold = feed.settings.gold.model_copy(update={"products": products})
+    feed.settings = feed.settings.model_copy(update={"gold": gold})
+    times = [(0, 0), (59, 89), (1, 89), (59, 90), (70, 90), (-1, 90), (61, 200), (130, 200)]
+    arrived = [change("s", "r", i, ts * SECOND, now * SECOND, price=1.0) for i, (ts, now) in enumerate(times)]
+    feed.write(arrived[:3]).run().write(arrived[3:5]).write(arrived[5:]).run()
+    counted = [(row["window_start"].timestamp(), row["n"]) for row in rows_of(feed.spark, feed.lake, "gold.own")]
+    assert sorted(counted) == [(0, 3), (60, 1), (120, 1)]
+
+    def late() -> list[tuple[Any, ...]]:
+        rows = rows_of(feed.spark, feed.lake, LATE_POINTS)
+        return sorted((r["table"], r["offset"], r["ts"], r["stream_time"]) for r in rows)
+
+    told = [("gold.own", i, times[i][0] * SECOND, times[i][1] * SECOND) for i in (3, 5, 6)]
+    assert late() == told
+    assert {o["table"]: o["rows"] for o in max(feed.ledger(), key=itemgetter("batch_id"))["outputs"]}[LATE_POINTS] == 3
+    verified = verify_gold(feed.spark, feed.settings, [products_of(feed.settings)[-1]])
+    assert [(one.table, one.first) for one in verified] == [("gold.own", None), (LATE_POINTS, None)]
+    [first], _ = explain(feed.spark, feed.settings, "gold.own", "window_start = timestamp_seconds(0)", message=(0, 3))
+    assert (first.events, first.holds) == (3, False)
+    job.make_tables(feed.spark, feed.settings, [products_of(feed.settings)[-1]])
+    assert late() == told
 
 
 class Dying:
@@ -317,6 +345,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         job.start(feed.spark, feed.settings, once=True)
 
 
+@pytest.mark.soak
 def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Feed):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i)) for i in range(6)]
     feed.declare(n="count").write(changes[:2]).run()
@@ -378,7 +407,7 @@ def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkey
     changes = [change("st"[i % 2], "r", i, ts, price=rng.gauss(1e6, 1)) for i, ts in enumerate(times)]
     feed.write(changes[:80]).run()
     limit(monkeypatch, rewritten_rows=0)  # what is replaced is marked in deletion vectors
-    feed.write(changes[80:100]).run().write(changes[100:]).run()
+    feed.write(changes[80:]).run()
     epoch, sql = datetime.fromtimestamp(0, UTC), "SELECT * FROM metrics_between({}, {}) ORDER BY session_id"
     for begin, end in ((-25 * hour, 49 * hour + hour / 60), (3 * hour + hour / 4, 5 * hour)):
         found = metrics(feed.settings, epoch + begin, epoch + end, spark=feed.spark).rows.to_pylist()

@@ -123,6 +123,7 @@ def everything_but_bronze(run: Pipeline) -> None:
     shutil.rmtree(folder_of(run.lake, ROWS))
 
 
+@pytest.mark.soak
 def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run: Pipeline) -> None:
     everything_but_bronze(run)
     assert {"files", "tables", "layers"} <= faults(run.settings)

@@ -16,9 +16,11 @@ from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
+from sessionlake.processors import keyed
+from sessionlake.processors.rebuild import compared, rebuild
 from sessionlake.protocol.types import Row
 from sessionlake.silver.decisions import decide, stopped_at
-from support.lakes import rows_of, write_bronze
+from support.lakes import rows_of, write_bronze, write_rows
 
 HOUR = 3_600_000
 MODULE = """
@@ -31,7 +33,7 @@ class Count:
 
 class Counted(Processor[Count]):
     state = Count
-    output = {{"seen": "bigint", "why": "string"}}
+    output = {{"seen": "bigint", "why": "string"{column}}}
     version = {version}
 
     def on_message(self, state, message):
@@ -52,26 +54,27 @@ MIGRATE = """
 
 
 @pytest.fixture
-def counted(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+def counted(spark: Any, tmp_path: Path, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Counted:
     monkeypatch.chdir(tmp_path)
-    return Counted(spark, tmp_path)
+    return Counted(spark, tmp_path, location)
 
 
 class Counted:
     """A processor from a module in the working folder, over a bronze table that the test writes."""
 
-    def __init__(self, spark: Any, folder: Path) -> None:
-        self.spark, self._folder = spark, folder
+    def __init__(self, spark: Any, folder: Path, location: dict[str, Any]) -> None:
+        self.spark, self.folder = spark, folder
         capture = CaptureSettings(columns={"x": "bigint"})
-        self.settings = Settings(home=folder / "home", capture=capture, silver=SilverSettings(shards=3))
+        self.settings = Settings(**location, capture=capture, silver=SilverSettings(shards=3))
         self.lake = Lake(self.settings)
         self.lake.ensure(spark, ["bronze.messages"])
         self._offset = 0
         self.use("counted_v1")
 
-    def use(self, module: str, version: int = 1, migrate: str = "", **settings: Any) -> None:
-        """Deploys a version of the class."""
-        (self._folder / f"{module}.py").write_text(MODULE.format(version=version, migrate=migrate))
+    def use(self, module: str, version: int = 1, migrate: str = "", column: str = "", **settings: Any) -> None:
+        """Deploys a version of the class; with a column more in its output, if one is given."""
+        declared = f', "{column}": "bigint"' if column else ""
+        (self.folder / f"{module}.py").write_text(MODULE.format(version=version, migrate=migrate, column=declared))
         own = ProcessorSettings(name="counted", target=f"{module}:Counted", topics=r"capture\.a", **settings)
         self.settings = self.settings.model_copy(update={"processors": (own,)})
 
@@ -184,3 +187,132 @@ def test_where_one_stops_is_decided_before_silver_comes_there(counted: Counted) 
     assert [row[1] for row in counted.rows()] == [0, 0, 1]
     changed = rows_of(counted.spark, counted.lake, "silver.integrity_events")
     assert [(row["action"], row["offset"]) for row in changed] == [("accepted", 1)]
+
+
+OTHERWISE = """
+    def initial(self, session):
+        return Count(10 if session.session_id == "t" else 0)
+
+    def on_timeout(self, state, timer):
+        return ()
+"""
+
+
+def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on_from(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted.arrive(("s", said("snapshot", 0), 0), ("t", said("snapshot", 0), 500))
+    counted.run()
+    counted.arrive(("s", said("update", 1), 1200))
+    counted.run()
+    stored = counted.rows()
+    counted.arrive(("t", said("update", 1), 1300))
+
+    counted.use("counted_v4", version=2, migrate=OTHERWISE, column="more")
+    shown = compared(counted.spark, counted.settings, "counted")
+    assert shown.counts == {"removed": 1, "changed": 1}
+    assert shown.columns == ("more",)
+    one = {"topic": "capture.a", "_position": 1, "ordinal": 0, "session_id": "t"}
+    changed = next(row for row in shown.first if row.change == "changed")
+    assert (changed.key, changed.before["seen"], changed.after["seen"]) == (one, 1, 11)  # type: ignore[index]
+    assert counted.rows() == stored
+
+    monkeypatch.setattr("sessionlake.processors.rebuild.fault_point", _dies_at("after:publish:silver.counted"))
+    with pytest.raises(_DeathError):
+        rebuild(counted.spark, counted.settings, "counted")
+    refused = "was interrupted: run `sessionlake rebuild processor:counted`"
+    with pytest.raises(LakeError, match=refused):
+        counted.run()
+    with pytest.raises(LakeError, match=refused):
+        compared(counted.spark, counted.settings, "counted")
+    monkeypatch.undo()
+    monkeypatch.chdir(counted.folder)
+    rebuilt = rebuild(counted.spark, counted.settings, "counted")
+    assert (rebuilt.messages, rebuilt.different) == (4, None)
+    anew = [("s", 0, 0, 1, "snapshot"), ("s", 2, 0, 2, "update"), ("t", 1, 0, 11, "snapshot")]
+    assert counted.rows() == [*anew, ("t", 3, 0, 12, "update")]
+
+    counted.arrive(("t", said("update", 2), 1400))
+    counted.run()
+    assert counted.rows() == [*anew, ("t", 3, 0, 12, "update"), ("t", 4, 0, 13, "update")]
+    assert sorted(row["batch_id"] for row in counted.ledger()) == [0, 1, 2, 3]
+    assert not compared(counted.spark, counted.settings, "counted")
+
+
+class _DeathError(BaseException):
+    """As if the process had been killed."""
+
+
+def _dies_at(place: str) -> Any:
+    def fault_point(name: str) -> None:
+        if name == place:
+            raise _DeathError
+
+    return fault_point
+
+
+KEYED = """
+from dataclasses import dataclass
+from sessionlake.processors import KeyedProcessor
+
+@dataclass
+class Seen:
+    last: str = ""
+    changes: int = 0
+
+class Changes(KeyedProcessor[Seen]):
+    state = Seen
+    output = {{"at": "bigint", "x": "bigint", "sessions": "bigint"}}
+
+    def on_row(self, state, row):
+        state.changes += row["session_id"] != state.last
+        state.last = row["session_id"]
+        if row["x"] is not None and row["x"] < 0:
+            raise ValueError("below nothing")
+        if {wanted}:
+            yield {{"at": row["_ts"], "x": row["x"]}}
+
+    def on_end(self, state):
+        yield {{"sessions": state.changes}}
+"""
+
+
+def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming(counted: Counted) -> None:
+    own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
+    counted.settings = counted.settings.model_copy(update={"processors": (own,)})
+    (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
+    counted.lake.ensure(counted.spark, ["silver.session_changes"])
+    rows = [("s", "a", 0, 1), ("s", "a", 20, 2), ("t", "a", 10, 3), ("t", "b", 5, 4), ("s", "a", 30, None)]
+
+    def arrive(*found: tuple[str, str, int, int | None]) -> None:
+        names = ("topic", "session_id", "row_id", "_ts", "x", "partition", "_position", "ordinal")
+        told = [(("capture.a"), session, row, ts, x, 0, ts, 0) for session, row, ts, x in found]
+        changes = [dict(zip(names, one, strict=True)) for one in told]
+        write_rows(counted.spark, counted.lake, "silver.session_changes", changes)
+        counted.run()
+
+    def table() -> list[tuple[Any, ...]]:
+        columns = ("row_id", "ordinal", "at", "x", "sessions")
+        found = rows_of(counted.spark, counted.lake, "silver.changes")
+        return sorted(tuple(row[name] for name in columns) for row in found)
+
+    arrive(*rows[:2])
+    assert table() == [("a", 0, 0, 1, None), ("a", 1, 20, 2, None), ("a", 2, None, None, 1)]
+    arrive(*rows[2:])
+    whole = [("a", 0, 0, 1, None), ("a", 1, 10, 3, None), ("a", 2, 20, 2, None), ("a", 3, 30, None, None)]
+    whole += [("a", 4, None, None, 3), ("b", 0, 5, 4, None), ("b", 1, None, None, 1)]
+    assert table() == whole
+    assert not keyed.compared(counted.spark, counted.settings, own)
+
+    (counted.folder / "keyed_v2.py").write_text(KEYED.format(wanted="row['_ts'] > 5"))
+    own = own.model_copy(update={"target": "keyed_v2:Changes"})
+    counted.settings = counted.settings.model_copy(update={"processors": (own,)})
+    shown = keyed.compared(counted.spark, counted.settings, own)
+    assert shown.counts == {"changed": 5, "removed": 2}
+    assert table() == whole
+    keyed.rebuild(counted.spark, counted.settings, own)
+    anew = [("a", 0, 10, 3, None), ("a", 1, 20, 2, None), ("a", 2, 30, None, None), ("a", 3, None, None, 3)]
+    assert table() == [*anew, ("b", 0, None, None, 1)]
+    with pytest.raises(ProcessorError, match=r'key \{"topic": "capture.a", "row_id": "b"\}: ValueError: below nothing'):
+        arrive(("t", "b", 6, -1))
+    assert table() == [*anew, ("b", 0, None, None, 1)]

@@ -160,6 +160,7 @@ except KeyboardInterrupt:
     assert "DIVIDE_BY_ZERO" in (tmp_path / "home" / "logs" / "sessionlake.log").read_text()
 
 
+@pytest.mark.soak  # `make test` begins with it, where there are none yet
 def test_the_classes_of_one_jvm_are_kept_and_taken_by_the_next(tmp_path):
     cache = tmp_path / "cache" / "jars"
     cache.mkdir(parents=True)
@@ -227,8 +228,15 @@ def _talks_to_it(process: psutil.Process) -> bool:
     return any(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections("tcp"))
 
 
-@pytest.mark.parametrize("begun", [_has_a_jvm, _talks_to_it])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "begun"),
+    [
+        (signal.SIGINT, _talks_to_it),
+        (signal.SIGTERM, _has_a_jvm),
+        pytest.param(signal.SIGINT, _has_a_jvm, marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, _talks_to_it, marks=pytest.mark.soak),
+    ],
+)
 def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, begun, number):
     process = subprocess.Popen(
         [sys.executable, "-c", "from sessionlake.cli import main; main()", "run", "silver"],

@@ -105,8 +105,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.arrive(batches[2])
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
-    with monkeypatch.context() as patch:  # this time the snapshots are made on the cluster
-        limit(patch, driver_cuts=0)
+    with monkeypatch.context() as patch:  # this time as if the batch were large: on the cluster, by Spark alone
+        limit(patch, **dict.fromkeys(vars(Folders.limits), 0))
+        patch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[3])
     judged = [message for batch in batches[:3] for message in batch]
@@ -138,6 +139,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert pipeline.content() == before
 
 
+@pytest.mark.soak
 def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

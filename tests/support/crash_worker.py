@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze import job as bronze
+from sessionlake.bronze import sources as bronze
 from sessionlake.config import Settings, load_settings
 from sessionlake.lake.names import BRONZE, SILVER, SILVER_TABLES
 from sessionlake.runtime.spark import spark_session
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
+from support.attached import attached
 from support.sessions import without_generated_code
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
 def main(file: Path, *layers: str) -> None:
     """Runs the layers one after the other, all by default."""
     settings = load_settings(file)
-    spark = without_generated_code(spark_session(settings, app="crash-worker"))
+    spark = attached() or without_generated_code(spark_session(settings, app="crash-worker"))
     for layer in layers or LAYERS:
         run_layer(spark, settings, layer)
 

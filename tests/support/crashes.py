@@ -6,17 +6,22 @@ what is compared at the end has been through all of them. Layers meet in tables 
 that it dies in; this one, in the session that the tests share, runs those before it, and all to their end. At every
 other place Spark's note of the last batch that it finished is lost as well, as by a disk that had not written it: that
 batch is repeated too.
+
+All commits are the driver's, in Python, and its JVM waits for it at every place. So what is killed is the driver, over
+the JVM that the tests share, which finds the batch given up; and at some places, or all, a process with a JVM of its
+own, which is killed with it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, product
 from operator import itemgetter
 from pathlib import Path
@@ -33,20 +38,36 @@ from sessionlake.lake.names import LEDGER, MESSAGES
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config
 from sessionlake.streaming.generations import Generations
-from support.crash_worker import LAYERS, run_layer
+from support.attached import open_to_another
+from support.crash_worker import LAYERS, main, run_layer
 from support.lakes import assert_silver_is_the_truth, rows_of
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 WORKER = Path(__file__).parent / "crash_worker.py"
 PARTITIONS = range(3)
 SECONDS = 240
+# What a driver imports takes longer than what it does: each is forked of one that has it.
+DRIVERS = multiprocessing.get_context("forkserver")
+DRIVERS.set_forkserver_preload(
+    ["deltalake", "pandas", "pyspark.sql.streaming", "sessionlake.bronze.job", "sessionlake.silver.merge.merger"]
+)
 
 
 class Death(NamedTuple):
-    """A layer's process, and the fault point that it dies at."""
+    """A layer's process, and the fault point that it dies at.
+
+    Attributes:
+        whole: whether it has a JVM of its own, which dies, too, and runs all layers up to the one that it dies in.
+    """
 
     layer: str
     place: str
+    whole: bool = False
+
+    @property
+    def before(self) -> Sequence[str]:
+        """The layers that come before it."""
+        return LAYERS[: LAYERS.index(self.layer)]
 
 
 def fill(settings: Settings, messages: list[KafkaMessage]) -> None:
@@ -107,45 +128,64 @@ def lose_last_commit(settings: Settings) -> None:
 
 
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
-    """What starts the process to kill, of all layers unless it is to die by itself in one."""
+    """What starts the process to kill, of all layers unless it is to die in one."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     paths = [str(WORKER.parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths)} | ({VARIABLE: death.place} if death else {})
-    return {"args": [sys.executable, str(WORKER), str(file), *([death.layer] if death else [])], "env": environment}
+    layers = [] if death is None else [*(death.before if death.whole else ()), death.layer]
+    return {"args": [sys.executable, str(WORKER), str(file), *layers], "env": environment}
 
 
 def run(file: Path, death: Death | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(**worker(file, death), capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
+def die(file: Path, death: Death, spark: Any) -> None:
+    """Has a process take in what there is, and die as is asked for."""
+    if death.whole:
+        ended = run(file, death)
+        assert ended.returncode == -signal.SIGKILL, (death, ended.stderr[-3000:])
+        return
+    for layer in death.before:
+        run_layer(spark, load_settings(file), layer)
+    with open_to_another(spark) as environment:
+        driver = DRIVERS.Process(target=drive, args=(file, death.layer, {**environment, VARIABLE: death.place}))
+        driver.start()
+        driver.join(SECONDS)
+        assert driver.exitcode == -signal.SIGKILL, death
+
+
+def drive(file: Path, layer: str, environment: Mapping[str, str]) -> None:
+    """A driver's life, in a process of its own."""
+    os.environ.update(environment)
+    main(file, layer)
+
+
 def assert_equal_to_the_truth_when_killed_at(
-    deaths: Sequence[Death], spark: Any, broker: Settings, folder: Path, *, changing: bool = False
+    deaths: Sequence[Death], spark: Any, broker: Settings, folder: Path, *, changes: int
 ) -> None:
     """Dies so in a home of its own; each process takes in its share of the messages.
 
     Args:
-        changing: whether at each death other topics are subscribed to than before.
+        changes: at so many of the first deaths, other topics are subscribed to than before.
     """
     file = folder / "sessionlake.yml"
     settings = configured(file, broker)
     both, whole = settings.kafka.topic_pattern, yaml.safe_load(file.read_text())
-    patterns = cycle([*map(re.escape, topics(folder)), both] if changing else [both])
+    patterns = cycle([*map(re.escape, topics(folder)), both])
     messages = make(folder, 45 * (len(deaths) + 1))
     *batches, last = cut(random.Random(7), messages, len(deaths) + 1)
     for number, (death, batch) in enumerate(zip(deaths, batches, strict=True)):
         fill(settings, batch)
         if number % 2:
             lose_last_commit(settings)
-        file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | {"topic_pattern": next(patterns)}}))
-        for layer in LAYERS[: LAYERS.index(death.layer)]:
-            run_layer(spark, load_settings(file), layer)
-        ended = run(file, death)
-        assert ended.returncode == -signal.SIGKILL, (death, ended.stderr[-3000:])
+        pattern = next(patterns) if number < changes else both
+        file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | {"topic_pattern": pattern}}))
+        die(file, death, spark)
     fill(settings, last)
     for layer in LAYERS:
         run_layer(spark, settings, layer)
-    if changing:
-        assert Generations(settings.checkpoint("bronze"), "bronze").present.number > 0
+    assert Generations(settings.checkpoint("bronze"), "bronze").present.number > 0
     assert_every_message_once(spark, settings, messages)
 
 

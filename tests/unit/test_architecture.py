@@ -23,6 +23,7 @@ ROOMS = (
     "build",
     "capture",
     "integrity",
+    "reference_settings",
     "gold_settings",
     "kafka_settings",
     "settings_file",
@@ -40,6 +41,7 @@ ROOMS = (
     "gold.aggregate",
     "gold.rules",
     "gold.fold",
+    "gold.enrich",
     "gold",
     "processors",
     "publish",
@@ -52,12 +54,22 @@ ROOMS = (
     "retention",
     "maintenance",
     "pipeline",
+    "forgetting",
     "bundle",
     "commands",
     "cli",
     "__main__",
 )
-PURE_ROOMS = ("protocol", "integrity", "silver.fold", "silver.tables", "gold.aggregate", "gold.rules", "gold.fold")
+PURE_ROOMS = (
+    "protocol",
+    "integrity",
+    "silver.fold",
+    "silver.tables",
+    "gold.aggregate",
+    "gold.rules",
+    "gold.fold",
+    "gold.enrich",
+)
 PURE = sorted(file for room in PURE_ROOMS for file in ROOT.glob(f"{room.replace('.', '/')}/*.py"))
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
 OUTSIDE |= {"time", "datetime", "random", "threading", "asyncio", "tempfile", "logging", "urllib", "pickle", "uuid"}

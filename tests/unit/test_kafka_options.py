@@ -118,7 +118,7 @@ def test_no_broker_on_this_machine_fails_at_once_and_names_the_command(free_port
 
 
 def test_one_reachable_server_among_several_is_enough_to_go_on(free_port, monkeypatch):
-    monkeypatch.setattr("sessionlake.runtime.kafka.answers", lambda _config, _seconds: True)
+    monkeypatch.setattr("sessionlake.runtime.kafka.unanswered", lambda _config, _seconds: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         require_broker(_settings(f"127.0.0.1:{free_port},127.0.0.1:{listening.getsockname()[1]}"))
 

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from sessionlake.lake.parquet import FileWriter, _adopted
+from sessionlake.lake.folder_reader import FolderReader
+from sessionlake.lake.folder_staging import Place, StagedFiles
+from sessionlake.lake.parquet import FileWriter, WrittenFile, _adopted
+from sessionlake.lake.txn import Txn
 
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema([("text", pa.string()), ("number", pa.int64()), ("at", TIME), ("value", pa.binary())])
 INDEXED = ("text", "number", "at")
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+EARLY = datetime(68, 3, 4, tzinfo=UTC)
 
 
 def rows(rnd: random.Random, count: int) -> list[dict[str, Any]]:
-    texts = [None, "", "é\U0001f600", "z" * 300, "plain"]
+    texts = [None, "", "é\U0001f600", "z" * 300, "z" * 256 + "\U0010ffff" * 2 + "z", "\U0010ffff" * 300, "plain"]
     return [
         {
             "text": rnd.choice(texts),
             "number": rnd.choice([None, -(2**63), 0, 2**63 - 1, rnd.randrange(100)]),
-            "at": rnd.choice([None, NOON + timedelta(microseconds=rnd.randrange(10**9))]),
+            "at": rnd.choice([None, EARLY, NOON + timedelta(microseconds=rnd.randrange(10**9))]),
             "value": rnd.choice([None, b"", bytes([rnd.randrange(256)])]),
         }
         for _ in range(count)
@@ -49,9 +56,11 @@ def assert_bounds_hold(stats: str, made: list[dict[str, Any]]) -> None:
         least, greatest = told["minValues"].get(name), told["maxValues"].get(name)
         if name == "at" and least is not None:
             least, greatest = datetime.fromisoformat(least), datetime.fromisoformat(greatest)
-        if least is None:
-            assert not values or any(len(value) > 256 for value in values)
-        else:
+        assert (least is None) is (greatest is None) is (not values)
+        if name == "text" and values:
+            assert least == min(values)[:256]
+            assert greatest >= max(values)
+        elif values:
             assert (least, greatest) == (min(values), max(values))
 
 
@@ -103,3 +112,26 @@ def test_columns_are_the_table_s_in_its_order_and_absent_ones_null(tmp_path: Pat
     found = pq.read_table(tmp_path / told.to_pylist()[0]["path"])
     assert found.schema.names == SCHEMA.names
     assert found.to_pylist() == [{"text": "a", "number": 1, "at": None, "value": None}]
+
+
+def test_a_file_whose_footer_lacks_a_bound_tells_none(tmp_path: Path) -> None:
+    (tmp_path / "staged").mkdir()
+    made = pa.table(
+        {"text": ["a", "z" * 5_000], "number": [1, 2], "at": [NOON, NOON], "value": [b"", b""]}, schema=SCHEMA
+    )
+    pq.write_table(made, tmp_path / "staged" / "x.parquet", row_group_size=1, write_statistics=["number"])
+    file = _adopted(tmp_path / "staged" / "x.parquet", tmp_path, INDEXED)
+    assert json.loads(file.stats) == {"numRecords": 2}
+
+
+@pytest.mark.parametrize("asked", [{"text": "b"}, {"text": "z" * 300}, {"at": NOON}, {"at": EARLY}])
+def test_rows_are_found_beside_long_texts_and_early_times(tmp_path: Path, asked: dict[str, Any]) -> None:
+    DeltaTable.create(tmp_path, SCHEMA, configuration={"delta.dataSkippingStatsColumns": ",".join(INDEXED)})
+    made = pa.table(
+        {"text": ["b", "z" * 300], "number": [1, 2], "at": [NOON, EARLY], "value": [b"", b""]}, schema=SCHEMA
+    )
+    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
+    StagedFiles(Place(tmp_path, "t", nullcontext), SCHEMA, [WrittenFile(**told.to_pylist()[0])]).commit(Txn("a", 0))
+    [(name, value)] = asked.items()
+    found = FolderReader(lambda _: tmp_path).table("t", (name, eq, value), columns=["number"])
+    assert found.num_rows == 1

@@ -12,14 +12,26 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, read_rows, total
-from sessionlake.gold.fold.pack import Chunks, PointPacker, ReadChanges, place_of, shard_field, taken_apart
+from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
+from sessionlake.gold.fold.inputs import points_in
+from sessionlake.gold.fold.outputs import (
+    CHANGES,
+    LATE_POINTS,
+    GoldReport,
+    SeriesOutput,
+    product_tables,
+    read_rows,
+    total,
+)
+from sessionlake.gold.fold.pack import ChangePacker, Chunks, ReadChanges, owners_of, place_of, shard_field, taken_apart
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
+from sessionlake.gold_settings import ProductSettings
 from sessionlake.protocol.chunk import write_ipc
 
 METRICS = ("price", "qty")
@@ -34,7 +46,7 @@ Change = dict[str, Any]
 def change(session: str, row: str | None, position: int, ts: int, kafka_ms: int = 0, **values: float) -> Change:
     columns = {f"value:{i}": values.get(name) for i, name in enumerate(METRICS)}
     at = {"partition": int(session == "t"), "offset": position + 10, "kafka_ms": kafka_ms}
-    at |= {"ts": ts, "position": position, "ordinal": 0, "batch": position}
+    at |= {"ts": ts, "applied": kafka_ms, "position": position, "ordinal": 0, "batch": position}
     return {"topic": "capture.a", "session_id": session, "row_id": row} | at | columns
 
 
@@ -42,7 +54,7 @@ _SCHEMA = pa.schema(
     [(shard_field(i), pa.int32()) for i in range(len(SERIES))]
     + [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     + [("partition", pa.int32())]
-    + [(name, pa.int64()) for name in ("offset", "kafka_ms", "ts", "position")]
+    + [(name, pa.int64()) for name in ("offset", "kafka_ms", "ts", "applied", "position")]
     + [("ordinal", pa.int32()), ("batch", pa.int64()), ("value:0", pa.float64()), ("value:1", pa.float64())]
 )
 
@@ -52,7 +64,7 @@ class Gold:
 
     def __init__(self, shards: int, idle_ms: int = HOUR, series: tuple[RollingAverage, ...] = (BY_SESSION,)) -> None:
         self.shards, self.series = shards, series
-        self.fold = GoldFold(METRICS, tuple(map(Kept, series)), idle_ms)
+        self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms)
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
         self.restated: list[Change] = []
@@ -83,17 +95,13 @@ class Gold:
         chunks: dict[int, list[bytes]] = {}
         for task in tasks:
             given = [pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []
-            for packed in PointPacker(Declared(METRICS), self.series)(given):
+            for packed in ChangePacker(Declared(METRICS), owners_of(self.series))(given):
                 for row in packed.to_pylist():
                     chunks.setdefault(row["shard"], []).append(row["chunk"])
         return chunks
 
     def _shard_of(self, c: Change) -> Change:
-        names = [(c[name] or "" for name in one.keys if name in ("session_id", "row_id")) for one in self.series]
-        # Of a session, all rows are in one shard.
-        owners = [
-            c["session_id"] if one.of_session else "".join(name) for one, name in zip(self.series, names, strict=True)
-        ]
+        owners = ["".join(c[name] or "" for name in owner) for owner in owners_of(self.series)]
         return {shard_field(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
     def _write(self, series: RollingAverage, content: dict[str, bytes]) -> None:
@@ -111,7 +119,7 @@ class Gold:
                 table[key] = row
         if beyond is not None:
             found = recompute(self._with_history(series, beyond), series)
-            self._write(series, {kind: payload for kind, (_, payload) in found.items()})
+            self._write(series, {emitted.kind: emitted.payload for emitted in found})
 
     def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
@@ -232,7 +240,7 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
     known = pa.table({"shard": [0, 1], "mark": marks_of(["capture.a\0s", "capture.a\0t"]), "newest": [4000, 9000]})
-    gold.fold = GoldFold(METRICS, (Kept(BY_SESSION, "anew", known),), HOUR)
+    gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known),), (), HOUR)
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
     new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
     for batch in after:
@@ -288,7 +296,7 @@ def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
 
 def test_a_batch_without_points_still_says_what_was_read():
     report = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
-    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {})
+    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {}, frozenset(["capture.a"]))
 
 
 def test_the_account_of_what_was_read_is_not_repeated_by_every_shard():
@@ -359,11 +367,12 @@ def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
     shards = {shard_field(0): 4, shard_field(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
-    packed = next(PointPacker(Declared(METRICS), SERIES[:2])([batch]))
+    packed = next(ChangePacker(Declared(METRICS), owners_of(SERIES[:2]))([batch]))
     assert packed["shard"].to_pylist() == [4, 5]
     found = Chunks.of(packed["chunk"].to_pylist())
     assert found.read == ReadChanges(1, 0, 0)
-    rows = {name: table.to_pylist() for name, table in found.points.items()}
+    points = {one.name: points_in(found.changes[one.owner], Declared(METRICS), one) for one in SERIES[:2]}
+    rows = {name: table.to_pylist() for name, table in points.items() if table is not None}
     rest = {"partition": 0, "offset": 10, "kafka_ms": 0, "ts": 5, "ordinal": 0, "value:0": None, "value:1": 2.0}
     assert rows == {
         "rolling_average": [{"owner": "capture.a\0s", "row": "capture.a\0s\0r", "position": 0} | rest],
@@ -373,9 +382,47 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
 
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
-    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5)], _SCHEMA).select(names)
-    packed = next(PointPacker(Declared(()), (BY_SESSION,))([batch]))
-    state, out = GoldFold((), (Kept(BY_SESSION),), HOUR)(0, None, packed["chunk"].to_pylist())
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {shard_field(0): 0}], _SCHEMA).select(names)
+    packed = next(ChangePacker(Declared(()), owners_of([BY_SESSION]))([batch]))
+    state, out = GoldFold(Declared(()), (Kept(BY_SESSION),), (), HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is None
     assert [kind for kind, _ in out] == [SeriesOutput.REPORT]
-    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {})
+    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, frozenset(["capture.a"]))
+
+
+@pytest.mark.parametrize("few", [0, 8, 1_000_000])
+def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", few)
+    monkeypatch.setattr("sessionlake.gold.fold.outputs._PAYLOAD_ROWS", 3)
+    declared, gold = Declared(METRICS), Gold(4)
+    fold = GoldFold(declared, (), STANDARD, HOUR)
+    changes = [
+        change(f"s{i % 5}", f"r{i % 3}", i, i * 7_000_000, price=float(i), **({"qty": 1.0} if i % 2 else {}))
+        for i in range(40)
+    ]
+    emitted: dict[str, list[bytes]] = {}
+    for shard, chunks in gold._packed(changes).items():
+        state, out = fold(shard, None, chunks)
+        assert state is None
+        for kind, payload in out:
+            emitted.setdefault(kind, []).append(payload)
+    assert (CHANGES in emitted) == (few > 0)
+    assert (METRICS_1M.name in emitted) == (few < 1_000)
+    given = pa.Table.from_batches([pa.RecordBatch.from_pylist(changes, _SCHEMA)])
+    for product in STANDARD:
+        parts = [read_rows(emitted[product.name])] if product.name in emitted else []
+        if CHANGES in emitted:
+            table = read_rows(emitted[CHANGES], encoded=True).unify_dictionaries()
+            parts.append(product_tables(table, declared, STANDARD)[product.name])
+        whole = product.merged(pa.concat_tables([product.schema().empty_table(), *parts]))
+        expected = product.of_changes(given, declared)
+        order = [(name, "ascending") for name in product.row_keys]
+        assert whole.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
+
+
+@pytest.mark.parametrize("kind", [CHANGES, LATE_POINTS, SeriesOutput.REPORT])
+def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
+    given = {"keys": ["topic", "metric"], "aggregates": {"points": "count"}}
+    ProductSettings.model_validate({"name": kind.removeprefix("/"), **given})
+    with pytest.raises(ValidationError, match="name"):
+        ProductSettings.model_validate({"name": kind, **given})

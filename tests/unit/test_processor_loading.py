@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
 from sessionlake.commands.run import narrowed
-from sessionlake.config import Settings, load_settings
+from sessionlake.config import CaptureSettings, Settings, load_settings
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
+from sessionlake.lake.schemas import TABLES
 from sessionlake.pipeline import Layer, Pipeline, parts_of
+from sessionlake.processors import Row
 from sessionlake.processors.job import configured, load
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
+from sessionlake.processors.typed import module_of
 
 LOGINS = "sessionlake.examples.logins:Logins"
 GOOD = """
@@ -179,3 +183,16 @@ def test_every_declared_type_has_a_column():
     output.check({f"c{i}": value for i, value in enumerate(values)})
     with pytest.raises(ValueError, match=r"Expected `int` >= -128 - at `\$.c1`"):
         output.check({"c1": -129})
+
+
+def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tmp_path: Path):
+    columns = {"price": "double", "qty": "bigint", "class": "string", "on": "boolean"}
+    settings = Settings(home=tmp_path, capture=CaptureSettings(columns=columns))
+    made: dict[str, Any] = {}
+    exec(module_of(settings), made)  # noqa: S102 - the text is our own
+    hints = get_type_hints(made["Values"])
+    assert hints == {"price": float | None, "qty": int | None, "class": str | None, "on": bool | None}
+    change = get_type_hints(made["Change"])
+    assert (change["_ts"], change["row_id"], change["_set"]) == (int, str | None, list[str] | None)
+    assert {*change} == {name for name, _ in TABLES["silver.session_changes"].resolved(settings)}
+    assert made["values_of"](Row("r", {"price": 1.5})) == {"price": 1.5}

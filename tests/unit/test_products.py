@@ -28,6 +28,7 @@ from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold_settings import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.lake.schemas import TABLES
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from support.seeds import examples
 
 Change = tuple[str, str, int, int, float | None, float | None, str | None]  # session, row, ts, position, values
 DECLARED = Declared(("price", "qty"), ("status",))
@@ -132,13 +133,17 @@ class Near:
     __hash__ = None  # type: ignore[assignment]
 
 
-@settings(max_examples=500)
-@given(CHANGES, st.lists(st.integers(0, 25), max_size=4))
-def test_any_batches_come_to_what_plain_python_comes_to(changes: list[Change], cuts: list[int]) -> None:
-    edges = [0, *sorted(cuts), len(changes)]
-    found = incremental(table(changes[:b]).slice(a) for a, b in pairwise(edges))
-    for product in STANDARD:
-        assert results(product, found[product.name]) == by_hand(changes, product)
+@examples(usual=120, in_all=500)
+def test_any_batches_come_to_what_plain_python_comes_to(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(CHANGES, st.lists(st.integers(0, 25), max_size=4))
+    def holds(changes: list[Change], cuts: list[int]) -> None:
+        edges = [0, *sorted(cuts), len(changes)]
+        found = incremental(table(changes[:b]).slice(a) for a, b in pairwise(edges))
+        for product in STANDARD:
+            assert results(product, found[product.name]) == by_hand(changes, product)
+
+    holds()
 
 
 @pytest.mark.parametrize("seed", range(5))

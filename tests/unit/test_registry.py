@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -42,7 +43,7 @@ def test_a_schema_is_asked_for_once_and_an_unknown_one_as_well(registry: Registr
 
 def test_an_id_registered_later_is_found_after_a_minute(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert schemas(registry).definitions([3]) == {}
     registry.add_avro(3, avro_schema())
     now[0] = 59.9

@@ -16,6 +16,7 @@ from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import refolded
 from sessionlake.silver.tables.snapshots import change_columns
 from support.folding import Folder
+from support.seeds import seeds
 from support.snapshots import SESSION, Cutter, Tables
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
@@ -47,7 +48,7 @@ def tables(seed: int) -> tuple[dict[str, pa.Table], CaptureSettings, int]:
     return found, capture, len(batches)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None:
     found, capture, batches = tables(seed)
     columns, progress = capture.declared, found["silver.session_progress"]
@@ -73,8 +74,8 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
 
 
 def test_these_streams_were_told_from_both() -> None:
-    assert told_from.count("snapshot") > 20
-    assert told_from.count("beginning") > 20
+    assert told_from.count("snapshot") > 3
+    assert told_from.count("beginning") > 3
 
 
 def _rows(net: list[dict[str, Any]]) -> list[dict[str, Any]]:

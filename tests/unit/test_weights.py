@@ -20,7 +20,7 @@ from support.snapshots import Cutter
 from support.streams import COLUMNS, HASTY, LIGHT, WILD, StreamMaker, cut
 
 INTERVALS = [1, 3_000, 20_000, 600_000]
-CASES = [(seed, integrity) for seed in range(12) for integrity in Integrity]
+CASES = [(seed, integrity) for seed in range(12) for integrity in list(Integrity)[seed % 2 :: 2]]
 
 # What one session sends, an interval of 100 ms behind the other: `3` a snapshot of so many rows, `+2` an update of so
 # many, `-1` one that deletes so many; and the sizes of the tables that are kept.

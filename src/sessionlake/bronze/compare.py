@@ -40,19 +40,24 @@ class Compared:
         messages: how many there are on either side.
         different: how many of them differ in some way.
         first: the first difference, by topic, partition and offset; None if there is none.
+        erased: how many more are erased in bronze: there is nothing to compare.
     """
 
     messages: int = 0
     different: int = 0
     first: Difference | None = None
+    erased: int = 0
 
     def __add__(self, other: Compared) -> Compared:
         """The outcome for the messages of both."""
         first = min((found.first for found in (self, other) if found.first), default=None)
-        return Compared(self.messages + other.messages, self.different + other.different, first)
+        different, erased = self.different + other.different, self.erased + other.erased
+        return Compared(self.messages + other.messages, different, first, erased)
 
 
-def compare(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> Compared:
+def compare(
+    kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int], erased: pa.Table | None = None
+) -> Compared:
     """Compares the messages of some offsets.
 
     Args:
@@ -60,7 +65,11 @@ def compare(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicParti
         bronze: the same columns, in any order.
         complete_from: the offset from which on Kafka lacks nothing that it ever held; what bronze alone has before it
             is left out.
+        erased: `OFFSET` of the messages that are erased in bronze.
     """
+    if erased is not None and erased.num_rows:
+        kafka, bronze = (side.join(erased, list(OFFSET), join_type="left anti") for side in (kafka, bronze))
+        return compare(kafka, bronze, complete_from) + Compared(erased=erased.num_rows)
     sides = _joined(kafka, bronze, complete_from)
     different = sides.filter(_any(_differences(sides)))
     first = different.sort_by([(name, "ascending") for name in OFFSET]).slice(0, 1).to_pylist()

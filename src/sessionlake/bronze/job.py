@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
+from sessionlake.lake.erasures import Erasure, blanked, erasures
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
@@ -29,7 +30,7 @@ from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
 from sessionlake.streaming.generations import Generation, Generations
-from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_forgetting
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -60,17 +61,18 @@ def start(
         LakeError: the checkpoint is new and the tables are not.
         TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
+    refuse_interrupted_forgetting(settings)
     require_broker(settings)
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    book = TopicBook(spark, lake, settings)
+    book, forgotten = TopicBook(spark, lake, settings), erasures(lake.reader(spark))
     return BronzeQuery(
         LAYER,
         Generations(settings.checkpoint(LAYER), LAYER),
         book,
         source=lambda start: (
-            _source(spark, settings, start, book.shifts),
+            _source(spark, settings, start, book.shifts, forgotten),
             _BronzeBatch(lake, settings, book, start.generation, on_batch),
         ),
         settle=lambda generation: _settle(spark, lake, settings, generation),
@@ -81,7 +83,9 @@ def start(
     ).begin()
 
 
-def _source(spark: SparkSession, settings: Settings, start: Start, shifts: Mapping[str, int]) -> DataFrame:
+def _source(
+    spark: SparkSession, settings: Settings, start: Start, shifts: Mapping[str, int], forgotten: Sequence[Erasure]
+) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
         .options(**spark_kafka_options(settings))
@@ -92,7 +96,7 @@ def _source(spark: SparkSession, settings: Settings, start: Start, shifts: Mappi
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return as_stored(stream, shifts)
+    return blanked(as_stored(stream, shifts), forgotten)
 
 
 def as_stored(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
@@ -269,7 +273,13 @@ def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:
 
 
 def entry_of(
-    settings: Settings, txn: Txn, ranges: tuple[OffsetRange, ...], version: int, started: datetime
+    settings: Settings,
+    txn: Txn,
+    ranges: tuple[OffsetRange, ...],
+    version: int,
+    started: datetime,
+    *,
+    source: str = "kafka",
 ) -> LedgerEntry:
     """What the ledger says of messages taken in.
 
@@ -280,7 +290,7 @@ def entry_of(
     return LedgerEntry(
         layer=LAYER,
         txn=txn,
-        source="kafka",
+        source=source,
         started_at=started,
         offsets=ranges,
         outputs=(TableOutput(MESSAGES, version, messages),),

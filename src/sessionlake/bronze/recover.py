@@ -17,6 +17,7 @@ from sessionlake.bronze.job import LAYER, entry_of, require_as_new
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import retire
 from sessionlake.lake.faults import fault_point
@@ -63,6 +64,11 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
         OffsetHoleError: the table lacks messages behind those that the ledger knows, or has some more than once.
     """
     lake = Lake(settings)
+    if settings.bronze.source is not SourceKind.KAFKA:
+        raise LakeError(
+            f"bronze reads {settings.bronze.source}: put its checkpoint back from a backup; without one, "
+            "capture into another home: the source still has its messages"
+        )
     if not lake.exists(spark, MESSAGES):
         raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
     require_logs(spark, lake, [MESSAGES, LEDGER])
@@ -126,7 +132,7 @@ def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     ranges = _behind(spark, lake, log.ends)
     if not ranges:
         return 0
-    log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
     entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
     # A ledger that was emptied remembers the transactions of its former entries.

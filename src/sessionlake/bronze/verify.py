@@ -29,6 +29,7 @@ from sessionlake.lake.progress import Span, spans
 from sessionlake.lake.retained import Beginning, beginnings, retained
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
+from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.kafka import spark_kafka_options
 from sessionlake.runtime.kafka_admin import KafkaAdmin
@@ -84,7 +85,7 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         parts = slices(both.ranges, -(-offsets // SLICE_OFFSETS))
         compared = sum((sides.compare(part) for part in parts if part), Compared())
     gone = 0 if cut is None else cut.gone
-    removed = max(0, sum(span.messages for span in taken) - gone - compared.messages)
+    removed = max(0, sum(span.messages for span in taken) - gone - compared.messages - compared.erased)
     return VerifiedBronze(compared, both, removed, gone)
 
 
@@ -123,10 +124,13 @@ class _Sides:
 
     def compare(self, part: OffsetRanges) -> Compared:
         """Compares a slice."""
+        from pyspark.sql import functions as F
+
         kafka = self._kafka(part)
         complete_from = self._complete_from(part)  # behind the reading
-        bronze = hashed(self.lake.read(self.spark, MESSAGES).where(within(part))).toArrow()
-        return compare(kafka, bronze, complete_from)
+        held = self.lake.read(self.spark, MESSAGES).where(within(part))
+        erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
+        return compare(kafka, hashed(held).toArrow(), complete_from, erased.select(*OFFSET).toArrow())
 
     def _kafka(self, part: OffsetRanges) -> pa.Table:
         from py4j.protocol import Py4JError

@@ -95,7 +95,7 @@ def _sent(spark: SparkSession, settings: Settings, session: Row, line: Sequence[
     limit = round(2 * highest, 3)
     _apply(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
     told = (
-        (point["ts"] - 1, round(3 * point["average"], 3)),
+        (point["ts"] - 1, round(1.5 * highest, 3)),  # below the rule's limit, and no average is as high
         (line[0]["ts"] - _EARLIER * _MINUTE, round(3 * highest, 3)),
     )
     updates = [

@@ -19,7 +19,6 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, SILVER
 from sessionlake.lake.positions import require_true
-from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
@@ -27,6 +26,7 @@ from sessionlake.runtime.spark import on_platform
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
+    gone_rows,
     has_committed,
     less,
     refuse_lost_files,
@@ -149,10 +149,13 @@ def _home_of(settings: Settings) -> Finding:
 
 
 def _broker(settings: Settings) -> str:
-    from sessionlake.runtime.kafka import require_broker
+    from sessionlake.bronze.sources import require
 
-    require_broker(settings)
-    return f"answers at {settings.kafka.bootstrap_servers}"
+    require(settings)
+    source = settings.bronze.source
+    return (
+        f"answers at {settings.kafka.bootstrap_servers}" if source == "kafka" else f"not asked: bronze reads {source}"
+    )
 
 
 def _checkpointed(settings: Settings) -> tuple[str, ...]:
@@ -189,7 +192,7 @@ def _books(settings: Settings) -> list[Finding]:
         *there,
         _finding("ledger", lambda: _balanced(lake.reader(spark), settings)),
         _finding("sums", lambda: _summed_up(lake.reader(spark))),
-        _finding("offsets", lambda: _contiguous(lake.reader(spark), allow_gaps=settings.kafka.allow_offset_gaps)),
+        _finding("offsets", lambda: _contiguous(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(lake.reader(spark), settings)),
         _topics(spark, lake),
@@ -248,7 +251,7 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
 
 def _as_booked(spark: SparkSession, lake: Lake) -> str:
     refuse_lost_rows(spark, lake, _GROWING)
-    gone = sum(found.gone for table, found in retained(lake.reader(spark)).items() if table in _GROWING)
+    gone = sum(rows for table, rows in gone_rows(lake.reader(spark)).items() if table in _GROWING)
     return f"hold what the ledger says was written{less(gone)}"
 
 

@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
 from sessionlake.commands.options import OfTopic
+from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
 from sessionlake.commands.show import OutputFormat
 
@@ -21,19 +22,30 @@ if TYPE_CHECKING:
 broker_app = typer.Typer(no_args_is_help=True, help="The embedded Kafka broker of this home.")
 
 
+_OF_PROCESSOR = "processor:"
+
+
 class _Rebuilds(TyperGroup):
-    """The layers, and each product of gold under its table's name: which there are is for the configuration to say."""
+    """The layers, each product of gold, each processor: which there are is for the configuration to say."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """See click's `Group`."""
-        if not cmd_name.startswith("gold."):
-            return super().get_command(ctx, cmd_name)
         one = typer.Typer(add_completion=False)
-        one.command(cmd_name, help=f"Make {cmd_name} anew from silver, in one commit.")(_rebuild_gold(cmd_name))
+        if cmd_name.startswith("gold."):
+            one.command(cmd_name, help=f"Make {cmd_name} anew from silver, in one commit.")(_rebuild_gold(cmd_name))
+        elif cmd_name.startswith(_OF_PROCESSOR):
+            name = cmd_name.removeprefix(_OF_PROCESSOR)
+            one.command(cmd_name, help=f"Make the table of the processor {name} anew, in one commit.")(
+                _rebuild_processor(name)
+            )
+        else:
+            return super().get_command(ctx, cmd_name)
         return get_command(one)
 
 
-rebuild_app = typer.Typer(no_args_is_help=True, cls=_Rebuilds, help="Build a layer once more from what it was made of.")
+rebuild_app = typer.Typer(
+    no_args_is_help=True, cls=_Rebuilds, help="Build a layer, gold.TABLE, or processor:NAME anew."
+)
 verify_app = typer.Typer(no_args_is_help=True, help="Compare a layer with what it was made of.")
 state_app = typer.Typer(no_args_is_help=True, help="What silver's state store remembers.")
 rules_app = typer.Typer(no_args_is_help=True, help="Rules over gold's figures, and over events in silver.")
@@ -41,6 +53,7 @@ session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 GROUPS = {
     "broker": broker_app,
     "rules": rules_app,
+    "reference": reference_app,
     "session": session_app,
     "state": state_app,
     "rebuild": rebuild_app,
@@ -141,6 +154,23 @@ def _rebuild_gold(table: str | None) -> Callable[..., None]:
 rebuild_app.command("gold", help="Make every product of gold anew from silver; `gold.NAME` one of them.")(
     _rebuild_gold(None)
 )
+
+
+def _rebuild_processor(name: str) -> Callable[..., None]:
+    def command(
+        diff: Annotated[
+            bool, typer.Option("--diff", help="Only show how the class, as it is now, would make other rows.")
+        ] = False,
+        form: Form = OutputFormat.TABLE,
+        config: Config = None,
+    ) -> None:
+        settings = settings_of(config)
+        from sessionlake.commands import processors
+
+        work = processors.show_difference if diff else processors.rebuild
+        with_spark(settings, lambda spark: work(spark, settings, name, form, say))
+
+    return command
 
 
 @verify_app.command("bronze")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.lake.tables import Lake
-from sessionlake.maintenance import Maintained, Maintenance
+from sessionlake.maintenance import CLAIM, Maintained, Maintenance
+from sessionlake.streaming.aside import asked, stand_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,9 +22,12 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
     """Does what there is to do, and shows it: one row a table; what is empty was not to be done.
 
     Raises:
+        ClaimedError: another process maintains the tables, or forgets a session.
         UsageError: there is no such table.
     """
-    show(COLUMNS, [_row(done) for done in Maintenance(spark, settings).once(table)], form)
+    with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
+        done = list(Maintenance(spark, settings).once(table))
+    show(COLUMNS, [_row(one) for one in done], form)
 
 
 def maintain(
@@ -33,7 +37,7 @@ def maintain(
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> None:
-    """Goes on until `stop` is set.
+    """Goes on until `stop` is set; stands aside as long as somebody asks for it.
 
     Args:
         say: told what is done, in words.
@@ -43,9 +47,13 @@ def maintain(
         if text := told(done):
             say(text)
 
-    with Lake(settings).storage.claim(spark, "maintain", "maintains the tables"):
-        say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
-        Maintenance(spark, settings, tell).watch(stop, table)
+    say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
+    while not stop.is_set():
+        if why := asked(settings):
+            stand_aside(settings, stop, why, say)
+            continue
+        with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
+            Maintenance(spark, settings, tell).watch(stop, table)
     say("stopped")
 
 

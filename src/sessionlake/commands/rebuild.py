@@ -55,6 +55,9 @@ def rebuild_silver(
     with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
         found = rebuild(spark, settings, version=version, selection=selection)
     say_rebuilt(found, say, selection)
+    for own in settings.processors:
+        if own.key and own.source.startswith("silver."):
+            say(f"{own.into} is of the rows before: `sessionlake rebuild processor:{own.name}` makes it of those now")
 
 
 def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> None:

@@ -72,6 +72,8 @@ def _lines(found: Trace) -> Iterator[tuple[str, str]]:
 def _message(found: Trace) -> str:
     message = found.message
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
+    if found.judgement.fate is Fate.ERASED:
+        kind = "erased with its session"
     times = f"Kafka time {_time(message.timestamp)}"
     ingested = f", ingested {_time(message.ingested_at)}" if message.ingested_at else ""
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.bronze.verify import VerifiedBronze, verify
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.tables import Lake, storage_of
@@ -31,6 +32,8 @@ def preflight(settings: Settings) -> None:
             f"verify: {MESSAGES} is not there yet in {settings.place}: fill it with `sessionlake run bronze --once`, "
             "or name another home with SESSIONLAKE_HOME"
         )
+    if settings.bronze.source is not SourceKind.KAFKA:
+        raise LakeError(f"verify: bronze reads {settings.bronze.source}; only with Kafka it can be compared so far")
     require_broker(settings)
 
 
@@ -61,6 +64,8 @@ def told(found: VerifiedBronze) -> Iterator[str]:
         yield f"  of topics that were made anew, and not read since: {_some(overlap.anew)}"
     if found.gone:
         yield f"not compared: {found.gone} messages that maintain.retention has removed from bronze"
+    if compared.erased:
+        yield f"not compared: {compared.erased} messages of sessions that were forgotten"
     if overlap.unread:
         yield f"not compared: {overlap.unread} offsets of Kafka that bronze has not read"
 

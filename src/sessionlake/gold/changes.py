@@ -7,6 +7,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.gold.aggregate.late import APPLIED
+from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.lake.storage import quote
 
@@ -29,6 +31,7 @@ def marks(declared: Declared) -> list[Column]:
         *(F.col(name) for name in ("topic", "session_id", "row_id", "partition", "ordinal")),
         F.unix_millis("kafka_timestamp").alias("kafka_ms"),
         F.col("_ts").alias("ts"),
+        F.unix_millis("_applied_at").alias(APPLIED),
         F.col("_position").alias("position"),
         F.col("_batch").alias("batch"),
         F.col("_offset").alias("offset"),
@@ -57,6 +60,18 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
     whole = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
     # Adding zero turns -0.0 into 0.0, as the aggregates do.
     return whole.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else whole
+
+
+def is_late(product: Product) -> Column:
+    """Whether a change comes too late for the product, by SQL: see `gold.aggregate.late`."""
+    from pyspark.sql import functions as F
+
+    if product.lateness_ms is None:
+        return F.lit(col=False)
+    length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"
+    # Before the first bucket that begins at a time at all.
+    begins = f"coalesce(try_subtract(ts, pmod(ts, {length}L)), ts)"
+    return F.expr(f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)")
 
 
 def _where_set(column: str) -> Column:

@@ -12,7 +12,9 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
 from sessionlake.gold.aggregate.sources import POINT_KEY, POINTS, TEXTS
 from sessionlake.gold.aggregate.standard import STANDARD
+from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.references.declared import enriched_of, enriched_schema, reference_schemas
 from sessionlake.gold_settings import (
     STANDARD_AVERAGES,
     AggregateKind,
@@ -56,7 +58,7 @@ _KEPT: dict[AggregateKind, dict[str, Aggregate]] = {
 }
 
 
-GoldTable = Product | RollingAverage
+GoldTable = Product | RollingAverage | Enriched
 """What gold keeps up, and makes anew by itself."""
 
 
@@ -66,7 +68,8 @@ def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
     Raises:
         ConfigError: a declared one has the name of another table.
     """
-    return (*averages_of(settings), *products_of(settings))
+    _refuse_taken([*(one.table for one in settings.gold.enriched), *(one.taken for one in settings.gold.references)])
+    return (*averages_of(settings), *products_of(settings), *enriched_of(settings))
 
 
 def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
@@ -113,7 +116,8 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
 
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
     """The definitions of the tables that the configuration declares."""
-    return {table.table: _schema(table) for table in tables_of(settings) if table.table not in TABLES}
+    own = {table.table: _schema(table) for table in tables_of(settings) if table.table not in TABLES}
+    return own | reference_schemas(settings)
 
 
 def _in_python(declared: ProductSettings, target: str) -> Product:
@@ -134,6 +138,8 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
     if found.below is not None and found.below not in STANDARD:
         names = ", ".join(product.table for product in STANDARD)
         raise ConfigError(f"{where}: {target} is made from {found.below.table}; there are {names}")
+    if found.below is not None and found.lateness_ms is not None:
+        raise ConfigError(f"{where}: {target} is made from {found.below.table}, which does not tell what is late")
     return found
 
 
@@ -149,11 +155,14 @@ def _product(declared: ProductSettings) -> Product:
         aggregates,
         source=POINTS if declared.of is EventKind.NUMBERS else TEXTS,
         bucket_ms=None if declared.bucket is None else milliseconds(declared.bucket),
+        lateness_ms=None if declared.lateness is None else milliseconds(declared.lateness),
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
     )
 
 
 def _schema(table: GoldTable) -> TableSchema:
+    if isinstance(table, Enriched):
+        return enriched_schema(table)
     keys = table.row_keys
     times = tuple(name for name in (START, "ts") if name in keys)
     skipping = (*table.keys, *times)

@@ -7,17 +7,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
+from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.alerts.book import forget
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
+from sessionlake.gold.batch_rows import BatchRows
 from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import GoldTable, averages_of, products_of, schemas_of, tables_of
 from sessionlake.gold.definitions import keep_definitions
-from sessionlake.gold.fold.pack import PointPacker, shard_field
+from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
 from sessionlake.gold.folded import Part
+from sessionlake.gold.late import write_late
 from sessionlake.gold.making import kept, shard_of
 from sessionlake.gold.merging import ProductMerger
 from sessionlake.gold.products import (
@@ -31,14 +35,15 @@ from sessionlake.gold.products import (
     to_begin,
     whole,
 )
+from sessionlake.gold.references.beside import AccompaniedQuery
+from sessionlake.gold.references.keeping import References, make_ready
 from sessionlake.lake.ledger import LedgerEntry, config_hash, write
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LEDGER, RESTATEMENTS, RULES
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
-from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
 if TYPE_CHECKING:
@@ -49,7 +54,7 @@ LAYER = GOLD
 _IDLE_TIMEOUTS = 2
 
 
-def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> LayerQuery:
+def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> AccompaniedQuery:
     """Starts the gold stream.
 
     Args:
@@ -84,7 +89,10 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         forget(spark, lake)
     others = whole(spark, lake, tables_of(settings))
     if last_planned(settings.checkpoint(LAYER)) is not None:
-        _started(spark, lake, settings, others, once=True).wait()
+        _started(spark, lake, settings, others, once=True, asks=False).wait()
+    if any(isinstance(table, Enriched) for table in tables):
+        kept_up = [one for one in others if isinstance(one, Enriched)]
+        References(spark, lake, settings, kept_up, asks=False).catch_up()
     made = {table.table: make_anew(spark, lake, settings, table) for table in tables}
     note_kept_up(spark, lake, [*others, *tables])
     return made
@@ -95,42 +103,45 @@ def _checked(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings, schemas_of(settings))
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
-    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LEDGER, RULES])
+    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
+    make_ready(spark, lake, settings)
     hold_shards(spark, lake, settings.gold.shards)
     return lake
 
 
 def _started(
-    spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[GoldTable], *, once: bool
-) -> LayerQuery:
+    spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[GoldTable], *, once: bool, asks: bool = True
+) -> AccompaniedQuery:
     note_kept_up(spark, lake, tables)
-    query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    batch = _GoldBatch(lake, settings, tables)
+    query = AccompaniedQuery(LAYER, settings.checkpoint(LAYER))
+    references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
+    batch = _GoldBatch(lake, settings, tables, references)
     averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
-    return query.start(folded(spark, lake, settings, averages), batch, trigger=settings.gold.trigger, once=once)
+    query.start(folded(spark, lake, settings, averages), batch, trigger=settings.gold.trigger, once=once)
+    return query.accompany(references.beside, once=once)
 
 
 def folded(spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept]) -> DataFrame:
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
-    declared, series = declared_in(settings), tuple(one.series for one in averages)
-    shards = [shard_of(one, settings.gold.shards).alias(shard_field(i)) for i, one in enumerate(series)]
+    declared, owners = declared_in(settings), owners_of(one.series for one in averages)
+    shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS)
     changes = read.select(*shards, *marks(declared))
-    made = tuple(product for product in products_of(settings) if product.below is None)
-    packed = changes.mapInArrow(PointPacker(declared, series, made), PACKED_SCHEMA)
+    packed = changes.mapInArrow(ChangePacker(declared, owners), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    return fold_shards(packed, GoldFold(declared.numbers, tuple(averages), idle_ms))
+    return fold_shards(packed, GoldFold(declared, tuple(averages), products_of(settings), idle_ms))
 
 
 class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, tables: Sequence[GoldTable]) -> None:
+    def __init__(self, lake: Lake, settings: Settings, tables: Sequence[GoldTable], references: References) -> None:
         self._lake = lake
         self._settings = settings
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
-        self._products = [table for table in tables if not isinstance(table, RollingAverage)]
-        self._all = products_of(settings)
+        self._products = [table for table in tables if isinstance(table, Product)]
+        self._all, self._declared = products_of(settings), declared_in(settings)
+        self._enrich = references.step
         # Rules read all of these: batches of which one misses something are made up for by all rules being new.
         self._rules = RuleStep(lake, settings) if all(one in tables for one in STANDARD) else None
 
@@ -143,10 +154,12 @@ class _GoldBatch:
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with interpreted(spark, when=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
-                merger = ProductMerger(spark, self._lake, part.folded, txn)
-                outputs = [*averages, *merger.merge(self._all, self._products)]
+                rows = BatchRows(spark, part, self._declared, self._all)
+                outputs = [*averages, *ProductMerger(spark, self._lake, rows, txn).merge(self._products)]
+                outputs += write_late(spark, self._lake, part, self._products, txn)
+                outputs += self._enrich(spark, part.report.read, txn)
                 if self._rules is not None:
-                    outputs += self._rules(spark, part.folded, part.report.read, txn)
+                    outputs += self._rules(spark, rows, txn)
         finally:
             folded.unpersist()
         report = part.report

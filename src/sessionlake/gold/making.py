@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -27,11 +28,16 @@ MADE = "sessionlake.made"
 """Property of a table of averages: a name for when it was made anew last, to which states must belong."""
 
 
-def shard_of(series: RollingAverage, shards: int) -> Column:
-    """Where a change, or a row, of a series is folded: all of what is forgotten as a whole in one shard."""
+def folder(settings: Settings) -> Path:
+    """Where is noted what tables held that were made anew."""
+    return Path(f"{settings.checkpoint(GOLD)}.made")
+
+
+def shard_of(owner: Sequence[str], shards: int) -> Column:
+    """Where a change, or a row, is folded; see `RollingAverage.owner`."""
     from pyspark.sql import functions as F
 
-    return F.pmod(F.xxhash64(*map(quote, _owner(series))), F.lit(shards)).cast("int")
+    return F.pmod(F.xxhash64(*map(quote, owner)), F.lit(shards)).cast("int")
 
 
 def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame) -> None:
@@ -63,18 +69,13 @@ def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAve
     return Kept(series, made, held)
 
 
-def _owner(series: RollingAverage) -> tuple[str, ...]:
-    """The columns of what is forgotten as a whole."""
-    return ("topic", "session_id") if series.of_session else tuple(name for name in series.keys if name != "metric")
-
-
 def _held(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
-    owner = [*map(quote, _owner(series))]
+    owner = [*map(quote, series.owner)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
-    found = newest.select(shard_of(series, shards).alias("shard"), name, "newest").toArrow()
+    found = newest.select(shard_of(series.owner, shards).alias("shard"), name, "newest").toArrow()
     mark = pa.array(marks_of(found["name"].to_pylist()), pa.uint64())
     return found.drop_columns(["name"]).append_column("mark", mark).combine_chunks()
 
@@ -88,4 +89,4 @@ def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table
 
 
 def _file(settings: Settings, series: RollingAverage, made: str) -> Path:
-    return Path(f"{settings.checkpoint(GOLD)}.made") / f"{series.name}.{made}.arrow"
+    return folder(settings) / f"{series.name}.{made}.arrow"

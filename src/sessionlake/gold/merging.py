@@ -8,15 +8,16 @@ same pure function (`Product.merged`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.fold.outputs import read_rows, unpack
+from sessionlake.gold.batch_rows import BatchRows, is_of_session
 from sessionlake.gold.recompute import GROUPS
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import TableOutput
@@ -25,77 +26,56 @@ from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import as_frame
-from sessionlake.streaming.folded import Folded
+from sessionlake.runtime.frames import Mapped, as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # Up to so many values are named to the files.
 _NAMED = 1_000
-# Of what the driver may read, the share that a batch's part may have: merging takes about four times as much.
-_PART = 4
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _FRESH = "_fresh"
 
 
 @dataclass(frozen=True)
 class ProductMerger:
-    """Merges one folded batch.
-
-    Attributes:
-        folded: with a kind for each product that is made of changes.
-    """
+    """Merges one folded batch."""
 
     spark: SparkSession
     lake: Lake
-    folded: Folded
+    rows: BatchRows
     txn: Txn
 
-    def merge(self, products: Sequence[Product], written: Collection[Product]) -> Iterator[TableOutput]:
-        """Merges the batch into the tables.
-
-        Args:
-            products: each behind the one that it is made from.
-            written: those whose tables take the batch in.
-        """
-        parts: dict[str, pa.Table | DataFrame] = {}
-        large = self._is_large(products)
+    def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
+        """Merges the batch into these products' tables."""
         for product in products:
-            part = _finer(product, parts[product.below.name]) if product.below else self._part(product, large=large)
-            parts[product.name] = part
-            if product in written and (found := self._merged(product, part)):
-                yield found
+            if self.rows.span(product).rows:
+                yield self._merged(product, self.rows.of(product))
 
-    def _is_large(self, products: Sequence[Product]) -> bool:
-        """Whether what the batch comes to is too much for the driver."""
-        from pyspark.sql import functions as F
+    def _merged(self, product: Product, part: pa.Table | Mapped) -> TableOutput:
+        rows = self.rows.span(product).rows
+        if isinstance(part, Mapped):
+            if self._is_new(product):
+                append(self.spark, self.lake, product.table, part, self.txn)
+                return TableOutput(product.table, self.lake.last_commit(self.spark, product.table).version, rows)
+            if rows > self.lake.limits.driver_changes:
+                return self._on_cluster(product, as_frame(self.spark, part))
+            part = self.rows.brought(product)
+        try:
+            return self._in_driver(product, part)
+        except TooLargeError:
+            return self._on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
 
-        kinds = [product.name for product in products]
-        if self.folded.at_hand(kinds) is not None:
+    def _is_new(self, product: Product) -> bool:
+        """Whether each row is new, since the table has none of these topics in this time."""
+        if not is_of_session(product):
             return False
-        sizes = self.folded.frame.where(F.col("kind").isin(kinds)).agg(F.sum(F.length("payload"))).first()
-        return sizes is not None and (sizes[0] or 0) > self.lake.limits.driver_bytes // _PART
-
-    def _part(self, product: Product, *, large: bool) -> pa.Table | DataFrame:
-        """What the batch comes to in a product by itself; as a frame, in as many rows a key as there were tasks."""
-        from pyspark.sql import functions as F
-
-        payloads = self.folded.at_hand([product.name])
-        if payloads is not None:
-            return product.merged(read_rows(payloads)) if payloads else product.schema().empty_table()
-        frame = self.folded.frame.where(F.col("kind") == product.name).select("payload")
-        rows = frame.mapInArrow(unpack, product.ddl)
-        return rows if large else product.merged(rows.toArrow().cast(product.schema()))
-
-    def _merged(self, product: Product, part: pa.Table | DataFrame) -> TableOutput | None:
-        if isinstance(part, pa.Table):
-            if not part.num_rows:
-                return None
-            try:
-                return self._in_driver(product, part)
-            except TooLargeError:
-                part = as_frame(self.spark, part)
-        return self._on_cluster(product, part)
+        conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.topics))]
+        if product.bucket_ms is not None:
+            span = self.rows.span(product)
+            ends = (_EPOCH + timedelta(microseconds=end) for end in (span.low, span.high))
+            conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
+        return not self.lake.reader(self.spark).any(product.table, *conditions)
 
     def _in_driver(self, product: Product, part: pa.Table) -> TableOutput:
         """See `merge`.
@@ -103,18 +83,20 @@ class ProductMerger:
         Raises:
             TooLargeError: the rows that may be touched do not fit into memory.
         """
-        reader, table = self.lake.reader(self.spark), product.table
-        held = reader.table(table, *_touched(product, part), at_most=self.lake.limits.driver_bytes)
+        table = product.table
+        held = self.lake.reader(self.spark).table(
+            table, *_touched(product, part), at_most=self.lake.limits.driver_bytes
+        )
         if held.num_rows:
             rows = product.merged(part, held)
             commit = merge(self.spark, self.lake, table, rows, _upsert(product), self.txn)
         else:
-            rows = part
+            rows = part.cast(product.schema())
             append(self.spark, self.lake, table, rows, self.txn)
             commit = self.lake.last_commit(self.spark, table)
         return TableOutput(table, commit.version, rows.num_rows)
 
-    def _on_cluster(self, product: Product, part: DataFrame) -> TableOutput | None:
+    def _on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]
@@ -130,26 +112,8 @@ class ProductMerger:
 
         # Once, and before the MERGE: what it reads is not what it writes.
         rows = both.groupBy(shard.alias("shard")).applyInArrow(merged, product.ddl).localCheckpoint()
-        count = rows.count()
-        if not count:
-            return None
         commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
-        return TableOutput(product.table, commit.version, count)
-
-
-@dataclass(frozen=True)
-class _Finer:
-    """A `mapInArrow` function: rows of the product below to rows of this one."""
-
-    product: Product
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield from self.product.of_finer(pa.Table.from_batches([batch])).to_batches()
-
-
-def _finer(product: Product, part: pa.Table | DataFrame) -> pa.Table | DataFrame:
-    return product.of_finer(part) if isinstance(part, pa.Table) else part.mapInArrow(_Finer(product), product.ddl)
+        return TableOutput(product.table, commit.version, rows.count())
 
 
 def _upsert(product: Product) -> Upsert:
@@ -162,7 +126,7 @@ def _touched(product: Product, part: pa.Table) -> list[Condition]:
     """Conditions that hold for all rows of the table with these keys, and for few others."""
     conditions: list[Condition] = []
     for name in product.row_keys:
-        values = pc.unique(part[name])
+        values = pc.unique(part[name].cast(product.schema().field(name).type))
         if len(values) <= _NAMED:
             conditions.append((name, among, values.to_pylist()))
         else:

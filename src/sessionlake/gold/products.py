@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sessionlake.config import Settings
 from sessionlake.errors import LAST_RESORT, LakeError
+from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
 from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.late import make_late_anew
 from sessionlake.gold.making import note_making
-from sessionlake.gold.recompute import changes_read, recomputed
-from sessionlake.lake.names import AVERAGES
+from sessionlake.gold.recompute import changes_read, recomputed, version_read
+from sessionlake.gold.references.joined import enriched_rows
+from sessionlake.lake.names import AVERAGES, CHANGES
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
@@ -137,16 +141,24 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
     lake.ensure(spark, [table])
     made = Made(0, None)
     if changes is not None:
-        rows = recomputed(changes, product, declared_in(settings)).localCheckpoint()
+        rows = _rows(spark, lake, settings, product, changes).localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
         if isinstance(product, RollingAverage):
             note_making(spark, lake, settings, product, rows)
+        elif isinstance(product, Product):
+            make_late_anew(spark, lake, changes, product, declared_in(settings))
     # Last: without it the table is taken for one that is not whole.
     lake.storage.make_sure(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return made
+
+
+def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
+    if isinstance(product, Enriched):
+        return enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
+    return recomputed(changes, product, declared_in(settings))
 
 
 def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
 from sessionlake.gold.changes import declared_in, events_of, marks
-from sessionlake.gold.declared import GoldTable
 from sessionlake.gold.fold.outputs import read_rows
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
@@ -80,18 +79,23 @@ def version_read(settings: Settings) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """A `mapInArrow` function: changes to a product's rows, of each batch by itself."""
+class EachBatch:
+    """A `mapInArrow` function: what a function makes of changes, of each batch by itself.
 
-    product: Product
+    Attributes:
+        function: as `Product.of_changes`.
+    """
+
+    function: Callable[[pa.Table, Declared], pa.Table]
     declared: Declared
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What comes of each."""
         for batch in batches:
-            yield from self.product.of_changes(pa.Table.from_batches([batch]), self.declared).to_batches()
+            yield from self.function(pa.Table.from_batches([batch]), self.declared).to_batches()
 
 
-def recomputed(changes: DataFrame, table: GoldTable, declared: Declared) -> DataFrame:
+def recomputed(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
     """The table's rows for these changes, as gold itself computes them."""
     return _averages(changes, table, declared) if isinstance(table, RollingAverage) else _rows(changes, table, declared)
 
@@ -104,7 +108,7 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
     points = new_points(events, series)
 
     def call(rows: pa.Table) -> pa.Table:
-        return read_rows([payload for _, payload in recompute(rows, series).values()])
+        return read_rows(emitted.payload for emitted in recompute(rows, series))
 
     shard = F.pmod(F.xxhash64(*map(quote, series.keys)), F.lit(GROUPS))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, series.ddl)
@@ -113,7 +117,7 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
 def _rows(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
     from pyspark.sql import functions as F
 
-    parts = changes.mapInArrow(_Parts(product, declared), product.ddl)
+    parts = changes.mapInArrow(EachBatch(product.of_changes, declared), product.ddl)
     shard = F.pmod(F.xxhash64(*product.row_keys), F.lit(GROUPS))
 
     def merged(table: pa.Table) -> pa.Table:

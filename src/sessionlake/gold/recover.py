@@ -10,7 +10,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.job import LAYER
-from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, RULE_RESULTS
+from sessionlake.lake.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.lake.tables import Lake
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.streaming.guards import refuse_interrupted_rebuild
@@ -43,7 +43,9 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
     checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # Those of rules are all there, or, as long as there has been no rule, none.
     ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
-    present = [table for table in own if ruled or table not in RULE_RESULTS]
+    # Older versions had no table of late points; without a lookup there are no failures.
+    optional = (LATE_POINTS, LOOKUP_FAILURES, *(() if ruled else RULE_RESULTS))
+    present = [table for table in own if table not in optional or lake.exists(spark, table)]
     tables = first_loss(lambda: refuse_unreadable(spark, lake, present))
     found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if found:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.protocol.types import Row
@@ -31,13 +32,22 @@ class Change:
 
     Args:
         ts: event time in milliseconds.
+        applied: stream time at which it was applied, likewise; by default its event time.
         values: of declared columns, numbers and texts.
     """
 
     def __init__(
-        self, ts: int, *, row_id: str = "r", session_id: str = "s", topic: str = "capture.test", **values: float | str
+        self,
+        ts: int,
+        *,
+        applied: int | None = None,
+        row_id: str = "r",
+        session_id: str = "s",
+        topic: str = "capture.test",
+        **values: float | str,
     ) -> None:
-        self.place = {"topic": topic, "session_id": session_id, "row_id": row_id, "ts": ts}
+        self.place: dict[str, str | int] = {"topic": topic, "session_id": session_id, "row_id": row_id, "ts": ts}
+        self.place |= {APPLIED: ts if applied is None else applied}
         self.values = values
 
 
@@ -81,7 +91,7 @@ def _row(declared: Declared, change: Change, place: int) -> Row:
 
 def _table(declared: Declared, rows: Sequence[Row]) -> pa.Table:
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
-    names += [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
+    names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
     names += [(value_field(i), pa.float64()) for i in range(len(declared.numbers))]
     names += [(text_field(i), pa.string()) for i in range(len(declared.texts))]
     return pa.Table.from_pylist(list(rows), pa.schema(names))

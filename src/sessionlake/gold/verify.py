@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, PLACE
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.alerts.verify import verify_rules
-from sessionlake.gold.changes import declared_in, events_of
+from sessionlake.gold.changes import declared_in, events_of, is_late
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.recompute import changes_read, refuse_removed
+from sessionlake.gold.recompute import changes_read, refuse_removed, version_read
+from sessionlake.gold.references.joined import enriched_rows
+from sessionlake.gold.references.verify import verify_references
+from sessionlake.lake.names import CHANGES, LATE_POINTS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
@@ -33,16 +39,25 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = changes_read(spark, lake, settings)
     if changes is None:
         return []
-    numbers, texts = (
-        events_of(changes, declared, (*MARKS, "partition", "offset"), numbers=kind) for kind in (True, False)
-    )
-    found = []
+    kept = (*MARKS, APPLIED, *PLACE)
+    numbers, texts = (events_of(changes, declared, kept, numbers=kind) for kind in (True, False))
+    found, late = [], []
     for table in tables:
-        if isinstance(table, RollingAverage):
+        if isinstance(table, Enriched):
+            truth = enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), table)
+        elif isinstance(table, RollingAverage):
             truth = _averages(numbers, table)
         else:
-            truth = _by_sql(numbers if table.source.numbers else texts, table)
+            events = numbers if table.source.numbers else texts
+            truth = _by_sql(events.where(~is_late(table)), table)
+            if table.lateness_ms is not None:
+                late.append(_late(events.where(is_late(table)), table))
         found.append(compared(table.table, table.row_keys, table.results, lake.read(spark, table.table), truth))
+    if late:
+        told = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
+        truth = reduce(lambda one, other: one.unionByName(other), late)
+        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", *PLACE), told, truth))
+    found += verify_references(spark, lake, settings, tables)
     rules = verify_rules(spark, settings)
     return found if rules is None else [*found, rules]
 
@@ -62,6 +77,18 @@ def _by_sql(events: DataFrame, product: Product) -> DataFrame:
         if (size := one.magnitude()) is not None
     ]
     return events.groupBy(*map(quote, product.row_keys)).agg(*results, *sizes)
+
+
+def _late(events: DataFrame, product: Product) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    name = "metric" if product.source.numbers else "column"
+    marks = events.withColumnsRenamed({name: "name", APPLIED: "stream_time"})
+    return marks.withColumn("table", F.lit(product.table)).select([name for name, _ in LATE_COLUMNS])
+
+
+def _named(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+    return spark.createDataFrame([(table.table,) for table in tables], "table string")
 
 
 def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:

@@ -26,6 +26,7 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote, text
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.erased import KEY as ERASED_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +98,7 @@ WITH entries AS (
   SELECT m.topic, {m_hour} AS hour, count(*) AS messages,
     count_if(judged.last IS NULL OR m.offset > judged.last) AS waiting
   FROM {messages} m LEFT JOIN judged ON m.topic = judged.topic AND m.partition = judged.partition
-  WHERE {m_since}
+  WHERE {m_since} AND NOT m.key <=> {erased}
   GROUP BY m.topic, {m_hour}
 ), event_counts AS (
   SELECT topic, {hour} AS hour, event, count(*) AS n FROM {events} WHERE {since} AND {told}
@@ -141,6 +142,7 @@ _HOUR = "timestamp_seconds(unix_seconds({0}) - pmod(unix_seconds({0}), 3600))"
 _SHORT = {
     "silver": SILVER,
     "rebuild": REBUILD,
+    "erased": f"X'{ERASED_KEY.hex()}'",
     "hour": _HOUR.format("kafka_timestamp"),
     "m_hour": _HOUR.format("m.timestamp"),
     "told": "_batch <= (SELECT batch FROM latest)",

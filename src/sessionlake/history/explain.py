@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from operator import eq, ge, le
+from functools import reduce
+from operator import and_, eq, ge, le
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
 from sessionlake.errors import NotThereError, UsageError
+from sessionlake.gold.aggregate.late import APPLIED, PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import MARKS
-from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.changes import declared_in, events_of, is_late, marks
 from sessionlake.gold.declared import GoldTable, tables_of
+from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
 from sessionlake.gold.recompute import version_read
@@ -152,9 +155,14 @@ def _of_row(spark: SparkSession, lake: Lake, settings: Settings, table: GoldTabl
     """The events that a row is made of."""
     from pyspark.sql import functions as F
 
+    if isinstance(table, Enriched):
+        changes = lake.read(spark, CHANGES, version_read(settings)).select(
+            *(F.col(quote(SOURCES.get(name, name))).alias(name) for name in table.names), F.col(BATCH).alias("batch")
+        )
+        return changes.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):
         return _of_average(spark, lake, settings, table, row)
-    events = _events(spark, lake, settings, row, numbers=table.source.numbers)
+    events = _events(spark, lake, settings, row, numbers=table.source.numbers).where(~is_late(table))
     if START in row and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -184,7 +192,7 @@ def _events(spark: SparkSession, lake: Lake, settings: Settings, row: Row, *, nu
         if name in row:
             changes = changes.where(F.col(name) == F.lit(row[name]))
     changes = changes.select(*marks(declared))
-    return events_of(changes, declared, (*MARKS, "partition", "offset", "batch"), numbers=numbers)
+    return events_of(changes, declared, (*MARKS, APPLIED, *PLACE, "batch"), numbers=numbers)
 
 
 def _holds(events: DataFrame, message: tuple[int, int]) -> bool:

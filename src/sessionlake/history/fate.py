@@ -28,6 +28,7 @@ class Fate(StrEnum):
     LATE = "late"
     HELD = "held"
     QUARANTINED = "quarantined"
+    ERASED = "erased"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Content:
         type: None where it is malformed.
         ts: event time, ms.
         changes: how many row changes it asks for.
+        erased: whether it stood in a session that was forgotten, and is gone.
     """
 
     type: str | None = None
@@ -45,6 +47,7 @@ class Content:
     ts: int | None = None
     session_id: str | None = None
     changes: int = 0
+    erased: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, ConfigError
+from sessionlake.errors import AccessError, BrokerError, ConfigError
+from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.lake.progress import Span, spans
@@ -76,13 +77,16 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     taken_in = spans(reader)
     bronze, silver = (_ends(taken_in, layer) for layer in ("bronze", "silver"))
     kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
-    behind = {
+    behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _lag(kafka, bronze),
         "silver": _lag(bronze, silver),
         SILVER_TABLES: _after(batches, SILVER_TABLES, "messages"),
         "gold": _after(batches, "gold", "changes"),
     }
     for own in settings.processors:
+        if own.key:  # its ledger knows no offsets
+            behind[own.layer] = None
+            continue
         wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
         behind[own.layer] = _lag(wanted, _ends(taken_in, own.layer))
     now = datetime.now(UTC)
@@ -90,13 +94,15 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
 
 
 def kafka_ends(settings: Settings) -> KafkaEnds | None:
-    """Where each partition of the captured topics ends now; None if Kafka cannot be asked from here."""
+    """Where each partition of the captured topics ends now; None if Kafka cannot be asked from here, or is not read."""
+    if settings.bronze.source is not SourceKind.KAFKA:
+        return None
     try:
         require_broker(settings)
         config = client_config(settings)
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as KafkaPartition
-    except (ImportError, ConfigError, BrokerError):
+    except (ImportError, ConfigError, BrokerError, AccessError):
         return None
     consumer = Consumer({**config, "group.id": "sessionlake-status", "enable.auto.commit": False, "log_level": 2})
     matches = re.compile(settings.kafka.topic_pattern).fullmatch

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import LakeError, NotThereError
-from sessionlake.history.fate import Content, Evidence, Fate, fate_of
+from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
@@ -33,6 +33,7 @@ from sessionlake.lake.progress import covering, has_taken_in, last_merged, spans
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import beginnings, begins, retained
 from sessionlake.protocol.decode import decode
+from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
@@ -226,7 +227,7 @@ def decoded(raw: Row, settings: Settings) -> Content:
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:
-        return Content(session_id=message["session_id"])
+        return Content(session_id=message["session_id"], erased=message["reason"] == ERASED)
     kind = MessageType(message["type"]).name.lower()
     seq = message["seq"] if message["seq"] is not None and message["seq"] >= 0 else None
     return Content(kind, seq, message["ts"], message["session_id"], changes)
@@ -282,7 +283,7 @@ def _judgement(
     reader: TableReader, settings: Settings, topic: str, content: Content, found: Evidence, silver: BatchCommit
 ) -> Judgement:
     integrity = RuleBook(settings.capture).of(topic).integrity
-    verdict = fate_of(content, found, integrity)
+    verdict = DecidedFate(Fate.ERASED) if content.erased else fate_of(content, found, integrity)
     if verdict is None:
         raise LakeError(
             f"silver batch {silver.batch} took in topic {topic}, offset {found.offset} ({content.type or 'malformed'}, "

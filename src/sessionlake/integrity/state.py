@@ -113,12 +113,13 @@ class ShardState:
             self.cursors["lane"] = places[self.cursors["lane"]]
         self.clock = Clock([lane for lane, wanted in zip(lanes, kept.tolist(), strict=True) if wanted])
 
-    def graft(self, other: ShardState, mine: Callable[[str, str], bool]) -> None:
+    def graft(self, other: ShardState, mine: Callable[[str, str], bool], also: Collection[TopicPartition] = ()) -> None:
         """Takes over another state's sessions in the place of its own.
 
         Args:
-            other: of the same shard, after the same messages.
+            other: of the same shard, after the same messages; an empty one forgets them.
             mine: whether a session, by topic and id, is to be taken over; all others stay.
+            also: topic-partitions whose stream times are kept though no session is in them.
         """
         self.keep(~_chosen(self.keys, mine))
         taken = np.flatnonzero(_chosen(other.keys, mine))
@@ -133,7 +134,7 @@ class ShardState:
         ]
         kept = [part for part in parts if part is not None]
         self.held = pa.concat_tables(kept).combine_chunks() if kept else None
-        self.keep_lanes()
+        self.keep_lanes(also)
 
     def encode(self, columns: tuple[Column, ...]) -> bytes:
         """The state as bytes."""

@@ -14,15 +14,17 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.conflicts import conflicts, repeated
-from sessionlake.lake.expired import LIMIT, Expired
+from sessionlake.lake.expired import Chosen
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, require_held, token_of
 from sessionlake.lake.names import LEASES
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.spark_merge import merged_by_spark
+from sessionlake.lake.session_rows import BLANKED, SessionRows
+from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.storage import (
     NO_COMMIT,
+    PURGED,
     Commit,
     Compacted,
     Kept,
@@ -120,9 +122,9 @@ class Catalog(Storage):
         return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
-        """See `Storage`."""
-        detail = self.delta(_required(spark, self._settings), table).detail().select("properties").first()
-        return {} if detail is None else dict(detail["properties"])
+        """See `Storage`. What is told of a table's files besides, by DESCRIBE DETAIL, would cost a job."""
+        told = _required(spark, self._settings).sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+        return {row["key"]: row["value"] for row in told}
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`; where another process creates it at the same time, it is that one's."""
@@ -237,20 +239,31 @@ class Catalog(Storage):
             return None
         return Compacted(before, self._files(spark, table)[0])
 
-    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
+    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
         """See `Storage`."""
-        rows = (
-            self.read(spark, table, {}).alias("t").join(self._limits(spark, expired), expired.condition(), "left_semi")
-        )
-        return rows.count()
+        rows = self.read(spark, table, {}).alias("t")
+        return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
 
-    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
+    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
         """See `Storage`."""
-        merge = self.delta(spark, table).alias("t").merge(self._limits(spark, expired), expired.condition())
-        merge.whenMatchedDelete().execute()
+        rewritten_by_spark(self, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
 
-    def _limits(self, spark: SparkSession, expired: Expired) -> DataFrame:
-        return as_frame(spark, expired.limits.select([*expired.keys, LIMIT])).alias("s")
+    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        """See `Storage`."""
+        from pyspark.sql import functions as F
+
+        values = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}
+        blank = {name: F.lit(value) for name, value in values.items()}
+        rewritten_by_spark(self, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
+
+    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+        """See `Storage`; the log's entries go when the platform cleans it up."""
+        del since
+        self.set_property(spark, table, PURGED, why)
+        at_once = "spark.databricks.delta.retentionDurationCheck.enabled"
+        with conf(spark, {at_once: "false", "spark.databricks.delta.vacuum.logging.enabled": "true"}):
+            spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
+        return self._vacuumed(spark, table)
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`: what VACUUM has to do shows only when it is done."""
@@ -263,6 +276,9 @@ class Catalog(Storage):
         hours = math.ceil(max(kept.span, self._behind(spark, table, kept.since)) / timedelta(hours=1))
         with conf(spark, {"spark.databricks.delta.vacuum.logging.enabled": "true"}):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN {hours} HOURS").collect()
+        return self._vacuumed(spark, table)
+
+    def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = self._last_vacuum(spark, table)
         told = {} if last is None else last["operationMetrics"]
         return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
@@ -301,13 +317,3 @@ def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
         raise LakeError(f"the tables of catalog {settings.catalog} are read by Spark: pass the session")
     return spark
-
-
-def _written_large(schema: TableSchema) -> dict[str, str]:
-    """Properties by which the runtime sees to few files by itself.
-
-    Not all of it for tables that rows are only appended to: a stream that begins to read one does so in the order in
-    which its files came, which compaction does not keep.
-    """
-    auto = {} if schema.append_only else {"delta.autoOptimize.autoCompact": "true"}
-    return {"delta.autoOptimize.optimizeWrite": "true"} | auto

@@ -7,15 +7,16 @@ never collides with an old one, and a batch that died half-way repeats only what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sessionlake.lake.conflicts import repeated
-from sessionlake.lake.expired import Expired
+from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
@@ -25,7 +26,7 @@ from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
@@ -55,28 +56,37 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
     fault_point(f"after:{table}")
 
 
-def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
-    """Deletes all rows of a table once, whatever the number of replays."""
+def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column | None = None) -> None:
+    """Deletes rows of a table, by default all, once, whatever the number of replays."""
     lake.storage.make_sure(table)
-    with conf(spark, txn.conf(table)):
-        lake.delta(spark, table).delete()
+    with lake.storage.exclusive(table), conf(spark, txn.conf(table)):
+        lake.delta(spark, table).delete(where)
 
 
-def remove_rows(spark: SparkSession, lake: Lake, table: str, expired: Expired) -> None:
+def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: Chosen) -> None:
     """Removes rows of a table that rows are only appended to, in one commit; what is gone already is no more to do.
 
     The table is open to it from then on: its `delta.appendOnly` is false.
     """
-    if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
-        lake.set_property(spark, table, APPEND_ONLY, "false")
     fault_point(f"before:remove:{table}")
-    repeated(lambda: _remove(spark, lake, table, expired))
+    _opened(spark, lake, table, lambda: lake.storage.remove(spark, table, chosen))
     fault_point(f"after:remove:{table}")
 
 
-def _remove(spark: SparkSession, lake: Lake, table: str, expired: Expired) -> None:
-    lake.storage.make_sure(table)
-    lake.storage.remove(spark, table, expired)
+def blank_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -> None:
+    """Leaves of a session's messages only where and when they were, as `remove_rows` removes."""
+    _opened(spark, lake, table, lambda: lake.storage.blank(spark, table, rows))
+
+
+def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
+    if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
+        lake.set_property(spark, table, APPEND_ONLY, "false")
+
+    def surely() -> None:
+        lake.storage.make_sure(table)
+        write()
+
+    repeated(surely)
 
 
 def retire(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:

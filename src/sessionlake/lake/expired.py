@@ -8,15 +8,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import le
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.runtime.frames import as_frame
+
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 LIMIT = "limit"
+
+
+class Chosen(Protocol):
+    """Rows of a table that something is to be done with.
+
+    Attributes:
+        most: columns that are at most a value in all of them.
+    """
+
+    @property
+    def most(self) -> Mapping[str, Any]:
+        """See above."""
+
+    @property
+    def columns(self) -> list[str]:
+        """What must be read of a row to tell."""
+
+    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Which rows they are."""
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        """What `condition` compares rows with, alias `s`."""
+
+    def condition(self) -> Column:
+        """The same of a row of the table (alias `t`), and one of `source`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +86,10 @@ class Expired:
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)
         return limits.take(pc.index_in(_named(batch, self.keys), value_set=_named(self.limits, self.keys)))
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        """The limits, alias `s`."""
+        return as_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
     def condition(self) -> Column:
         """The same of a row of the table (alias `t`), by the row of `limits` (alias `s`) that has its keys."""

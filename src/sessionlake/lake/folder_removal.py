@@ -1,11 +1,11 @@
-"""Rows removed from a table that is a folder: each file that has some is written anew without them, in one commit.
+"""Rows removed from a table that is a folder, or blanked: each file that has some is written anew, in one commit.
 
 Like merging, it needs no Spark. What is left of a file has that file's place in the order in which rows came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,29 +14,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.expired import Expired
+from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_upkeep import gathered, live_files, replace, rows_of
 from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns
+from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.tiers import LiveFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
-def count_expired(folder: Path, expired: Expired) -> int:
-    """How many rows are to go."""
+def count(folder: Path, chosen: Chosen) -> int:
+    """How many rows are chosen."""
     from deltalake import DeltaTable
 
     delta = DeltaTable(folder)
-    return sum(_count(folder, file, expired, _schema(delta)) for file in _concerned(delta, expired))
+    return sum(_count(folder, file, chosen, _schema(delta)) for file in _concerned(delta, chosen))
 
 
-def remove(folder: Path, expired: Expired) -> None:
+def remove(folder: Path, chosen: Chosen) -> None:
     """Removes them; nobody else may merge or remove files of the table meanwhile.
 
     Raises:
         LakeError: somebody has.
     """
+    _write_anew(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
+
+
+def blank(folder: Path, rows: SessionRows) -> None:
+    """Blanks the messages of a session, as `remove` does."""
+    _write_anew(folder, rows, rows.blanked)
+
+
+def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
     from deltalake import DeltaTable
 
     delta = DeltaTable(folder)
@@ -45,11 +55,11 @@ def remove(folder: Path, expired: Expired) -> None:
     gone: list[LiveFile] = []
     left: list[tuple[WrittenFile, int]] = []
     try:
-        for file in _concerned(delta, expired):
-            if not _count(folder, file, expired, schema):
+        for file in _concerned(delta, chosen):
+            if not _count(folder, file, chosen, schema):
                 continue
             gone.append(file)
-            parts = writer(gathered(_kept(folder, file, expired, schema)))
+            parts = writer(gathered(map(change, rows_of(folder, [file], schema))))
             left += [(WrittenFile(**part.to_pylist()[0]), file.modified) for part in parts]
         if not gone or replace(folder, gone, left, schema, changes=True):
             left = []
@@ -60,25 +70,20 @@ def remove(folder: Path, expired: Expired) -> None:
     raise LakeError(f"{folder}: other commits were in the way of removing rows, again and again")
 
 
-def _kept(folder: Path, file: LiveFile, expired: Expired, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in rows_of(folder, [file], schema):
-        yield batch.filter(pc.invert(expired.mask(batch)))
-
-
-def _count(folder: Path, file: LiveFile, expired: Expired, schema: pa.Schema) -> int:
-    read = pa.schema([schema.field(name) for name in expired.columns])
-    return sum(pc.sum(expired.mask(batch)).as_py() or 0 for batch in rows_of(folder, [file], read))
+def _count(folder: Path, file: LiveFile, chosen: Chosen, schema: pa.Schema) -> int:
+    read = pa.schema([schema.field(name) for name in chosen.columns])
+    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in rows_of(folder, [file], read))
 
 
 def _schema(delta: DeltaTable) -> pa.Schema:
     return pa.schema(delta.schema().to_arrow())
 
 
-def _concerned(delta: DeltaTable, expired: Expired) -> list[LiveFile]:
+def _concerned(delta: DeltaTable, chosen: Chosen) -> list[LiveFile]:
     """The files whose least values leave it open whether they have such rows."""
     least = pa.table(delta.get_add_actions(flatten=True))
     beyond: set[str] = set()
-    for name, value in expired.most.items():
+    for name, value in chosen.most.items():
         if f"min.{name}" in least.column_names:
             pairs = zip(least["path"].to_pylist(), least[f"min.{name}"].to_pylist(), strict=True)
             beyond |= {path for path, first in pairs if first is not None and _is_more(first, value)}

@@ -164,7 +164,7 @@ def worth_removing(folder: Path, before: float) -> bool:
     return sum(1 for _ in old) > _WORTHWHILE
 
 
-def vacuum(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
+def vacuum(spark: SparkSession, folder: Path, before: float, since: int | None = None) -> Vacuumed:
     """Removes files and log entries that no version since a moment (seconds since the epoch) needs."""
     from deltalake import DeltaTable
 
@@ -178,11 +178,22 @@ def vacuum(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
         found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
-        freed = Vacuumed(len(found), sum((folder / path).stat().st_size for path in found))
+        there = [folder / path for path in found if (folder / path).is_file()]  # or gone since an earlier time
+        freed = Vacuumed(len(there), sum(file.stat().st_size for file in there))
         if found:
             delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-    _remove_log(folder, before)
+    _remove_log(folder, before, since)
     return freed
+
+
+def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
+    """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
+    from deltalake import DeltaTable
+
+    for version in sorted({DeltaTable(folder).version()} | ({since} if since is not None else set())):
+        if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
+            DeltaTable(folder, version=version).create_checkpoint()
+    return vacuum(spark, folder, time.time() + _HOUR, since)
 
 
 def _held(folder: Path) -> dict[str, int]:
@@ -191,7 +202,7 @@ def _held(folder: Path) -> dict[str, int]:
     return {str(f): f.stat().st_size for f in folder.rglob("*") if f.is_file() and log not in f.parents}
 
 
-def _remove_log(folder: Path, before: float) -> None:
+def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
     """Removes the part of a table's log that no version since a moment needs (Delta's protocol: metadata cleanup).
 
     Delta would do so itself by the age of entries alone, whoever has yet to read them.
@@ -201,6 +212,7 @@ def _remove_log(folder: Path, before: float) -> None:
     oldest = max((n for n, file in versions.items() if file.stat().st_mtime < before), default=-1)
     checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
     base = max((n for n in checkpoints if n <= oldest), default=0)
+    base = base if since is None else min(base, since)
     for file in log.iterdir():
         version = file.name.removeprefix(".").partition(".")[0]
         if version.isdigit() and int(version) < base:

@@ -2,9 +2,9 @@
 
 A write through Spark costs a second of CPU and more whatever it writes, most of it planning, and its Parquet writer
 goes row by row. So appends go around it: Arrow rows, written by this process or by Spark's tasks, and committed by
-delta-rs in milliseconds. So do MERGEs, until a table is so large that its files are not to be written anew: from then
-on Spark marks what is replaced in deletion vectors. delta-rs does not write to tables with liquid clustering: they have
-none here, but for such as earlier versions have made.
+delta-rs in milliseconds. So do MERGEs: delta-rs writes small tables anew; of large ones what is replaced is marked in
+deletion vectors (`marked_merge`), by Spark where the rows are not at hand. Neither of the first two writes to tables
+with liquid clustering: they have none here, but for such as earlier versions have made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,17 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
-from sessionlake.lake.expired import Expired
+from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns, written_by_arrow, written_by_spark
+from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, txn_properties, without
+from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
+from sessionlake.lake.parquet import FileWriter, indexed_columns, written_by_arrow, written_by_spark
 from sessionlake.lake.rust_merge import merged_by_delta_rs
+from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
 from sessionlake.lake.storage import (
     NO_COMMIT,
+    PURGED,
     Commit,
     Compacted,
     Kept,
@@ -47,18 +51,18 @@ from sessionlake.runtime.frames import Mapped, Rows
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
-    from deltalake import CommitProperties
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
+_Merge = Callable[["LocalTable", pa.Table, Upsert, str, int], bool]
 _CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     "spark.sql.shuffle.partitions": "1",
 }
-# A file is written before its commit, and has its time from then.
-_WRITING_SECONDS = 3600
+_REWRITTEN = 4  # a table of up to so many times the rows of a MERGE is written anew: most files would be marked
+_WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
 
 
 class Folders(Storage):
@@ -73,7 +77,7 @@ class Folders(Storage):
         driver_cuts=200_000,
         driver_bytes=384 << 20,
         inline_bytes=256 << 10,
-        rewritten_rows=2_000_000,
+        rewritten_rows=100_000,
     )
     needs_session = False
     keeps_functions = False
@@ -108,7 +112,7 @@ class Folders(Storage):
         return claim(self._settings, name, doing)
 
     def require_claims(self) -> None:
-        """See `Storage`: a lock of the system's is nobody else's as long as this process lives."""
+        """See `Storage`: a lock is nobody else's as long as this process lives."""
 
     def token(self, name: str) -> int:
         """See `Storage`."""
@@ -230,8 +234,9 @@ class Folders(Storage):
 
         del spark
         folder = self.path(table)
+        place = Place(folder, table, self.exclusive)
         if isinstance(rows, pa.Table):
-            yield _StagedRows(folder, table, rows)
+            yield StagedRows(place, rows)
             return
         delta = DeltaTable(folder)
         schema = pa.schema(delta.schema().to_arrow())
@@ -240,7 +245,7 @@ class Folders(Storage):
             files = written_by_arrow(rows, FileWriter(str(folder), schema, indexed))
         else:
             files = written_by_spark(rows, folder, indexed)
-        staged = _StagedFiles(folder, table, schema, files)
+        staged = StagedFiles(place, schema, files)
         try:
             yield staged
         finally:
@@ -248,7 +253,7 @@ class Folders(Storage):
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; of a repeated batch nothing is computed."""
-        if not isinstance(rows, pa.Table) and _without(self.path(table), table, txn) is None:
+        if not isinstance(rows, pa.Table) and without(self.path(table), table, txn) is None:
             return
         if isinstance(rows, Mapped | pa.Table):
             super().append(spark, table, rows, txn)
@@ -260,9 +265,9 @@ class Folders(Storage):
         from deltalake import write_deltalake
 
         del spark
-        delta = self.path(table) if txn is None else _without(self.path(table), table, txn)
+        delta = self.path(table) if txn is None else without(self.path(table), table, txn)
         if delta is not None:
-            properties = None if txn is None else _properties(table, txn)
+            properties = None if txn is None else txn_properties(table, txn)
             write_deltalake(delta, rows, mode="overwrite", commit_properties=properties)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
@@ -271,19 +276,28 @@ class Folders(Storage):
 
         delta = DeltaTable(self.path(table))
         clustered = _CLUSTERING in (delta.protocol().writer_features or ())
-        # The number of rows is what the log says.
-        if isinstance(source, pa.Table) and not clustered and delta.count() <= self.limits.rewritten_rows:
-            return self._merged(spark, table, source, upsert, txn)
-        if self.properties(spark, table).get(DELETION_VECTORS) != "true":
+        if isinstance(source, pa.Table) and not clustered and self._is_small(delta, source.num_rows):
+            return self._merged(spark, table, source, upsert, txn, merged_by_delta_rs)
+        if delta.metadata().configuration.get(DELETION_VECTORS) != "true":
             super().set_property(spark, table, DELETION_VECTORS, "true")
+        if isinstance(source, pa.Table) and can_be_marked(delta):
+            return self._merged(spark, table, source, upsert, txn, merged_by_marking)
         return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
 
-    def _merged(self, spark: SparkSession, table: str, source: pa.Table, upsert: Upsert, txn: Txn) -> Commit:
+    def _is_small(self, delta: LocalTable, rows: int) -> bool:
+        few = self.limits.rewritten_rows
+        return delta.count() <= (max(few, _REWRITTEN * rows) if few > 0 else few)  # what the log says
+
+    def _merged(
+        self, spark: SparkSession, table: str, source: pa.Table, upsert: Upsert, txn: Txn, how: _Merge
+    ) -> Commit:
+        folder = self.path(table)
         self.make_sure(table)
         with self.exclusive(table):
-            delta = _without(self.path(table), table, txn)
-            if delta is not None and source.num_rows:
-                merged_by_delta_rs(delta, source, upsert, _properties(table, txn))
+            done = not source.num_rows
+            while not done:  # marking is begun again behind one who did not wait for his turn
+                delta = without(folder, table, txn)
+                done = delta is None or how(delta, source, upsert, txn.on(table), txn.version)
             return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:
@@ -302,16 +316,30 @@ class Folders(Storage):
         with self.exclusive(table):
             return upkeep.compact(spark, self.path(table))
 
-    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
+    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
         """See `Storage`."""
-        del spark
-        return removal.count_expired(self.path(table), expired)
+        if self.properties(spark, table).get(DELETION_VECTORS) == "true":
+            rows = self.read(spark, table, {}).alias("t")
+            return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
+        return removal.count(self.path(table), chosen)
 
-    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
+    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
         """See `Storage`."""
         del spark
         with self.exclusive(table):
-            removal.remove(self.path(table), expired)
+            removal.remove(self.path(table), chosen)
+
+    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        """See `Storage`."""
+        del spark
+        with self.exclusive(table):
+            removal.blank(self.path(table), rows)
+
+    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+        """See `Storage`."""
+        self.set_property(spark, table, PURGED, why)
+        with self.exclusive(table):
+            return upkeep.purge(spark, self.path(table), since)
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`."""
@@ -328,61 +356,3 @@ class Folders(Storage):
         moment = time.time() - kept.span.total_seconds()
         needed = None if kept.since is None else upkeep.written_at(self.path(table), kept.since)
         return moment if needed is None else min(moment, needed - _WRITING_SECONDS)
-
-
-class _StagedRows:
-    """Rows in memory, which the commit writes."""
-
-    def __init__(self, folder: Path, table: str, rows: pa.Table) -> None:
-        self._folder, self._table = folder, table
-        self._rows = rows
-
-    def commit(self, txn: Txn) -> None:
-        from deltalake import write_deltalake
-
-        delta = _without(self._folder, self._table, txn)
-        if delta is not None:
-            write_deltalake(delta, self._rows, mode="append", commit_properties=_properties(self._table, txn))
-
-
-class _StagedFiles:
-    """Files in the table's folder."""
-
-    def __init__(self, folder: Path, table: str, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
-        self._folder, self._table = folder, table
-        self._schema = schema
-        self._files = list(files)
-
-    def commit(self, txn: Txn) -> None:
-        from deltalake.transaction import AddAction, RemoveAction
-
-        delta = _without(self._folder, self._table, txn)
-        if delta is None:
-            return
-        now = int(time.time() * 1000)
-        added: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, {}, now, data_change=True, stats=file.stats) for file in self._files
-        ]
-        properties = _properties(self._table, txn)
-        delta.create_write_transaction(added, "append", self._schema, commit_properties=properties)
-        self._files = []
-
-    def discard(self) -> None:
-        """Removes what has not been committed."""
-        for file in self._files:
-            (self._folder / file.path).unlink(missing_ok=True)
-
-
-def _without(folder: Path, table: str, txn: Txn) -> LocalTable | None:
-    """The table, unless a commit of this transaction, or of a later one, is in it."""
-    from deltalake import DeltaTable
-
-    delta = DeltaTable(folder)
-    known = delta.transaction_version(txn.on(table))
-    return delta if known is None or known < txn.version else None
-
-
-def _properties(table: str, txn: Txn) -> CommitProperties:
-    from deltalake import CommitProperties, Transaction
-
-    return CommitProperties(app_transactions=[Transaction(txn.on(table), txn.version)])

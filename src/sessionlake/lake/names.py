@@ -6,6 +6,7 @@ A table is named `<schema>.<table>` throughout; `tables.Lake` knows where that i
 from __future__ import annotations
 
 MESSAGES = "bronze.messages"
+DAMAGED = "bronze.damaged_members"
 
 CHANGES = "silver.session_changes"
 PROGRESS = "silver.session_progress"
@@ -21,6 +22,7 @@ PROCESSOR_ERRORS = "silver.processor_errors"
 AVERAGES = "gold.rolling_average"
 SENSOR_AVERAGES = "gold.sensor_average"
 RESTATEMENTS = "gold.restatements"
+LATE_POINTS = "gold.late_points"
 METRICS_1M = "gold.metrics_1m"
 METRICS_1H = "gold.metrics_1h"
 METRICS_1D = "gold.metrics_1d"
@@ -40,12 +42,15 @@ RULE_EVENTS = "gold.rule_events"
 RULE_RESULTS = (RULE_STATUS, RULE_TIMES, RULE_MATCHES, RULE_EVENTS)
 """What gold makes of `gold.rules`."""
 
+LOOKUP_FAILURES = "gold.lookup_failures"
+
 DECISIONS = "ops.decisions"
 TOPICS = "ops.topics"
 LEDGER = "ops.ledger"
 POSITIONS = "ops.positions"
 LEASES = "ops.leases"
 RETAINED = "ops.retained"
+ERASURES = "ops.erasures"
 
 BRONZE = "bronze"
 SILVER = "silver"

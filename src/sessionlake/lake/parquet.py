@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,8 +30,10 @@ _INDEXED = "delta.dataSkippingStatsColumns"
 
 WRITTEN = "path string, size bigint, stats string"
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
-# Minimum and maximum of longer texts are not kept: they would have to be cut, and rounded up.
+# Longer texts are cut, to what is not above the least, and not below the greatest. Left out they must not be: of a
+# column that has values and no bounds, delta-rs' dataset takes every row for one that meets no condition on it.
 _LONGEST_TEXT = 256
+_LAST_CHARACTER = "\U0010ffff"
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class _Statistics:
     def __init__(self, names: Iterable[str]) -> None:
         self._rows = 0
         self._nulls = dict.fromkeys(names, 0)
+        self._whole = True
         self._least: dict[str, Any] = {}
         self._greatest: dict[str, Any] = {}
 
@@ -164,38 +167,44 @@ class _Statistics:
         self._rows += group.num_rows
         for index in range(group.num_columns):
             column = group.column(index)
-            if (name := column.path_in_schema) not in self._nulls or column.statistics is None:
+            if (name := column.path_in_schema) not in self._nulls:
                 continue
-            self._nulls[name] += column.statistics.null_count
-            if column.statistics.has_min_max:
-                self._extend(name, column.statistics.min, column.statistics.max)
+            told = column.statistics
+            if told is not None and told.has_min_max:
+                self._extend(name, told.min, told.max)
+            elif told is None or told.null_count < group.num_rows:
+                self._whole = False  # as of texts of thousands of characters
+            self._nulls[name] += 0 if told is None else told.null_count
 
     def _extend(self, name: str, least: Any, greatest: Any) -> None:
         self._least[name] = min(self._least.get(name, least), least)
         self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
 
     def to_json(self) -> str:
-        """As Delta's log has it."""
-        told = {name for name in self._least if _short(self._least[name]) and _short(self._greatest[name])}
+        """As Delta's log has it; the number of rows alone where a bound is not known."""
+        if not self._whole:
+            return json.dumps({"numRecords": self._rows})
         return json.dumps(
             {
                 "numRecords": self._rows,
-                "minValues": _plain(self._least, told),
-                "maxValues": _plain(self._greatest, told),
+                "minValues": {name: _text(value, _cut) for name, value in sorted(self._least.items())},
+                "maxValues": {name: _text(value, _rounded_up) for name, value in sorted(self._greatest.items())},
                 "nullCount": self._nulls,
             }
         )
 
 
-def _short(value: Any) -> bool:
-    return not isinstance(value, str) or len(value) <= _LONGEST_TEXT
+def _text(value: Any, shortened: Callable[[str], str]) -> Any:
+    if isinstance(value, datetime):  # `strftime` would not fill up years to four digits
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return shortened(value) if isinstance(value, str) else value
 
 
-def _plain(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: _text(values[name]) for name in sorted(names)}
+def _cut(text: str) -> str:
+    return text[:_LONGEST_TEXT]
 
 
-def _text(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return value
+def _rounded_up(text: str) -> str:
+    """At least the text: what is behind its beginning is below the last character that there is."""
+    end = next((i for i in range(_LONGEST_TEXT, len(text)) if text[i] != _LAST_CHARACTER), len(text))
+    return text if end == len(text) else text[:end] + _LAST_CHARACTER

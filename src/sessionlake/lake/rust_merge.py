@@ -11,11 +11,19 @@ from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import DeltaTable
 
 
-def merged_by_delta_rs(delta: DeltaTable, source: pa.Table, upsert: Upsert, properties: CommitProperties) -> None:
-    """Commits one MERGE."""
+def merged_by_delta_rs(delta: DeltaTable, source: pa.Table, upsert: Upsert, app: str, batch: int) -> bool:
+    """Commits one MERGE, beside which nobody else may commit: always True.
+
+    Args:
+        app: application id of the transaction.
+        batch: its version.
+    """
+    from deltalake import CommitProperties, Transaction
+
+    properties = CommitProperties(app_transactions=[Transaction(app, batch)])
     same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in upsert.keys)
     # Only of a source that is read before the plan is made are the least and greatest keys known.
     merge = delta.merge(
@@ -34,6 +42,7 @@ def merged_by_delta_rs(delta: DeltaTable, source: pa.Table, upsert: Upsert, prop
         whole = {_quoted(name): f"s.{_quoted(name)}" for name in (*upsert.keys, *upsert.kept)}
         merge = merge.when_not_matched_insert(whole | taken, f"NOT s.{DELETE}" if upsert.deletes else None)
     merge.execute()
+    return True
 
 
 def _quoted(name: str) -> str:

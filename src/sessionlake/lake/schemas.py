@@ -10,7 +10,9 @@ from sessionlake.lake.gold_schemas import GOLD_TABLES
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
+    DAMAGED,
     DECISIONS,
+    ERASURES,
     EVENTS,
     LEASES,
     LEDGER,
@@ -92,6 +94,20 @@ TABLES: dict[str, TableSchema] = {
         "Raw Kafka messages, each exactly once",
         cluster_by=("topic", "partition", "offset"),
         skipping=("topic", "partition", "offset", "timestamp", "ingested_at"),
+        writes=Writes.APPEND,
+    ),
+    DAMAGED: TableSchema(
+        (
+            ("file", "string"),
+            ("member", "string"),
+            ("start", "bigint"),
+            ("topic", "string"),
+            ("partition", "int"),
+            ("damage", "string"),
+            ("detail", "string"),
+            ("found_at", "timestamp"),
+        ),
+        "Members of archives that could not be used, and why",
         writes=Writes.APPEND,
     ),
     CHANGES: TableSchema(
@@ -314,6 +330,21 @@ TABLES: dict[str, TableSchema] = {
             ("format", "int"),
         ),
         "What retention has removed: a row a table, and those of the places and sessions up to where rows are gone",
+        writes=Writes.REPLACE,
+    ),
+    ERASURES: TableSchema(
+        (
+            ("receipt", "string"),
+            ("topic", "string"),
+            ("session_hash", "string"),
+            ("salt", "string"),
+            ("begun_at", "timestamp"),
+            ("done_at", "timestamp"),
+            ("messages", "bigint"),
+            ("report", "string"),
+            ("format", "int"),
+        ),
+        "Sessions that were forgotten, each known by a salted hash, and what was removed where",
         writes=Writes.REPLACE,
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.lake.conflicts import repeated
+from sessionlake.lake.expired import Chosen
 from sessionlake.lake.storage import Commit, Storage, quote
+from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
 from sessionlake.runtime.frames import Rows, as_frame
@@ -54,6 +56,27 @@ def merged_by_spark(
 
     with conf(spark, txn.conf(table) | dict(settings or {})):
         return repeated(execute)
+
+
+def rewritten_by_spark(
+    storage: Storage,
+    spark: SparkSession,
+    table: str,
+    chosen: Chosen,
+    change: Callable[[DeltaMergeBuilder], DeltaMergeBuilder],
+) -> None:
+    """Changes the chosen rows of a table, if there are any, and leaves no file with rows that are marked as gone."""
+
+    def execute() -> None:
+        storage.make_sure(table)
+        with storage.exclusive(table):
+            if storage.properties(spark, table).get(DELETION_VECTORS) == "true":
+                spark.sql(f"REORG TABLE {storage.identifier(table)} APPLY (PURGE)").collect()
+            merge = storage.delta(spark, table).alias("t").merge(chosen.source(spark), chosen.condition())
+            change(merge).execute()
+
+    with conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
+        repeated(execute)
 
 
 def _same(upsert: Upsert) -> Column:

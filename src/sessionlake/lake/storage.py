@@ -13,9 +13,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
-from sessionlake.lake.expired import Expired
+from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.reading import TableReader
+from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -32,6 +33,8 @@ _MERGED = (
     ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
 )
 _APPENDED = (("numOutputRows",), ("num_added_rows",))
+PURGED = "sessionlake.purged"
+"""The table's property that names what its history was last removed for."""
 
 
 def quote(name: str) -> str:
@@ -303,7 +306,7 @@ class Storage(ABC):
     def exclusive(self, table: str) -> AbstractContextManager[None]:
         """Holds other commits of this machine off that the place itself cannot tell from one another.
 
-        Commits that only append by delta-rs need none. Not to be entered again inside.
+        Appends see to it themselves. Not to be entered again inside.
         """
 
     @abstractmethod
@@ -314,14 +317,27 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def count_expired(self, spark: SparkSession, table: str, expired: Expired) -> int:
-        """How many rows of a table that rows are only appended to are to go."""
+    def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
+        """How many rows of a table are chosen."""
 
     @abstractmethod
-    def remove(self, spark: SparkSession, table: str, expired: Expired) -> None:
-        """Removes rows of such a table, in one commit, which streams pass over: see `Lake.stream`.
+    def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
+        """Removes rows of a table that rows are only appended to, in one commit, which streams pass over.
 
-        `commit.remove_rows` does so only if this process may write.
+        See `Lake.stream`. `commit.remove_rows` does so only if this process may write.
+        """
+
+    @abstractmethod
+    def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
+        """Leaves of a session's messages only where and when they were, in one commit, which streams pass over."""
+
+    @abstractmethod
+    def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+        """Removes all that is no part of the present version: there is no way back.
+
+        Args:
+            why: noted as the table's property `PURGED`.
+            since: the version that a stream goes on with: of the log, what comes from there on stays.
         """
 
     @abstractmethod

@@ -17,6 +17,7 @@ RETENTION = "delta.deletedFileRetentionDuration"
 APPEND_ONLY = "delta.appendOnly"
 """Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
 DELETION_VECTORS = "delta.enableDeletionVectors"
+CHANGE_FEED = "delta.enableChangeDataFeed"
 """Whether what MERGE replaces is marked, and its file left as it is."""
 _MERGED = {DELETION_VECTORS: "true"}
 
@@ -84,5 +85,5 @@ class TableSchema:
         if self.skipping:
             found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
         if self.feed:
-            found["delta.enableChangeDataFeed"] = "true"
+            found[CHANGE_FEED] = "true"
         return found

@@ -129,14 +129,27 @@ class Lake:
             else:
                 self.storage.create(spark, table, self._schemas[table])
 
+    def widen(self, spark: SparkSession, table: str) -> None:
+        """Adds the columns that a table is to have and lacks; others, and their types, are left as they are."""
+        self._add(spark, table, self.storage.columns(spark, table))
+
     def overwrite(
-        self, spark: SparkSession, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool
+        self,
+        spark: SparkSession,
+        table: str,
+        rows: DataFrame,
+        txn: Txn,
+        metadata: str,
+        *,
+        changes: bool,
+        columns: bool = False,
     ) -> None:
         """Replaces a table's rows in one commit, once, whatever the number of repetitions.
 
         Args:
             metadata: kept with the commit: its `userMetadata` in the table's history.
             changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
+            columns: whether the table takes over the rows' columns.
         """
         self.storage.require_claims()
         append_only = self._schemas[table].append_only
@@ -144,6 +157,8 @@ class Lake:
             self.set_property(spark, table, APPEND_ONLY, "false")
         writer = rows.write.format("delta").mode("overwrite").option("userMetadata", metadata)
         writer = writer.option("dataChange", str(changes).lower())
+        if columns:
+            writer = writer.option("overwriteSchema", "true")
         self.storage.save(writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version), table)
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "true")
@@ -183,7 +198,11 @@ class Lake:
                     f"{_why_not(sql, wanted[name])}; declare it as it was, or capture with these columns into a home "
                     "beside this one (`home` in the configuration), from what Kafka still holds"
                 )
-        added = [f"{quote(name)} {sql}" for name, sql in wanted.items() if name not in present]
+        self._add(spark, table, present)
+
+    def _add(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
+        wanted = self._schemas[table].resolved(self.settings)
+        added = [f"{quote(name)} {sql}" for name, sql in wanted if name not in present]
         if added:
             with self.storage.exclusive(table):
                 spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from sessionlake.config import Settings
 from sessionlake.errors import ConfigError
 
 _LAST_PORT = 65_535
+_LOOK_SECONDS = 1.0
 _SERVER = re.compile(r"(?:\w+://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 
 
@@ -41,13 +44,51 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why a broker gave no metadata.
+
+    Attributes:
+        refused: whether it has answered, and does not let this client in.
+        told: what librdkafka says; empty if nothing.
+    """
+
+    refused: bool = False
+    told: str = ""
+
+
 def answers(config: dict[str, str], seconds: float) -> bool:
     """Whether a broker gives its metadata to a librdkafka client with this configuration in time."""
-    from confluent_kafka import KafkaException
+    return unanswered(config, seconds) is None
+
+
+def unanswered(config: dict[str, str], seconds: float) -> NoAnswer | None:
+    """Why a broker gives no metadata to a librdkafka client with this configuration in time; None if it does.
+
+    Raises:
+        ConfigError: librdkafka does not take the configuration.
+    """
+    from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 
-    quiet: dict[str, Any] = {"log_level": 0, "error_cb": lambda _error: None}
+    # What it takes for final; it goes on trying by itself, though nothing will change.
+    final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}  # noqa: SLF001
+    said: list[Any] = []
+    quiet: dict[str, Any] = {"log_level": 0, "error_cb": said.append}
     try:
-        return bool(AdminClient(config | quiet).list_topics(timeout=seconds).brokers)
-    except KafkaException:
-        return False
+        client = AdminClient(config | quiet)
+    except KafkaException as error:
+        raise ConfigError(f"kafka.security, kafka.options: librdkafka refuses them ({error.args[0].str()})") from None
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:
+            if client.list_topics(timeout=max(min(left, _LOOK_SECONDS), 0.01)).brokers:
+                return None
+        except KafkaException:
+            pass
+        client.poll(0)
+        refusals = [error for error in said if error.code() in final]
+        if refusals or left <= 0:
+            told = (refusals or said)[-1:]
+            return NoAnswer(bool(refusals), told[0].str() if told else "")

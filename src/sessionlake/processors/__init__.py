@@ -15,6 +15,6 @@ Named in the configuration it runs by `sessionlake run processor NAME`; `session
 unit test. `sessionlake.examples` has two whole ones.
 """
 
-from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Record, Row, Session, Timer
+from sessionlake.processors.api import NEVER, Emitted, KeyedProcessor, Message, Processor, Record, Row, Session, Timer
 
-__all__ = ["NEVER", "Emitted", "Message", "Processor", "Record", "Row", "Session", "Timer"]
+__all__ = ["NEVER", "Emitted", "KeyedProcessor", "Message", "Processor", "Record", "Row", "Session", "Timer"]

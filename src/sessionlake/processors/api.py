@@ -89,6 +89,35 @@ Emitted = Record | Timer
 """What a processor yields."""
 
 
+class KeyedProcessor(ABC, Generic[S]):
+    """Given a table's rows key by key, in order, each key with its own state: which, the configuration says.
+
+    Its table is what it makes of the rows that the other has: those of a key are gone through once more, from the first
+    on, when one comes or changes. So a row that comes late is in its place.
+
+    Attributes:
+        state: type of a key's state.
+        output: its own columns, as Spark SQL scalar types or `timestamp`; the key's columns and `ordinal` come before.
+    """
+
+    state: type[S]
+    output: ClassVar[Mapping[str, str]]
+
+    def initial(self, key: Mapping[str, Any]) -> S:
+        """The state before a key's first row; by default the type's own."""
+        del key
+        return self.state()
+
+    @abstractmethod
+    def on_row(self, state: S, row: Mapping[str, Any]) -> Iterable[Record]:
+        """Works on a key's next row, its values by column; times are in UTC."""
+
+    def on_end(self, state: S) -> Iterable[Record]:
+        """Says what follows from all rows that there are; a row that comes later has it said anew."""
+        del state
+        return ()
+
+
 class Processor(ABC, Generic[S]):
     """Made once with the configured options as keyword arguments, then given many sessions, each with its own state.
 

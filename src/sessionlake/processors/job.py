@@ -6,15 +6,13 @@ as silver's tables do, and what it fails on stops neither them nor other process
 
 from __future__ import annotations
 
-import hashlib
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
+from sessionlake.lake.ledger import LedgerEntry, TableOutput, write
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.schemas import TABLES
@@ -22,12 +20,14 @@ from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import TableSchema, Writes
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.processors.load import ProcessorRef
+from sessionlake.processors import keyed
+from sessionlake.processors.load import config_hash_of, ref_of
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver import handover
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
@@ -41,9 +41,14 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued
 from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.guards import committing, refuse_fresh_checkpoint
+from sessionlake.streaming.guards import (
+    committing,
+    rebuild_journal,
+    refuse_fresh_checkpoint,
+    refuse_interrupted_forgetting,
+)
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.sharded import fold_shards
+from sessionlake.streaming.sharded import ShardFold, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,14 +69,27 @@ def configured(settings: Settings, name: str) -> ProcessorSettings:
     return found
 
 
-def load(settings: Settings, name: str) -> MessageByMessage:
-    """The processor of this name, its class found and checked.
+def require_usable(settings: Settings, name: str) -> None:
+    """Returns if the processor of this name can be loaded.
 
     Raises:
         ConfigError: it is not configured, or its class cannot be used.
     """
     own = configured(settings, name)
-    ref = ProcessorRef(own.name, own.target, own.options, str(Path.cwd()))
+    if own.key:
+        ref_of(own).load_keyed()
+    else:
+        load(settings, name)
+
+
+def load(settings: Settings, name: str) -> MessageByMessage:
+    """The processor of sessions of this name, its class found and checked.
+
+    Raises:
+        ConfigError: it is not configured, or its class cannot be used.
+    """
+    own = configured(settings, name)
+    ref = ref_of(own)
     made = processor_of(own, settings.capture, settings.silver.shards, ref)
     _ = made.workings
     return made
@@ -88,19 +106,50 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         LakeError: the checkpoint is new and the table is not, the declared columns do not fit the table, or a stored
             state cannot be read. Nothing was consumed.
     """
-    own, processor = configured(settings, name), load(settings, name)
+    refuse_interrupted_forgetting(settings)
+    own = configured(settings, name)
+    if own.key:
+        return keyed.start(spark, settings, own, once=once)
+    processor = load(settings, name)
     lake = Lake(settings, {own.into: table_of(own, processor.workings.output)})
     lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
-    checkpoint = settings.checkpoint(own.layer)
-    require_readable_states(spark, checkpoint, processor)
-    capture = settings.capture
-    fold = SilverFold(capture.declared, capture, decisions(lake.reader(spark)), processor=processor)
-    log = offset_log(spark, lake, settings, own.layer)
+    refuse_interrupted(settings, own)
+    checkpoint, begin = settings.checkpoint(own.layer), handover.in_force(settings, own.layer)
+    require_readable_states(spark, settings, own.layer, processor)
+    fold = fold_of(spark, lake, processor)
+    if begin is not None:
+        fold = handover.HandedOver(fold, str(handover.folder(settings, own.layer)))
+    first_batch = begin.first_batch if begin else 0
+    log = offset_log(spark, lake, settings, own.layer, first_batch)
     times = StreamTimesLog.begin(spark, settings, own.layer, log.ends)
-    stream = fold_shards(packed(spark, lake, settings, own.layer, own.topics), fold)
+    stream = fold_shards(packed(spark, lake, settings, own.layer, own.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, own, processor, log, times)
-    return LayerQuery(own.layer, checkpoint).start(stream, batch, trigger=own.trigger, once=once)
+    return LayerQuery(own.layer, checkpoint).start(
+        stream, batch, trigger=own.trigger, once=once, txn=lambda query, number: Txn(query, first_batch + number)
+    )
+
+
+def refuse_interrupted(settings: Settings, own: ProcessorSettings) -> None:
+    """Refuses what a rebuild that is half published stands in the way of.
+
+    Raises:
+        LakeError: naming the command that finishes it.
+    """
+    if rebuild_journal(settings, own.layer).exists():
+        raise LakeError(f"a rebuild of {own.into} was interrupted: run `sessionlake rebuild processor:{own.name}`")
+
+
+def fold_of(spark: SparkSession, lake: Lake, processor: MessageByMessage) -> ShardFold:
+    """Bronze judged as silver judges it, and given to the processor."""
+    capture = lake.settings.capture
+    return SilverFold(capture.declared, capture, decisions(lake.reader(spark)), processor=processor)
+
+
+def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
+    """DDL of the rows that the fold's payloads of a kind come to."""
+    columns = output.ddl if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].columns
+    return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
 def table_of(own: ProcessorSettings, output: OutputColumns) -> TableSchema:
@@ -128,6 +177,7 @@ class _ProcessorBatch:
     ) -> None:
         self._lake, self._settings, self._own = lake, settings, own
         self._output = processor.workings.output
+        self._hash = config_hash_of(settings, own)
         self._log, self._times = log, times
         self._few = False  # whether the batch before was small, which is the best guess for the next
 
@@ -144,7 +194,7 @@ class _ProcessorBatch:
                 raise violation
             refuse_failures(own.name, reports)
             ranges = ranges_of(partitions)
-            self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=own.layer)
+            self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=own.layer)
             require_continued(own.layer, partitions, self._log.ends)
             with committing(self._settings, own.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
@@ -165,18 +215,13 @@ class _ProcessorBatch:
         note_going_on(self._settings, own.layer)
         self._few = entry.messages <= self._lake.limits.few_messages
 
-    @property
-    def _hash(self) -> str:
-        text = config_hash(self._settings) + self._own.model_dump_json()
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
     def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends what there is; a table that gets nothing gets no commit."""
         spark, outputs = folded.frame.sparkSession, []
         for kind, table in ((ProcessorOutput.RECORDS, self._own.into), (ProcessorOutput.ERRORS, PROCESSOR_ERRORS)):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
-                append(spark, self._lake, table, rows_of(folded, kind, txn, self._ddl(kind)), txn)
+                append(spark, self._lake, table, rows_of(folded, kind, txn, row_ddl(kind, self._output)), txn)
                 commit = self._lake.last_commit(spark, table)
                 # Other processors append to the table of errors too: its last commit need not be this one.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
@@ -187,7 +232,3 @@ class _ProcessorBatch:
                     )
                 outputs.append(TableOutput(table, commit.version, count))
         return tuple(outputs)
-
-    def _ddl(self, kind: ProcessorOutput) -> str:
-        columns = self._output.ddl if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].columns
-        return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError
-from sessionlake.processors.api import Processor
+from sessionlake.lake.ledger import config_hash
+from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.output import OutputColumns
 from sessionlake.runtime.named_code import NamedCodeError, named_code
 
@@ -42,6 +46,26 @@ class ProcessorRef:
         """
         return make(self, _class_of(self))
 
+    def load_keyed(self) -> KeyedProcessor[Any]:
+        """Makes the processor, which has a key.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        made: KeyedProcessor[Any] = _made(self, _class_of(self), KeyedProcessor)
+        _check_state(self, made)
+        return made
+
+
+def ref_of(own: ProcessorSettings) -> ProcessorRef:
+    """Names the configured processor; modules that are not installed are looked for in the working folder."""
+    return ProcessorRef(own.name, own.target, own.options, str(Path.cwd()))
+
+
+def config_hash_of(settings: Settings, own: ProcessorSettings) -> str:
+    """Fingerprint of the part of the configuration that decides a processor's results."""
+    return hashlib.sha256((config_hash(settings) + own.model_dump_json()).encode()).hexdigest()[:16]
+
 
 def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
     """Makes a processor of a class, with the configured options.
@@ -49,10 +73,18 @@ def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
     Raises:
         ConfigError: it is no processor, its declarations cannot be used, or it does not take the options.
     """
-    if not (inspect.isclass(found) and issubclass(found, Processor)):
-        raise _wrong(ref, f"{ref.target} is not a subclass of sessionlake.processors.Processor")
+    made: Processor[Any] = _made(ref, found, Processor)
+    check(ref, made)
+    return made
+
+
+def _made(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
+    if not (inspect.isclass(found) and issubclass(found, wanted)):
+        raise _wrong(ref, f"{ref.target} is not a subclass of sessionlake.processors.{wanted.__name__}")
     if inspect.isabstract(found):
-        raise _wrong(ref, f"{ref.target} does not define on_message")
+        raise _wrong(
+            ref, f"{ref.target} does not define {' or '.join(sorted(getattr(found, '__abstractmethods__', ())))}"
+        )
     try:
         inspect.signature(found).bind(**ref.options)
     except TypeError as error:
@@ -61,13 +93,11 @@ def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
             f"{inspect.signature(found)}"
         ) from None
     try:
-        made = found(**ref.options)
+        return found(**ref.options)
     except Exception as error:
         raise ConfigError(
             f"processors.{ref.name}.options: {ref.target} refuses them: {type(error).__name__}: {error}"
         ) from error
-    check(ref, made)
-    return made
 
 
 def check(ref: ProcessorRef, made: Processor[Any]) -> None:
@@ -76,9 +106,7 @@ def check(ref: ProcessorRef, made: Processor[Any]) -> None:
     Raises:
         ConfigError: naming the one, and what is allowed.
     """
-    state = getattr(made, "state", None)
-    if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
-        raise _wrong(ref, f"{ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}")
+    state = _check_state(ref, made)
     try:
         msgspec.msgpack.Decoder(state)
     except (TypeError, NameError) as error:
@@ -89,6 +117,14 @@ def check(ref: ProcessorRef, made: Processor[Any]) -> None:
         OutputColumns(getattr(made, "output", {}))
     except ValueError as error:
         raise _wrong(ref, f"{ref.target}.output: {error}") from None
+
+
+def _check_state(ref: ProcessorRef, made: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
+    state = getattr(made, "state", None)
+    if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
+        raise _wrong(ref, f"{ref.target}.state must be a dataclass or a msgspec Struct, found {state!r}")
+    found: type[Any] = state
+    return found
 
 
 def _class_of(ref: ProcessorRef) -> Any:

@@ -97,6 +97,13 @@ class ProcessorMemory:
         return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
 
 
+def without(stored: bytes, key: str) -> bytes:
+    """A memory without a session, by its `topic NUL session_id`."""
+    found, memory = _open(stored), ProcessorMemory.decode(stored)
+    memory.sessions.pop(key, None)
+    return memory.encode(found.processor, found.shards)
+
+
 def shards_of(stored: bytes) -> int:
     """The number of shards that a memory was made for."""
     return _open(stored).shards

@@ -47,16 +47,17 @@ class Origin:
 
 
 class OutputColumns:
-    """The declared output columns.
+    """The declared output columns, behind those that say where a record comes from.
 
     Raises:
         ValueError: naming the column and what is allowed.
     """
 
-    def __init__(self, declared: Mapping[str, str]) -> None:
+    def __init__(self, declared: Mapping[str, str], head: Sequence[tuple[str, str]] = HEAD) -> None:
         if not isinstance(declared, Mapping) or not declared:
             raise ValueError("at least one column must be declared, as in {'price': 'double'}")
-        _check_names(declared)
+        self._head = tuple(head)
+        _check_names(declared, frozenset({*_RESERVED, *(name.lower() for name, _ in head)}))
         self._types = {name: _parse(name, sql) for name, sql in declared.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
         names = {f"c{i}": name for i, name in enumerate(self._types)}
@@ -66,7 +67,7 @@ class OutputColumns:
     def ddl(self) -> tuple[tuple[str, str], ...]:
         """Names and types of the whole table's columns."""
         own = ((name, sql) for name, (sql, _, _) in self._types.items())
-        return (*HEAD, *own, (BATCH, "bigint"))
+        return (*self._head, *own, (BATCH, "bigint"))
 
     def check(self, record: Any) -> msgspec.Struct:
         """A record as it will be written.
@@ -87,10 +88,16 @@ class OutputColumns:
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
         arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
         arrays.append(timestamps([place.time for place in places]))
-        for i, (_, _, arrow) in enumerate(self._types.values()):
-            values = [getattr(row, f"c{i}") for _, row in rows]
-            arrays.append(timestamps(values) if arrow == TIMESTAMP else pa.array(values, arrow))
-        return pa.Table.from_arrays(arrays, names=[*(name for name, _ in HEAD), *self._types])
+        own = self.own([row for _, row in rows])
+        return pa.Table.from_arrays([*arrays, *own.values()], names=[*(name for name, _ in HEAD), *own])
+
+    def own(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
+        """Checked records as columns, by the names that are declared."""
+        found = {}
+        for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
+            values = [getattr(row, f"c{i}") for row in rows]
+            found[name] = timestamps(values) if arrow == TIMESTAMP else pa.array(values, arrow)
+        return found
 
 
 def timestamps(milliseconds: list[int | None]) -> pa.Array:
@@ -99,12 +106,12 @@ def timestamps(milliseconds: list[int | None]) -> pa.Array:
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
 
 
-def _check_names(declared: Mapping[str, str]) -> None:
+def _check_names(declared: Mapping[str, str], reserved: frozenset[str]) -> None:
     seen: set[str] = set()
     for name in declared:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in _RESERVED:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in reserved:
             raise ValueError(
-                f"column name {name!r}: a letter, then letters, digits or _; not one of {', '.join(sorted(_RESERVED))}"
+                f"column name {name!r}: a letter, then letters, digits or _; not one of {', '.join(sorted(reserved))}"
             )
         if name.lower() in seen:
             raise ValueError(f"column {name!r} is declared twice: SQL does not see case")

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
+from sessionlake.silver import handover
 from sessionlake.silver.fold.process import split
+from sessionlake.streaming.checkpoint import last_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def require_readable_states(spark: SparkSession, checkpoint: str, processor: MessageByMessage) -> None:
+def require_readable_states(spark: SparkSession, settings: Settings, layer: str, processor: MessageByMessage) -> None:
     """Returns if every stored state can be read, or migrated, by the processor's class; or if there is none.
 
     Raises:
         LakeError: naming processor, session and stored version, and what to do.
     """
-    if not any((Path(checkpoint) / "commits").glob("[0-9]*")):
+    checkpoint = settings.checkpoint(layer)
+    if last_committed(checkpoint) is None:
+        for state in handover.states(settings, layer):  # a rebuild's, of whose code this may be a later version
+            read_all(state, processor)
         return
     from pyspark.sql import functions as F
 

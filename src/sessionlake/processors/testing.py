@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -20,10 +21,11 @@ import pyarrow as pa
 from sessionlake.config import CaptureSettings, ProcessorSettings
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lake.ledger import COUNTS
-from sessionlake.processors.api import Processor
+from sessionlake.processors.api import KeyedProcessor, Processor
+from sessionlake.processors.keyed import calls_of
 from sessionlake.processors.load import ProcessorRef, check
 from sessionlake.processors.memory import ProcessorMemory
-from sessionlake.processors.output import HEAD
+from sessionlake.processors.output import HEAD, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
@@ -36,7 +38,7 @@ from sessionlake.silver.job import total, violation_of
 from sessionlake.silver.stream_times import ends_of
 from sessionlake.streaming.payloads import rules_of
 
-__all__ = ["Result", "Sent", "run"]
+__all__ = ["Result", "Sent", "run", "run_keyed"]
 
 _RAW = pa.schema(
     [
@@ -126,6 +128,40 @@ def run(
             f"something outside its state.\nIn one batch:       {whole}\nMessage by message: {single}"
         )
     return whole
+
+
+def run_keyed(
+    processor: KeyedProcessor[Any], rows: Iterable[Mapping[str, Any]], key: Sequence[str], order: Sequence[str]
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Gives a processor with a key rows, in the order given and in the opposite one; returns each key's records.
+
+    Args:
+        key: of the rows' columns, as in the configuration; rows without a value in one are passed over.
+        order: likewise.
+
+    Raises:
+        AssertionError: it makes something else of the one than of the other, as where two rows of a key are alike in
+            all columns of the order.
+    """
+    there = [row for row in rows if all(row[name] is not None for name in key)]
+    output = OutputColumns(processor.output)
+
+    def made(given: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+        found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        for row in sorted(given, key=lambda row: tuple((row[name] is None, row[name]) for name in order)):
+            found.setdefault(tuple(row[name] for name in key), []).append(row)
+        results = {}
+        for whose, of_key in found.items():
+            calls = calls_of(processor, dict(zip(key, whose, strict=True)), of_key)
+            records = [*chain.from_iterable(calls)]
+            _ = [output.check(record) for record in records]
+            results[whose] = [dict(record) for record in records]
+        return results
+
+    one, other = made(there), made(reversed(there))
+    if one != other:
+        raise AssertionError(f"{type(processor).__name__} depends on the order in which rows come: {one} or {other}")
+    return one
 
 
 def fold(

@@ -63,6 +63,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Arrow schema of a chunk; times are int64 milliseconds since the epoch.
 
     `seq` is null where the message is malformed or class `none` lets it be absent; `size` is the value's in bytes;
+    `reason` is the code of one (see `reasons`), 0 where the message is well-formed, or `erased.CODE`;
     `clock` is the highest Kafka timestamp of the message's segment up to it (see `integrity.clock`).
     """
     return pa.schema(

@@ -25,6 +25,8 @@ from sessionlake.protocol.assemble import Columns, assemble, columns_of
 from sessionlake.protocol.binary import decode_binary
 from sessionlake.protocol.bulk import Allowed
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.erased import is_erased
 from sessionlake.protocol.message import Message, MessageTypes, message_types
 from sessionlake.protocol.parse import Parsed, key_reason, parse
 from sessionlake.protocol.payload import Payload
@@ -75,9 +77,19 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
     with _no_garbage_collection():
         if rules.payload is not None:
             allowed = Allowed(_refused(raw, rules), _latest(raw, rules), _optional(raw["topic"], rules))
-            return decode_binary(raw, allowed, rules.payload, types, fast=fast)
+            return _with_erased(decode_binary(raw, allowed, rules.payload, types, fast=fast), raw)
         decoded = _decode_values(raw, rules, types, fast=fast)
-        return assemble(raw, decoded.reasons, _columns(decoded, len(rules.columns)), rules.columns)
+        return _with_erased(assemble(raw, decoded.reasons, _columns(decoded, len(rules.columns)), rules.columns), raw)
+
+
+def _with_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
+    """Tells what stands for erased messages from those whose key is bad."""
+    if not pc.any(pc.equal(chunk["reason"], CODE_OF[Reason.BAD_KEY])).as_py():
+        return chunk
+    place = chunk.schema.get_field_index("reason")
+    erased = pa.scalar(ERASED, pa.int8())
+    reasons = pc.if_else(is_erased(raw["key"], raw["value"]), erased, chunk["reason"])
+    return chunk.set_column(place, chunk.schema.field(place), reasons)
 
 
 @contextmanager

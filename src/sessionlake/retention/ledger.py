@@ -36,7 +36,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     if before.pending:  # a process died
         before = replace(_finished(spark, lake, before), pending=0)
     cut = min(bound, *_needed(reader, lake.settings, bound))
-    count = lake.storage.count_expired(spark, LEDGER, _older(cut))
+    count = lake.storage.count(spark, LEDGER, _older(cut))
     if not count:
         return 0
     now = replace(before, before=cut, pending=count)

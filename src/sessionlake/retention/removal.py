@@ -145,7 +145,7 @@ class Retention:
         if not limits.num_rows:
             return 0
         storage, parts = self._lake.storage, REMOVED_TOGETHER.get(table, (table,))
-        return sum(storage.count_expired(self._spark, part, expired(part, limits, batch)) for part in parts)
+        return sum(storage.count(self._spark, part, expired(part, limits, batch)) for part in parts)
 
     def _measured(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """How many messages are to go, and the limits with the highest timestamp up to each."""
@@ -192,6 +192,8 @@ class Retention:
             raise _WaitsError(f"{SILVER} has not begun")
         limits = rules.of_messages(aged, [silver], self._remembered())
         for processor in self._settings.processors:
+            if processor.key:
+                continue  # it reads no messages
             own = ends(reader, processor.layer)
             if not own:
                 raise _WaitsError(f"{processor.layer} has not begun")

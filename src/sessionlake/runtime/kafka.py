@@ -6,13 +6,25 @@ import re
 import socket
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.errors import BrokerError, ConfigError
-from sessionlake.laptop.probe import addresses, answers, is_loopback
+from sessionlake.errors import AccessError, BrokerError, ConfigError, SessionlakeError
+from sessionlake.kafka_settings import Mechanism
+from sessionlake.laptop.probe import NoAnswer, addresses, is_loopback, unanswered
+from sessionlake.runtime.kafka_security import (
+    credentials_in,
+    java_security,
+    librdkafka_security,
+    setting,
+    without_secrets,
+)
+from sessionlake.runtime.spark import on_platform
+from sessionlake.runtime.tls import speaks_tls, tls_fault, tls_greeting
 
 _CONNECT_SECONDS = 2.0
 _METADATA_SECONDS = 5.0
+_LONGEST = 300
 _LOGIN = ("sasl.", "security.protocol")
-_JAAS = re.compile(r'\b(?P<key>username|password)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
+# Databricks' runtime has Kafka's Java client under another name.
+PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
 # What both clients call the same, or nearly. All else in `kafka.options` tunes Spark's consumer, and librdkafka
 # refuses properties it does not know.
@@ -31,9 +43,15 @@ _SHARED = {
 
 
 def java_client_options(settings: Settings) -> dict[str, str]:
-    """How a Kafka client of the JVM reaches the broker."""
+    """How a Kafka client of the JVM reaches the broker.
+
+    Raises:
+        ConfigError: a certificate or key cannot be used.
+    """
     refresh = str(milliseconds(settings.bronze.topic_refresh))
-    options = {"metadata.max.age.ms": refresh, **settings.kafka.options}
+    options, security = {"metadata.max.age.ms": refresh, **settings.kafka.options}, settings.kafka.security
+    if security is not None:
+        options |= java_security(security, PLATFORM_PACKAGE if on_platform() else PACKAGE)
     return options | {"bootstrap.servers": settings.kafka.bootstrap_servers}
 
 
@@ -56,44 +74,77 @@ def client_config(settings: Settings) -> dict[str, str]:
     Security options are translated; the consumer tuning meant for Spark is left out.
 
     Raises:
-        ConfigError: a key or trust store is a Java one, which librdkafka cannot read.
+        ConfigError: a key or trust store is a Java one, which librdkafka cannot read; or a file cannot be used.
     """
     options = settings.kafka.options
     config = {"bootstrap.servers": settings.kafka.bootstrap_servers}
     config |= {_SHARED[key]: value for key, value in options.items() if key in _SHARED}
     if config.get("ssl.endpoint.identification.algorithm") == "":
         config["ssl.endpoint.identification.algorithm"] = "none"  # Java says it with an empty value
-    for found in _JAAS.finditer(options.get("sasl.jaas.config", "")):
-        config[f"sasl.{found['key']}"] = re.sub(r"\\(.)", r"\1", found["value"])
-    return config | _stores(options)
+    login = credentials_in(options.get("sasl.jaas.config", ""))
+    config |= {f"sasl.{name}": login[name] for name in ("username", "password") if name in login}
+    security = settings.kafka.security
+    return config | _stores(options) | ({} if security is None else librdkafka_security(security))
 
 
 def require_broker(settings: Settings) -> None:
-    """Returns at once if a Kafka broker answers at `kafka.bootstrap_servers`.
+    """Returns at once if a Kafka broker answers at `kafka.bootstrap_servers`, and lets this client in.
 
     Raises:
         BrokerError: none does, within seconds.
-        ConfigError: the key holds no `host:port`.
+        AccessError: it does not let this client in, or cannot show who it is.
+        ConfigError: the key holds no `host:port`, or the settings of a secured broker cannot be used.
     """
-    require_listener(settings)
-    if not _speaks_kafka(settings):
-        raise _unreachable(settings, "something listens there but does not answer as Kafka does")
+    host, port = _listening(settings)
+    unheard = _asked(settings)
+    if unheard is None:
+        return
+    if unheard.refused:
+        raise refused(settings, unheard.told)
+    greeting, tls = tls_greeting(host, port, _CONNECT_SECONDS), speaks_tls(java_client_options(settings))
+    if greeting is not None and not tls:
+        raise BrokerError(
+            f"Kafka at {host}:{port} speaks TLS, and {setting(settings, 'protocol')} does not say so: "
+            "set SSL, or SASL_SSL with a login"
+        )
+    if greeting == "certificate":
+        raise AccessError(
+            f"Kafka at {host}:{port} wants a certificate of this client that it trusts: "
+            f"correct {setting(settings, 'certificate', 'key')}"
+        )
+    raise _unreachable(settings, "something listens there but does not answer as Kafka does")
 
 
 def require_listener(settings: Settings) -> None:
-    """Returns at once if anything listens at `kafka.bootstrap_servers`.
+    """Returns at once if anything listens at `kafka.bootstrap_servers`, by the TLS that is configured.
 
     Raises:
-        BrokerError: nothing does, within seconds.
-        ConfigError: the key holds no `host:port`.
+        BrokerError: nothing does, within seconds, or not by TLS.
+        AccessError: it cannot show that it is the server that is meant.
+        ConfigError: the key holds no `host:port`, or a certificate cannot be used.
     """
-    failures = []
-    for host, port in addresses(settings):
-        failure = _connect(host, port)
-        if failure is None:
-            return
-        failures.append(f"{host}:{port} {failure}")
-    raise _unreachable(settings, "; ".join(failures))
+    _listening(settings)
+
+
+def refused(settings: Settings, told: str) -> AccessError:
+    """The error of a client that Kafka has answered, and does not let in.
+
+    Args:
+        told: what the client says.
+    """
+    servers, said = settings.kafka.bootstrap_servers, without_secrets(settings, told)[:_LONGEST]
+    security = settings.kafka.security
+    if re.search("certificate verify failed|certification path|No (?:subject alternative|name matching)", said):
+        remedy = f"its certificate does not convince this client: correct {setting(settings, 'ca')}, or the host name"
+    elif security is None:
+        remedy = f"correct {setting(settings, 'protocol')}, or let it describe topics"
+    elif security.mechanism is None:
+        remedy = f"it wants another certificate: correct {setting(settings, 'certificate', 'key')}"
+    elif security.mechanism is Mechanism.OAUTHBEARER:
+        remedy = f"correct {setting(settings, 'token_url', 'client_id', 'client_secret')}"
+    else:
+        remedy = f"correct {setting(settings, 'username', 'password')}, or let {security.username} describe topics"
+    return AccessError(f"Kafka at {servers} refuses this client ({said}): {remedy}")
 
 
 def _stores(options: dict[str, str]) -> dict[str, str]:
@@ -115,6 +166,18 @@ def _stores(options: dict[str, str]) -> dict[str, str]:
     return config
 
 
+def _listening(settings: Settings) -> tuple[str, int]:
+    """The first server that listens, by the TLS that is configured."""
+    failures = []
+    for host, port in addresses(settings):
+        failure = _connect(host, port)
+        if failure is None:
+            _require_tls(settings, host, port)
+            return host, port
+        failures.append(f"{host}:{port} {failure}")
+    raise _unreachable(settings, "; ".join(failures))
+
+
 def _connect(host: str, port: int) -> str | None:
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
@@ -123,14 +186,38 @@ def _connect(host: str, port: int) -> str | None:
         return (error.strerror or str(error)).lower()
 
 
-def _speaks_kafka(settings: Settings) -> bool:
+def _require_tls(settings: Settings, host: str, port: int) -> None:
+    options = java_client_options(settings)
+    found = tls_fault(host, port, options, _CONNECT_SECONDS) if speaks_tls(options) else None
+    if found is None:
+        return
+    fault, why = found
+    server, protocol = f"Kafka at {host}:{port}", options["security.protocol"]
+    errors: dict[str, SessionlakeError] = {
+        "plain": BrokerError(
+            f"{server} does not speak TLS ({why}), and {setting(settings, 'protocol')} is {protocol}: "
+            "correct it, or the port in kafka.bootstrap_servers"
+        ),
+        "untrusted": AccessError(
+            f"{server} has a certificate that is not to be trusted ({why}): "
+            f"let {setting(settings, 'ca')} have the authority that has signed it"
+        ),
+        "other_host": AccessError(
+            f"{server} has a certificate for other hosts ({why}): "
+            "let kafka.bootstrap_servers name it as its certificate does"
+        ),
+    }
+    raise errors[fault]
+
+
+def _asked(settings: Settings) -> NoAnswer | None:
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 
         config = client_config(settings)
     except (ImportError, ConfigError):
-        return True  # it listens: the rest Spark's own client will tell
-    return answers(config, _METADATA_SECONDS)
+        return None  # it listens: the rest Spark's own client will tell
+    return unanswered(config, _METADATA_SECONDS)
 
 
 def _unreachable(settings: Settings, why: str) -> BrokerError:

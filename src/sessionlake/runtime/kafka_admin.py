@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
-from sessionlake.errors import AccessError, BrokerError, MachineError
+from sessionlake.errors import BrokerError, MachineError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.kafka import java_client_options, require_listener
+from sessionlake.runtime.kafka import PACKAGE, PLATFORM_PACKAGE, java_client_options, refused, require_listener
+from sessionlake.runtime.kafka_security import without_secrets
 
 if TYPE_CHECKING:
     from py4j.protocol import Py4JError
     from pyspark.sql import SparkSession
 
-# Databricks' runtime has the client under another name.
-_PACKAGES = ("org.apache.kafka", "kafkashaded.org.apache.kafka")
+_PACKAGES = (PACKAGE, PLATFORM_PACKAGE)
 _SECONDS = 20
 _REFUSALS = ("AuthenticationException", "AuthorizationException")
 # What brokers that know no topic ids say.
@@ -115,13 +115,15 @@ class KafkaAdmin:
         try:
             yield
         except Py4JError as error:
-            said = next((line for line in str(error).splitlines() if "Exception" in line), str(error))
-            servers, said = self._settings.kafka.bootstrap_servers, said.strip(": ")[:300]
+            # The last cause says why; what is before it, that something failed.
+            lines = [line for line in str(error).splitlines() if "Exception" in line and not line.startswith("\t")]
             if self._refused(error):
-                raise AccessError(
-                    f"Kafka at {servers} refuses this client ({said}): correct kafka.options, or let it describe topics"
+                raise refused(
+                    self._settings, (lines or [str(error)])[-1].removeprefix("Caused by").strip(": ")
                 ) from error
             self.away = True
+            said = without_secrets(self._settings, (lines or [str(error)])[0].strip(": "))[:300]
+            servers = self._settings.kafka.bootstrap_servers
             raise BrokerError(
                 f"Kafka at {servers} does not say which topics there are ({said}): check that it runs"
             ) from error

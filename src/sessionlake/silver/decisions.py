@@ -8,6 +8,7 @@ be decided about, so a decision needs only the session's name. Until somebody ha
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import operator
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -302,7 +303,8 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
             ("decided_at", pa.timestamp("us", tz="UTC")),
         ]
     )
-    place = f"{decided.topic}\0{decided.session_id}\0{decided.offset}"
+    # Delta never forgets who has committed: what names the session there must not be its id.
+    place = hashlib.sha256(f"{decided.topic}\0{decided.session_id}\0{decided.offset}".encode()).hexdigest()
     append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, len(before)))
 
 

@@ -1,8 +1,9 @@
-"""What a rebuilt silver hands over to the stream that goes on from it.
+"""What a rebuilt silver, or processor, hands over to the stream that goes on, and what is left of states that changed.
 
 A streaming checkpoint cannot be filled from outside. So a rebuild leaves, beside the checkpoint's place, where bronze
 is to be read on from, the number of the next batch, and the shards' states: a stream with a new checkpoint begins
-there.
+there. Where states are only changed, of silver or of a processor, the new checkpoint is one of the same query: its
+batches go on, and so do the transactions that bear its id.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pandas as pd
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
+from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import SILVER
 from sessionlake.streaming.checkpoint import way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
@@ -39,17 +41,21 @@ class Handover(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-def folder(settings: Settings) -> Path:
+_QUERY = "query.json"
+"""In a handover: the metadata of the query that goes on, as Spark has it in the checkpoint."""
+
+
+def folder(settings: Settings, layer: str = SILVER) -> Path:
     """Where the handover in force is."""
-    return Path(f"{settings.checkpoint(SILVER)}.handover")
+    return Path(f"{settings.checkpoint(layer)}.handover")
 
 
-def prepared(settings: Settings) -> Path:
+def prepared(settings: Settings, layer: str = SILVER) -> Path:
     """Where the next one is put together."""
-    return Path(f"{settings.checkpoint(SILVER)}.handover.next")
+    return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
-def read(place: Path) -> Handover | None:
+def read(place: Path, layer: str = SILVER) -> Handover | None:
     """The handover in a folder, if there is one.
 
     Raises:
@@ -61,27 +67,66 @@ def read(place: Path) -> Handover | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(f"{file} is damaged ({error})", way_on(SILVER)) from None
+        raise LossError(f"{file} is damaged ({error})", way_on(layer)) from None
 
 
-def in_force(settings: Settings) -> Handover | None:
-    """The handover that silver's stream begins from, or began from."""
-    return read(folder(settings))
+def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
+    """The handover that a layer's stream begins from, or began from."""
+    return read(folder(settings, layer), layer)
 
 
-def prepare(settings: Settings, handover: Handover, states: Iterable[tuple[int, bytes]]) -> None:
-    """Puts a handover together; it comes into force with `swap`."""
-    place = prepared(settings)
+def prepare(
+    settings: Settings,
+    handover: Handover,
+    states: Iterable[tuple[int, bytes]],
+    layer: str = SILVER,
+    query: bytes | None = None,
+) -> None:
+    """Puts a handover together; it comes into force with `swap`.
+
+    Args:
+        query: metadata of the query that goes on; None begins one.
+    """
+    place = prepared(settings, layer)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for shard, state in states:
         (place / f"{shard}.state").write_bytes(state)
+    if query is not None:
+        write_whole(place / _QUERY, query)
     write_whole(place / "handover.json", msgspec.json.encode(handover))
 
 
-def numbers(settings: Settings) -> list[int]:
+def restart(settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str) -> None:
+    """Has a layer's query go on from other states than its checkpoint's, which is put aside.
+
+    Repeatable after a crash, with the same handover, as long as the layer does not run meanwhile.
+    """
+    checkpoint = Path(settings.checkpoint(layer))
+    present = in_force(settings, layer)
+    if present is None or present.rebuild != begin.rebuild:
+        ready = read(prepared(settings, layer), layer)
+        if ready is None or ready.rebuild != begin.rebuild:
+            metadata = checkpoint / "metadata"
+            prepare(settings, begin, states, layer, metadata.read_bytes() if metadata.is_file() else None)
+        fault_point(f"after:{layer}.prepared")
+        swap(settings, begin.rebuild, layer)
+    fault_point(f"after:{layer}.swapped")
+    query = folder(settings, layer) / _QUERY
+    if query.is_file() and not (checkpoint / "metadata").exists():
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        write_whole(checkpoint / "metadata", query.read_bytes())
+
+
+def numbers(settings: Settings, layer: str = SILVER) -> list[int]:
     """The shards that the handover in force has states of, in order."""
-    return sorted(int(file.stem) for file in folder(settings).glob("*.state"))
+    return sorted(int(file.stem) for file in folder(settings, layer).glob("*.state"))
+
+
+def states(settings: Settings, layer: str) -> Iterator[bytes]:
+    """The states that the handover in force has, shard by shard."""
+    for number in numbers(settings, layer):
+        yield (folder(settings, layer) / f"{number}.state").read_bytes()
 
 
 def _state(place: str, shard: int) -> bytes | None:
@@ -141,14 +186,14 @@ def _shards(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint(SILVER)}.shards")
 
 
-def swap(settings: Settings, rebuild: str) -> None:
+def swap(settings: Settings, rebuild: str, layer: str = SILVER) -> None:
     """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
-    checkpoint = Path(settings.checkpoint(SILVER))
-    if prepared(settings).is_dir():
-        for old in (checkpoint, folder(settings)):
+    checkpoint = Path(settings.checkpoint(layer))
+    if prepared(settings, layer).is_dir():
+        for old in (checkpoint, folder(settings, layer)):
             if old.exists():
                 old.rename(old.with_name(f"{old.name}.before-{rebuild}"))
-        prepared(settings).rename(folder(settings))
+        prepared(settings, layer).rename(folder(settings, layer))
 
 
 @dataclass

@@ -167,7 +167,7 @@ class _SilverBatch:
             partitions = total(reports)
             self._refuse_violations(reports)
             ranges = ranges_of(partitions)
-            self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
+            self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued(LAYER, partitions, self._log.ends)
             by = config_hash(self._settings)
             with committing(self._settings, LAYER, txn.version, by, ranges):
@@ -280,7 +280,7 @@ def total(reports: list[ShardReport]) -> list[PartitionCounts]:
             known.since = min(known.since, part.since) if known.messages else part.since
             known.stream_time = max(known.stream_time, part.stream_time)
             known.last = max(known.last, part.last)
-        for name in COUNTS:
+        for name in (*COUNTS, "erased"):
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [whole[place] for place in sorted(whole)]
 
@@ -291,8 +291,12 @@ def ranges_of(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
 
 
 def counts_of(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
-    """What became of the messages, over all topic-partitions, as the ledger names it."""
-    return {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
+    """What became of the messages, over all topic-partitions, as the ledger names it.
+
+    Those that are erased are among the messages of the offsets alone, where nothing can become of them.
+    """
+    counts = {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
+    return counts | {"messages": counts["messages"] - sum(part.erased for part in partitions)}
 
 
 class SilverStoppedError(IntegrityViolationError):

@@ -32,34 +32,37 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
         yield row["shard"], bytes(row["chunk"])
 
 
-def state_frame(spark: SparkSession, settings: Settings) -> DataFrame:
+def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
     """The shards' states after the last committed batch, by Spark's state reader: `shard int, chunk binary`.
 
-    Before a rebuilt silver's first batch, they are those that the rebuild has handed over.
+    Before the first batch behind a handover, they are those that were handed over.
+
+    Args:
+        layer: silver, or a processor.
 
     Raises:
-        LakeError: silver has no checkpoint yet.
+        LakeError: it has no checkpoint yet.
     """
-    checkpoint = settings.checkpoint(SILVER)
+    checkpoint = settings.checkpoint(layer)
     if last_committed(checkpoint) is not None:
         stored = spark.read.format("statestore").load(checkpoint)
         return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
-    handed = handover.numbers(settings)
+    handed = handover.numbers(settings, layer)
     if not handed:
-        raise LakeError(f"there is no silver state in {checkpoint} yet: run `sessionlake run silver`")
+        raise LakeError(f"there is no {layer} state in {checkpoint} yet: run `sessionlake run silver`")
     frame = spark.createDataFrame([(number,) for number in handed], "shard int")
-    return frame.mapInPandas(handover.StateReader(str(handover.folder(settings))), PACKED_SCHEMA)
+    return frame.mapInPandas(handover.StateReader(str(handover.folder(settings, layer))), PACKED_SCHEMA)
 
 
-def last_batches(spark: SparkSession, settings: Settings) -> tuple[int, int]:
+def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
     """The batch after which the states are, and the ledger's last; -1 where there is none.
 
     They differ where the stream died between a batch's last commit and its checkpoint: it ends that batch as it starts.
     """
-    begin = handover.in_force(settings)
-    committed = last_committed(settings.checkpoint(SILVER))
+    begin = handover.in_force(settings, layer)
+    committed = last_committed(settings.checkpoint(layer))
     of_states = (0 if begin is None else begin.first_batch) + (-1 if committed is None else committed)
-    last = last_batch(Lake(settings).reader(spark), SILVER)
+    last = last_batch(Lake(settings).reader(spark), layer)
     return of_states, -1 if last is None else last
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sessionlake import errors
-from sessionlake.errors import PLACE, BrokerError, LakeError, OffsetHoleError, SessionlakeError
+from sessionlake.errors import PLACE, AccessError, BrokerError, LakeError, OffsetHoleError, SessionlakeError
 from sessionlake.streaming.checkpoint import require_readable, way_on
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -121,7 +121,7 @@ class KnownFailure:
     def _is(self, said: JvmException) -> bool:
         parts = said.condition.split(".")
         names = {".".join(parts[: n + 1]) for n in range(len(parts))}
-        known = said.type in self.types or not names.isdisjoint(self.conditions)
+        known = said.type.removeprefix(_SHADED) in self.types or not names.isdisjoint(self.conditions)
         return known or (bool(self.beginnings) and said.text.startswith(self.beginnings))
 
 
@@ -136,6 +136,10 @@ RESULT_TOO_BIG = KnownFailure(
     beginnings=("Job aborted due to stage failure: Total size of serialized results of ",),
 )
 _KAFKA = "org.apache.kafka.common.errors"
+_REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
+_ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
+_SHADED = "kafkashaded."
+"""How the name of a class begins that Databricks' runtime has of Kafka's."""
 _CAUSES = (
     KnownFailure(
         OffsetHoleError,
@@ -151,19 +155,15 @@ _CAUSES = (
         beginnings=("Some data may have been lost because they are not available in Kafka any more",),
     ),
     KnownFailure(
+        AccessError,
+        "Kafka does not let this client in, or cannot show who it is: correct kafka.security, or kafka.options; "
+        "`sessionlake doctor` tries them",
+        types=tuple(f"{_KAFKA}.{what}Exception" for what in _REFUSALS),
+    ),
+    KnownFailure(
         BrokerError,
         "Kafka does not answer at kafka.bootstrap_servers: start it (sessionlake broker up) or correct the address",
-        types=tuple(
-            f"{_KAFKA}.{name}"
-            for name in (
-                "TimeoutException",
-                "DisconnectException",
-                "NetworkException",
-                "BrokerNotAvailableException",
-                "LeaderNotAvailableException",
-                "NotLeaderOrFollowerException",
-            )
-        ),
+        types=tuple(f"{_KAFKA}.{what}Exception" for what in _ABSENCES),
         beginnings=(
             "Failed to create new KafkaAdminClient",
             "No resolvable bootstrap urls",

@@ -54,9 +54,9 @@ def is_filled(spark: SparkSession, lake: Lake, layer: str) -> bool:
     return any(lake.reader(spark).any(table) for table in _FILLED.get(layer, ()))
 
 
-def rebuild_journal(settings: Settings) -> Path:
-    """What is left to publish of a rebuild of silver, while it is being published."""
-    return Path(f"{settings.checkpoint('silver')}.publishing.json")
+def rebuild_journal(settings: Settings, layer: str = SILVER) -> Path:
+    """What is left to publish of a rebuild of silver, or of a processor, while it is being published."""
+    return Path(f"{settings.checkpoint(layer)}.publishing.json")
 
 
 def refuse_interrupted_rebuild(settings: Settings) -> None:
@@ -67,6 +67,25 @@ def refuse_interrupted_rebuild(settings: Settings) -> None:
     """
     if rebuild_journal(settings).exists():
         raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
+    refuse_interrupted_forgetting(settings)
+
+
+def forget_journal(settings: Settings) -> Path:
+    """What is left to do of a session that is being forgotten."""
+    return Path(f"{settings.checkpoint('forgetting')}.json")
+
+
+def refuse_interrupted_forgetting(settings: Settings) -> None:
+    """Stops a job while some tables and states have a session that others have forgotten.
+
+    Raises:
+        LakeError: the forgetting of a session has stopped half-way.
+    """
+    if forget_journal(settings).exists():
+        raise LakeError(
+            "the forgetting of a session was interrupted: run `sessionlake forget` again with the same session, "
+            "which goes on from there"
+        )
 
 
 def refuse_half_committed(settings: Settings, layer: str) -> None:

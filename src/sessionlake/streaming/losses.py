@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import Books, rows_of, stored_sums
+from sessionlake.lake.erasures import erasures
+from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import GOLD, LEDGER, POSITIONS, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
@@ -200,7 +204,7 @@ def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
         if booked[table] and not lake.exists(spark, table):
             raise LossError(f"{table} is gone", mended(table))
     held = {table: lake.read(spark, table).count() if lake.exists(spark, table) else 0 for table in tables}
-    gone = {table: found.gone for table, found in retained(lake.reader(spark)).items()}  # noted before it is gone
+    gone = gone_rows(lake.reader(spark))
     for table, rows in held.items():
         removed = gone.get(table, 0)
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
@@ -210,9 +214,21 @@ def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
 
 
+def gone_rows(reader: TableReader) -> Counter[str]:
+    """How many rows of each table retention has removed, or were a forgotten session's: noted before they are gone."""
+    found = Counter({table: cut.gone for table, cut in retained(reader).items()})
+    known = erasures(reader)
+    rebuilds = Books(reader).entries(("layer", eq, SILVER), ("app_id", begins_with, REBUILD)) if known else ()
+    rebuilt = max((entry["committed_at"] for entry in rows_of(rebuilds)), default=None)
+    for erasure in known:
+        if rebuilt is None or erasure.begun_at > rebuilt:  # what was rebuilt since never had them
+            found.update(erasure.removed)
+    return found
+
+
 def less(removed: int) -> str:
-    """What to add to a number of rows of which retention has removed some."""
-    return f", less {removed} that maintain.retention removed" if removed else ""
+    """What to add to a number of rows of which some were removed."""
+    return f", less {removed} that maintain.retention or `sessionlake forget` removed" if removed else ""
 
 
 def mended(table: str, otherwise: str = "put it back from a backup") -> str:

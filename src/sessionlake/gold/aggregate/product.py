@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.sources import POINTS, Declared, Source
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
@@ -42,6 +43,8 @@ class Product:
         bucket_ms: length of the buckets in milliseconds; None: all time is one.
         below: the product of finer buckets from whose rows this one's are made.
         comment: what a row is, for the table's description.
+        lateness_ms: how long after its bucket's end, in stream time, an event may come; None: for ever. What comes
+            later is in `gold.late_points` instead.
         version: raised by hand where what a declaration comes to has changed, and it reads the same.
     """
 
@@ -53,6 +56,7 @@ class Product:
     below: Product | None = None
     comment: str = ""
     version: int = 1
+    lateness_ms: int | None = None
 
     @property
     def table(self) -> str:
@@ -84,7 +88,8 @@ class Product:
     def logic(self) -> str:
         """Changes with whatever its rows depend on."""
         said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
-        return sha256(repr((said, self.below and self.below.logic)).encode()).hexdigest()[:12]
+        lateness = () if self.lateness_ms is None else (self.lateness_ms,)
+        return sha256(repr((said, self.below and self.below.logic, *lateness)).encode()).hexdigest()[:12]
 
     @property
     def _own(self) -> tuple[tuple[str, str], ...]:
@@ -106,7 +111,16 @@ class Product:
         """Its rows for these changes alone."""
         if self.below is not None:
             return self.of_finer(self.below.of_changes(changes, declared))
+        if self.lateness_ms is not None:
+            changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
         return self.of_events(self.source.events(changes, declared))
+
+    def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
+        """The rows of `gold.late_points` for the changes that come too late for it."""
+        if self.lateness_ms is None:
+            return late_points(self.table, changes.slice(0, 0), self.source, declared)
+        late = changes.filter(pa.array(is_late(changes, self.bucket_ms, self.lateness_ms)))
+        return late_points(self.table, late, self.source, declared)
 
     def of_events(self, events: pa.Table) -> pa.Table:
         """Its rows for these events alone."""

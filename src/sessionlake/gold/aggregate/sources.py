@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,11 +51,12 @@ class Source(ABC):
     numbers = True
 
     @abstractmethod
-    def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
+    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         """The events of changes, none of their columns null.
 
         Args:
-            changes: `MARKS` and the declared columns.
+            changes: `marks` and the declared columns.
+            marks: columns that every event has of its change.
         """
 
 
@@ -63,9 +64,10 @@ class Source(ABC):
 class Points(Source):
     """A number that a change set: `metric`, the column's name, and `value`."""
 
-    def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
+    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         """See `Source`."""
-        found = _set_to(changes, [(n, value_field(i)) for i, n in enumerate(declared.numbers)], "metric", pa.float64())
+        fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
+        found = _set_to(changes, fields, "metric", pa.float64(), marks)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
 
@@ -75,20 +77,23 @@ class Texts(Source):
 
     numbers = False
 
-    def events(self, changes: pa.Table, declared: Declared) -> pa.Table:
+    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
         """See `Source`."""
-        return _set_to(changes, [(n, text_field(i)) for i, n in enumerate(declared.texts)], "column", pa.string())
+        fields = [(name, text_field(i)) for i, name in enumerate(declared.texts)]
+        return _set_to(changes, fields, "column", pa.string(), marks)
 
 
-def _set_to(changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType) -> pa.Table:
+def _set_to(
+    changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
+) -> pa.Table:
     """A row for each value that a change set: the changes' marks, the column's name, and the value."""
-    names, nothing = [*MARKS, called, "value"], changes.slice(0, 0)
-    none = [*(nothing[mark] for mark in MARKS), pa.array([], pa.string()), pa.array([], value)]
+    names, nothing = [*marks, called, "value"], changes.slice(0, 0)
+    none = [*(nothing[mark] for mark in marks), pa.array([], pa.string()), pa.array([], value)]
     parts = [pa.table(none, names)]
     for name, field in fields:
         part = changes.filter(changes[field].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
-        parts.append(pa.table([*(part[mark] for mark in MARKS), named, one(part[field])], names))
+        parts.append(pa.table([*(part[mark] for mark in marks), named, one(part[field]).cast(value)], names))
     return pa.concat_tables(parts)
 
 

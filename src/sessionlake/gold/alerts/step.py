@@ -18,8 +18,8 @@ from sessionlake.gold.aggregate.sources import POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleBook
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
+from sessionlake.gold.batch_rows import BatchRows
 from sessionlake.gold.changes import declared_in
-from sessionlake.gold.fold.outputs import read_rows, unpack
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED
 from sessionlake.gold.rules.batch import Batch, Row, StreamTimes, changed
@@ -33,7 +33,7 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
-from sessionlake.streaming.folded import Folded
+from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ class RuleStep:
         self._lake, self._declared = lake, declared_in(settings)
         self._book = RuleBook(lake, self._declared)
 
-    def __call__(self, spark: SparkSession, folded: Folded, read: ReadChanges, txn: Txn) -> list[TableOutput]:
+    def __call__(self, spark: SparkSession, rows: BatchRows, txn: Txn) -> list[TableOutput]:
         """Logs what the batch raises, clears and retracts; call it once the products have the batch."""
         taken = self._book.take(spark, txn)
         if not taken:
@@ -62,20 +62,18 @@ class RuleStep:
         rules = [one.rule for one in taken if one.rule is not None]
         fresh = {one.name for one in taken if one.batch == txn.version}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
-        matches = self._matched(spark, known, new, read, txn)
-        batch = self._batch(spark, folded, read, matches, begun=bool(known))
-        rows = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
+        matches = self._matched(spark, known, new, rows.part.report.read, txn)
+        batch = self._batch(spark, rows, matches, begun=bool(known))
+        logged = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
-            *self._log(spark, [row for row in rows if row.rule.name not in fresh], txn, txn),
-            *self._log(spark, [row for row in rows if row.rule.name in fresh], txn.second, txn),
+            *self._log(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
+            *self._log(spark, [row for row in logged if row.rule.name in fresh], txn.second, txn),
         ]
         times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.after.items())], TIMES)
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
-    def _batch(
-        self, spark: SparkSession, folded: Folded, read: ReadChanges, matches: pa.Table, *, begun: bool
-    ) -> Batch:
+    def _batch(self, spark: SparkSession, rows: BatchRows, matches: pa.Table, *, begun: bool) -> Batch:
         """What the batch brought.
 
         Args:
@@ -83,20 +81,18 @@ class RuleStep:
         """
         reader = self._lake.reader(spark)
         before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
-        points = _rows(folded, METRICS_1M, (*POINT_KEY, START, "_first_ts", "_last_ts"))
-        after = self._moved(reader, before, folded, points, read) if before else times_of_all(reader, self._declared)
+        points = _rows(rows, METRICS_1M, (*POINT_KEY, START, "_first_ts", "_last_ts"))
+        after = self._moved(reader, before, rows, points) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
         touched = points.select(list(POINT_KEY)).append_column("end", ends).append_column("ts", points["_first_ts"])
         return Batch(before if begun else before or after, after, touched, matches)
 
-    def _moved(
-        self, reader: TableReader, before: StreamTimes, folded: Folded, points: pa.Table, read: ReadChanges
-    ) -> StreamTimes:
+    def _moved(self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table) -> StreamTimes:
         after = dict(before)
         merge_times(after, points, "_last_ts")
-        texts = _rows(folded, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
+        texts = _rows(rows, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
         if texts.num_rows:
-            merge_text_times(after, [texts], reader, self._declared, *_read_by(read))
+            merge_text_times(after, [texts], reader, self._declared, *_read_by(rows.part.report.read))
         return after
 
     def _matched(
@@ -133,15 +129,12 @@ def _read_by(read: ReadChanges) -> tuple[Condition, Condition]:
     return ("_batch", operator.ge, read.first), ("_batch", operator.le, read.last)
 
 
-def _rows(folded: Folded, product: Product, columns: Sequence[str]) -> pa.Table:
+def _rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table:
     """What the batch comes to in a product by itself, perhaps in several rows a key."""
-    from pyspark.sql import functions as F
-
-    payloads = folded.at_hand([product.name])
-    if payloads is not None:
-        return (read_rows(payloads) if payloads else product.schema().empty_table()).select(list(columns))
-    frame = folded.frame.where(F.col("kind") == product.name).select("payload")
-    return frame.mapInArrow(unpack, product.ddl).select(*columns).toArrow()
+    found = rows.of(product)
+    if isinstance(found, pa.Table):
+        return found.cast(product.schema()).select(list(columns))
+    return as_frame(rows.spark, found).select(*columns).toArrow()
 
 
 def _logged(rows: Sequence[Row], batch: int) -> pa.Table:

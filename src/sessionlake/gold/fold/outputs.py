@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.sources import POINT_KEY
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
@@ -22,6 +25,13 @@ Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns of the series' keys, of key codes."""
 _PANES = pa.array([pane.name.lower() for pane in Pane])
 _PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
+_PAYLOAD_ROWS = 32_768  # some megabytes
+FEW_CHANGES = 1_000
+"""Of a shard, so many are made rows of products in the driver."""
+LATE_POINTS = "/late_points"  # as no product can be named
+"""Kind of the payloads with what comes too late for products: rows of `gold.late_points`, less `_batch`."""
+CHANGES = "/changes"
+"""Kind of the payloads with the changes of shards that have few."""
 _CAUSE = pa.struct([("partition", pa.int32()), ("offset", pa.int64()), ("ts", pa.int64())])
 MOST_CAUSES = 16
 """So many messages are named in a restatement, the first of them in event time."""
@@ -36,7 +46,7 @@ class SeriesOutput(StrEnum):
     """Rows of `gold.restatements`."""
     BEYOND = "beyond"
     """New points that reach further back than the tails; their rows follow from the table."""
-    REPORT = "report"
+    REPORT = "/report"
     """Of the shard, not of a table: a `GoldReport`."""
 
     def of(self, series: RollingAverage) -> str:
@@ -45,7 +55,7 @@ class SeriesOutput(StrEnum):
 
 
 class RowRange(msgspec.Struct):
-    """Rows of one kind, and the range of their `ts`."""
+    """Rows of one kind, and the range of their `ts`; of products' the range of `window_start` in microseconds, or 0."""
 
     rows: int
     low: int
@@ -62,17 +72,19 @@ class GoldReport(msgspec.Struct):
         read: the changes that were read.
         points: numeric values among them, once for each table of averages.
         spans: number and time range of the rows, by the kind of payload.
+        topics: whose changes were read.
     """
 
     read: ReadChanges = ReadChanges()
     points: int = 0
     spans: dict[str, RowRange] = {}
+    topics: frozenset[str] = frozenset()
 
     def __add__(self, other: GoldReport) -> GoldReport:
         spans = dict(self.spans)
         for kind, span in other.spans.items():
             spans[kind] = spans[kind] + span if kind in spans else span
-        return GoldReport(self.read + other.read, self.points + other.points, spans)
+        return GoldReport(self.read + other.read, self.points + other.points, spans, self.topics | other.topics)
 
 
 @dataclass(frozen=True)
@@ -83,22 +95,92 @@ class Causes:
     offset: Int64s
 
 
-def rows_out(
-    series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names
-) -> dict[str, tuple[RowRange, bytes]]:
-    """Rows of one shard and batch by the kind of their payload, and the payload.
+class Emitted(NamedTuple):
+    """Rows as a payload."""
+
+    kind: str
+    span: RowRange
+    payload: bytes
+
+
+def rows_out(series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names) -> list[Emitted]:
+    """Rows of one shard and batch.
 
     Args:
         new: all points of the batch; those of unproven keys go on as they are.
     """
     tables = _tables(series, found, new, causes, names)
-    return {kind.of(series): (_span(table), write_ipc(table)) for kind, table in tables if table.num_rows}
+    return [emitted for kind, table in tables for emitted in _emitted(kind.of(series), table, "ts")]
 
 
-def reported(read: ReadChanges, points: int, rows: dict[str, tuple[RowRange, bytes]]) -> Payloads:
+def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> list[Emitted]:
+    """What a shard's changes come to in each product; of few, the changes themselves.
+
+    A product costs milliseconds however few the changes: those of all shards are made rows of together.
+    """
+    late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
+    told = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
+    if changes.num_rows <= FEW_CHANGES:
+        return [*told, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), write_ipc(changes))]
+    tables = product_tables(changes, declared, products)
+    return told + [
+        emitted
+        for product in products
+        for rows in [encoded(product, tables[product.name])]
+        for emitted in _emitted(product.name, rows, START if product.bucket_ms else None)
+    ]
+
+
+def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> dict[str, pa.Table]:
+    """What changes come to in each product.
+
+    Args:
+        products: each behind the one that it is made from.
+    """
+    sources = {product.source for product in products if product.below is None}
+    events = {source: source.events(changes, declared) for source in sources}
+    tables: dict[str, pa.Table] = {}
+    for product in products:
+        if product.below is not None:
+            tables[product.name] = product.of_finer(tables[product.below.name])
+        elif product.lateness_ms is not None:
+            tables[product.name] = product.of_changes(changes, declared)
+        else:
+            tables[product.name] = product.of_events(events[product.source])
+    return tables
+
+
+def encoded(product: Product, rows: pa.Table) -> pa.Table:
+    """With dictionaries of its texts, which most rows share with others."""
+    for name in product.keys:
+        rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
+    return rows.combine_chunks()
+
+
+def span_of(rows: pa.Table, time: str | None) -> RowRange:
+    """How many rows, and the range of a column of times."""
+    ends = {"min": 0, "max": 0} if time is None else pc.min_max(rows[time].cast(pa.int64())).as_py()
+    return RowRange(rows.num_rows, ends["min"], ends["max"])
+
+
+def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
+    """Rows in payloads that Spark can hold whole.
+
+    Args:
+        time: what the range of the report is of.
+    """
+    for first in range(0, table.num_rows, _PAYLOAD_ROWS):
+        part = table.slice(first, _PAYLOAD_ROWS)
+        yield Emitted(kind, span_of(part, time), write_ipc(part))
+
+
+def reported(read: ReadChanges, points: int, rows: Iterable[Emitted], topics: Iterable[str] = ()) -> Payloads:
     """The rows' payloads, and a report of them."""
-    report = GoldReport(read, points, {kind: span for kind, (span, _) in rows.items()})
-    found = [(kind, payload) for kind, (_, payload) in rows.items()]
+    found, spans = list[tuple[str, bytes]](), dict[str, RowRange]()
+    for kind, span, payload in rows:
+        found.append((kind, payload))
+        spans[kind] = spans[kind] + span if kind in spans else span
+    report = GoldReport(read, points, spans, frozenset(topics))
     return [*found, (str(SeriesOutput.REPORT), msgspec.msgpack.encode(report))]
 
 
@@ -107,9 +189,14 @@ def total(reports: Iterable[bytes]) -> GoldReport:
     return sum((msgspec.msgpack.decode(content, type=GoldReport) for content in reports), GoldReport(spans={}))
 
 
-def read_rows(contents: Iterable[bytes]) -> pa.Table:
-    """Payloads of one kind as one table, without dictionaries."""
-    return pa.concat_tables([_plain(pa.ipc.open_stream(content).read_all()) for content in contents])
+def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
+    """Payloads of one kind as one table.
+
+    Args:
+        encoded: texts that came as dictionaries stay so.
+    """
+    tables = [pa.ipc.open_stream(content).read_all() for content in contents]
+    return pa.concat_tables(tables if encoded else map(_plain, tables))
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -196,11 +283,6 @@ def _panes(panes: Int64s) -> pa.Array:
 
 def _int32(values: Int64s) -> pa.Array:
     return pa.array(values.astype(np.int32))
-
-
-def _span(table: pa.Table) -> RowRange:
-    time = table["ts"].to_numpy()
-    return RowRange(table.num_rows, int(time.min()), int(time.max()))
 
 
 def _plain(table: pa.Table) -> pa.Table:

@@ -1,35 +1,38 @@
-"""Changes to points, packed: what crosses from Spark into the fold is one Arrow IPC chunk a shard and task.
+"""Changes packed: what crosses from Spark into the fold is one Arrow IPC chunk a shard and task.
 
-Of each table of averages, a chunk has one row for each change that set a metric: `owner`, what is forgotten as a whole
-(a session by its topic and id; of series across sessions, the series' row), and `row`, all its keys but the metric,
-both joined by a zero character, which topics and session ids cannot contain; `partition`, `offset`, `kafka_ms`, `ts`,
-`position`, `ordinal`; and `value:<i>`, null where metric `i` was not set. What the task's changes come to in a product
-is a chunk besides, which the fold passes on. A chunk never outlives its micro-batch.
+A chunk has the changes of one shard, their texts as dictionaries: once by session, for the products and for the
+averages of sessions, and once for each other way to shard averages (see `RollingAverage.owner`), less the changes
+without a number. A chunk never outlives its micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared, value_field
-from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.aggregate.late import APPLIED
+from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
+from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc
-from sessionlake.protocol.types import Int64s, Payloads
+from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
+"""Joins names: topics and session ids cannot contain it."""
 _TASK_ROWS = 250_000  # packed at once: enough to make chunks worth their headers, about 30 MB
-_PRODUCT = b"product"
-_SERIES = b"series"
+_OWNER = b"owner"
 PLACE_BITS = 47
 """Of a place in Kafka, those of the offset; the partition is above it."""
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
+_TEXTS = ("topic", "session_id", "row_id")
+_NUMBERS = ("partition", "offset", "kafka_ms", "ts", "position", "ordinal")
+
+Owner = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,20 +56,19 @@ class ReadChanges:
 
 
 @dataclass(frozen=True)
-class PointPacker:
+class ChangePacker:
     """Packs one task's changes; a `mapInArrow` function.
 
-    Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, position, ordinal, batch`, the declared columns
-    (see `Declared`), and of each table of averages the shard of the change (see `shard_field`); gives
+    Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the declared
+    columns (see `Declared`), and for each owner the shard of the change (see `shard_field`); gives
     `shard int, chunk binary`.
 
     Attributes:
-        products: those that are made of changes.
+        owners: see `owners_of`.
     """
 
     declared: Declared
-    averages: tuple[RollingAverage, ...]
-    products: tuple[Product, ...] = ()
+    owners: tuple[Owner, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the batches, many at a time."""
@@ -83,24 +85,19 @@ class PointPacker:
 
     def _pack(self, changes: pa.Table) -> pa.RecordBatch:
         values = [value_field(i) for i in range(len(self.declared.numbers))]
-        kept = changes.filter(_any_valid([changes[name] for name in values], changes.num_rows))
+        texts = [text_field(i) for i in range(len(self.declared.texts))]
+        encoded = _encoded(changes, (*_TEXTS, *texts))
+        with_points = encoded.filter(any_valid(changes, values))
         shards, tables = list[int](), list[pa.Table]()
-        for i, series in enumerate(self.averages):
-            of_shard, parts = _split(_points(kept, series, values), kept[shard_field(i)])
+        for i, owner in enumerate(self.owners):
+            kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
+            names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
+            of_shard, parts = _split(kept.select([*names, *_NUMBERS, *values, *more]), kept[shard_field(i)])
             shards += of_shard
-            tables += [part.replace_schema_metadata({_SERIES: series.name}) for part in parts]
-        if not tables:  # what was read is said all the same
-            shards, tables = [0], [pa.table({})]
+            tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata((tables[0].schema.metadata or {}) | _counts(changes["batch"]))
         chunks = [write_ipc(table) for table in tables]
-        made = self._products(changes)
-        shards, chunks = shards + [shards[i % len(shards)] for i in range(len(made))], chunks + made
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
-
-    def _products(self, changes: pa.Table) -> list[bytes]:
-        events = {source: source.events(changes, self.declared) for source in {p.source for p in self.products}}
-        made = ((product.name, product.of_events(events[product.source])) for product in self.products)
-        return [write_ipc(rows.replace_schema_metadata({_PRODUCT: name})) for name, rows in made if rows.num_rows]
 
 
 @dataclass(frozen=True)
@@ -108,37 +105,34 @@ class Chunks:
     """A shard's chunks of one batch.
 
     Attributes:
-        points: by the name of the table of averages.
-        products: each under the product's name.
+        changes: by the owners whose shard this is.
         read: what was read to make them.
     """
 
-    points: dict[str, pa.Table]
-    products: Payloads
+    changes: dict[Owner, pa.Table]
     read: ReadChanges
 
     @staticmethod
     def of(chunks: Iterable[bytes]) -> Chunks:
         """Takes them apart."""
-        points: dict[str, list[pa.Table]] = {}
-        products: Payloads = []
+        parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
-            stream = pa.ipc.open_stream(chunk)
-            said = stream.schema.metadata or {}
-            if _PRODUCT in said:
-                products.append((said[_PRODUCT].decode(), chunk))
-                continue
+            table = pa.ipc.open_stream(chunk).read_all()
+            said = table.schema.metadata
             read += _counted(said)
-            if _SERIES in said:
-                table = stream.read_all().replace_schema_metadata(None)
-                points.setdefault(said[_SERIES].decode(), []).append(table)
-        tables = {name: pa.concat_tables(parts).combine_chunks() for name, parts in points.items()}
-        return Chunks(tables, products, read)
+            owner = tuple(said[_OWNER].decode().split(SEPARATOR))
+            parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
+        return Chunks({owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}, read)
+
+
+def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
+    """By what changes are sharded, each once; by session first, whatever is computed."""
+    return tuple(dict.fromkeys([OF_SESSION, *(series.owner for series in averages)]))
 
 
 def shard_field(index: int) -> str:
-    """Name of the column that says the shard of a change in the table of averages `index`."""
+    """Name of the column that says the shard of a change by owner `index`."""
     return f"shard:{index}"
 
 
@@ -152,27 +146,23 @@ def taken_apart(place: Int64s) -> dict[str, Int64s]:
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
-def _points(kept: pa.Table, series: RollingAverage, values: Sequence[str]) -> pa.Table:
-    row = pc.binary_join_element_wise(*(kept[name] for name in series.keys if name != "metric"), SEPARATOR)
-    owner, position = row, kept["position"]
-    if series.of_session:
-        owner = pc.binary_join_element_wise(kept["topic"], kept["session_id"], SEPARATOR)
-    else:
-        position = pa.array(place_of(kept["partition"].to_numpy().astype(np.int64), kept["offset"].to_numpy()))
-    columns = [kept[name] for name in ("partition", "offset", "kafka_ms", "ts")]
-    names = ["owner", "row", "partition", "offset", "kafka_ms", "ts", "position", "ordinal", *values]
-    return pa.table([owner, row, *columns, position, kept["ordinal"], *(kept[name] for name in values)], names)
+def _encoded(table: pa.Table, names: Iterable[str]) -> pa.Table:
+    """With these columns as dictionaries."""
+    for name in names:
+        table = table.set_column(table.column_names.index(name), name, one(table[name]).dictionary_encode())
+    return table
 
 
-def _any_valid(columns: Sequence[pa.ChunkedArray], rows: int) -> pa.Array:
-    found = np.zeros(rows, np.bool_)
-    for column in columns:
-        found |= column.is_valid().to_numpy()
+def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
+    """Which rows have a value in one of the columns at least."""
+    found = np.zeros(table.num_rows, np.bool_)
+    for name in names:
+        found |= table[name].is_valid().to_numpy()
     return pa.array(found)
 
 
 def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
-    """One table a shard."""
+    """One table a shard, with the texts that it has."""
     if not table.num_rows:
         return [], []
     code: Int64s = shard.to_numpy()
@@ -180,8 +170,21 @@ def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.
     code, table = code[order], table.take(pa.array(order)).combine_chunks()
     starts = np.flatnonzero(np.diff(code, prepend=-1))
     lengths = np.diff(starts, append=len(code))
-    slices = [table.slice(a, n) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    slices = [_own(table.slice(a, n)) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
     return code[starts].tolist(), slices
+
+
+def _own(table: pa.Table) -> pa.Table:
+    """With dictionaries that have only what the rows say."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = one(table[field.name])
+            used, index = np.unique(pc.fill_null(column.indices, -1).to_numpy(), return_inverse=True)
+            missing = used < 0
+            index = pa.array(index.reshape(-1).astype(np.int32) - int(missing.any()), mask=missing[index.reshape(-1)])
+            kept = column.dictionary.take(pa.array(used[~missing]))
+            table = table.set_column(place, field.name, pa.DictionaryArray.from_arrays(index, kept))
+    return table
 
 
 def _counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
@@ -190,6 +193,6 @@ def _counts(batch: pa.ChunkedArray) -> dict[bytes, bytes]:
     return {name: str(value).encode() for name, value in zip(_COUNTS, values, strict=True) if value is not None}
 
 
-def _counted(metadata: dict[bytes, bytes] | None) -> ReadChanges:
-    found = {name: int(value) for name, value in (metadata or {}).items() if name in _COUNTS}
+def _counted(metadata: dict[bytes, bytes]) -> ReadChanges:
+    found = {name: int(value) for name, value in metadata.items() if name in _COUNTS}
     return ReadChanges(found.get(b"changes", 0), found.get(b"first_batch"), found.get(b"last_batch"))

@@ -7,9 +7,10 @@ from hashlib import sha256
 
 from sessionlake.gold.aggregate.sources import POINT_KEY
 
-_OF_SESSION = ("ts", "position", "ordinal")
+OF_SESSION = ("topic", "session_id")
+_IN_SESSION = ("ts", "position", "ordinal")
 # Of several sessions, no position orders points: of one event time, Kafka's order counts.
-_OF_TOPIC = ("ts", "partition", "offset", "ordinal")
+_IN_TOPIC = ("ts", "partition", "offset", "ordinal")
 _TYPES = {"ts": "bigint", "position": "bigint", "ordinal": "int", "partition": "int", "offset": "bigint"}
 
 
@@ -45,9 +46,14 @@ class RollingAverage:
         return "session_id" in self.keys
 
     @property
+    def owner(self) -> tuple[str, ...]:
+        """The columns of what is forgotten as a whole, and so is in one shard: a session, or a row across sessions."""
+        return OF_SESSION if self.of_session else tuple(name for name in self.keys if name != "metric")
+
+    @property
     def order(self) -> tuple[str, ...]:
         """The columns that order the points of a series, and tell them apart."""
-        return _OF_SESSION if self.of_session else _OF_TOPIC
+        return _IN_SESSION if self.of_session else _IN_TOPIC
 
     @property
     def row_keys(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The gold fold: a shard's tails and a batch's points in, rows of the gold tables out. Pure.
+"""The gold fold: a shard's tails and a batch's changes in, rows of the gold tables out. Pure.
 
 Its cost is per batch, not per point: everything is columns, and the state of a touched shard is read and
 written whole.
@@ -14,13 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.sources import value_field
-from sessionlake.gold.fold.outputs import Causes, Names, RowRange, reported, rows_out
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import Declared, value_field
+from sessionlake.gold.fold.inputs import points_in
+from sessionlake.gold.fold.outputs import Causes, Emitted, Names, product_rows, reported, rows_out
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Older, evolve
-from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
+from sessionlake.protocol.arrow import one
 from sessionlake.protocol.types import Int64s, Payloads
 
 _OF_TOPIC = -1  # in the place of a partition
@@ -62,13 +65,14 @@ class GoldFold:
     """The fold of one shard; see `streaming.sharded.ShardFold`.
 
     Attributes:
-        metrics: names of the numeric columns, in the chunks' order.
         kept: the tables of averages.
+        products: each behind the one that it is made from; what a batch comes to in each is emitted under its name.
         idle_ms: how long a session may be silent, in its topic-partition's Kafka time, before its tails are dropped.
     """
 
-    metrics: tuple[str, ...]
+    declared: Declared
     kept: tuple[Kept, ...]
+    products: tuple[Product, ...]
     idle_ms: int
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
@@ -76,26 +80,28 @@ class GoldFold:
         found = Chunks.of(chunks)
         states = decode_states(state)
         held = {kept.series.name: states[kept.series.name] for kept in self.kept if kept.series.name in states}
-        rows: dict[str, tuple[RowRange, bytes]] = {}
-        points = 0
+        rows, points, is_changed = list[Emitted](), 0, False
         for kept in self.kept:
             name = kept.series.name
-            if name in found.points:
-                held[name], made, new = self._folded(kept, shard, held.get(name), found.points[name])
-                rows |= made
-                points += new
-        out = [*found.products, *reported(found.read, points, rows)]
-        return encode_states(held) if found.points else None, out
+            changes = points_in(found.changes.get(kept.series.owner), self.declared, kept.series)
+            if changes is not None:
+                held[name], made, new = self._folded(kept, shard, held.get(name), changes)
+                rows, points, is_changed = [*rows, *made], points + new, True
+        topics: list[str] = []
+        if OF_SESSION in found.changes:
+            rows += product_rows(found.changes[OF_SESSION], self.declared, self.products) if self.products else []
+            topics = pc.unique(found.changes[OF_SESSION]["topic"]).to_pylist()
+        return encode_states(held) if is_changed else None, reported(found.read, points, rows, topics)
 
     def _folded(
         self, kept: Kept, shard: int, state: bytes | None, changes: pa.Table
-    ) -> tuple[bytes, dict[str, tuple[RowRange, bytes]], int]:
-        """One table's new state, its rows by their kinds, and the number of points."""
+    ) -> tuple[bytes, list[Emitted], int]:
+        """One table's new state, its rows, and the number of points."""
         series = kept.series
         before = GoldShardState.decode(state) if state else None
         if before is None or before.made != kept.made:
-            before = kept.begin(shard, self.metrics)
-        known, row = _admit(before.for_metrics(self.metrics), changes, series)
+            before = kept.begin(shard, self.declared.numbers)
+        known, row = _admit(before.for_metrics(self.declared.numbers), changes, series)
         new, causes = self._points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
         new = new.under(code.reshape(-1))
@@ -112,31 +118,31 @@ class GoldFold:
         )
         tail = Points.concat(known.tail.take(apart), found.tail.under(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
-        rows = rows_out(series, found, new, causes, _names(series, after.rows, self.metrics, touched))
+        rows = rows_out(series, found, new, causes, _names(series, after.rows, self.declared.numbers, touched))
         return after.without_idle(self.idle_ms, _topic_of).encode(), rows, len(new)
 
     def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))
         parts, places = [Points.empty()], [np.empty(0, np.int64)]
-        for metric in range(len(self.metrics)):
+        for metric in range(len(self.declared.numbers)):
             value = changes[value_field(metric)].to_numpy()
             there = ~np.isnan(value)  # null
-            key = row[there] * len(self.metrics) + metric
+            key = row[there] * len(self.declared.numbers) + metric
             parts.append(Points.new(key, ts[there], position[there], ordinal[there], value[there]))
             places.append(np.flatnonzero(there))
         place = np.concatenate(places)
         return Points.concat(*parts), Causes(_ints(changes["partition"])[place], _ints(changes["offset"])[place])
 
 
-def recompute(points: pa.Table, series: RollingAverage) -> dict[str, tuple[RowRange, bytes]]:
-    """Rows that follow from new points, from all points of their keys, by their kinds.
+def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
+    """Rows that follow from new points, from all points of their keys.
 
     Args:
         points: the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`: the new points
             (`fresh`) and the whole history of their keys, which may hold them already; of that, `partition` and
             `offset` are not read.
     """
-    encoded = _one(pc.binary_join_element_wise(*_named_apart(points, series), SEPARATOR)).dictionary_encode()
+    encoded = one(pc.binary_join_element_wise(*_named_apart(points, series), SEPARATOR)).dictionary_encode()
     key, ts, position = _ints(encoded.indices), _ints(points["ts"]), _ints(points["place"])
     value, revision = points["value"].to_numpy(), _ints(points["revision"])
     every = Points(key, ts, position, _ints(points["ordinal"]), value, revision)
@@ -147,7 +153,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> dict[str, tuple[RowRa
     found = evolve(base, Older.nothing(len(encoded.dictionary)), new, series=series, keep=len(every))
     first = np.full(len(encoded.dictionary), 0)
     first[key[::-1]] = np.arange(len(key))[::-1]
-    columns = {name: _one(points[name]) for name in series.keys}
+    columns = {name: one(points[name]) for name in series.keys}
 
     def named(codes: Int64s) -> dict[str, pa.Array]:
         return {name: column.take(pa.array(first[codes])) for name, column in columns.items()}
@@ -192,9 +198,10 @@ def _admit_owners(state: GoldShardState, changes: pa.Table, series: RollingAvera
 
 
 def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
-    """All names, the known ones first, and the code of each value."""
-    encoded = pa.concat_arrays([known, *column.chunks]).dictionary_encode()
-    return encoded.dictionary, _ints(encoded.indices)[len(known) :]
+    """All names, the known ones first, and the code of each value of a column of dictionaries."""
+    values = one(column)
+    encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
+    return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
 def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
@@ -219,11 +226,6 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
 
 def _topic_of(owner: str) -> str:
     return owner.partition(SEPARATOR)[0]
-
-
-def _one(column: Any) -> Any:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _ints(column: Any) -> Int64s:

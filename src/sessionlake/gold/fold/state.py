@@ -183,7 +183,9 @@ class GoldShardState:
             "forgotten": _table(self.forgotten),
         }
         content = {"format": FORMAT, "made": self.made, "metrics": list(self.metrics)}
-        return msgspec.msgpack.encode(content | {name: write_ipc(table) for name, table in tables.items()})
+        # What Spark does with a byte on its way from and to the store costs more than to compress it.
+        stored = {name: write_ipc(table, compressed=True) for name, table in tables.items()}
+        return msgspec.msgpack.encode(content | stored)
 
     @staticmethod
     def decode(content: bytes) -> GoldShardState:

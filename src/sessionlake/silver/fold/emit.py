@@ -17,6 +17,7 @@ from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import one
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.reasons import CODES
 from sessionlake.protocol.types import Bools, Int32s, Int64s, Payloads
 from sessionlake.silver.fold.changes import change_rows
@@ -158,6 +159,7 @@ def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
     parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
+    malformed = malformed.filter(pc.not_equal(malformed["reason"], ERASED))
     if malformed.num_rows:
         parts.append(_quarantine_rows(malformed, one(malformed["reason"])))
     return pa.concat_tables(parts)
@@ -220,7 +222,7 @@ def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
-_COUNTED = ("applied", "duplicates", "quarantined", "held")
+_COUNTED = ("applied", "duplicates", "quarantined", "held", "erased")
 
 
 def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
@@ -229,7 +231,8 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
     released, arrived = rows.slice(0, judged.released), rows.slice(judged.released)
     if malformed.num_rows:
-        wrong = pa.array(np.full(malformed.num_rows, Verdict.QUARANTINED, np.int8))
+        gone = malformed["reason"].to_numpy() == ERASED
+        wrong = pa.array(np.where(gone, _COUNTED.index("erased"), Verdict.QUARANTINED).astype(np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
     counts: dict[tuple[str, int], PartitionCounts] = {}
     for row in _grouped(arrived):

@@ -112,7 +112,7 @@ EVENTS_SCHEMA = pa.schema(
 
 
 class PartitionCounts(msgspec.Struct):
-    """What became of a shard's messages of one topic-partition: `messages` is the sum of the four counts behind it.
+    """What became of a shard's messages of one topic-partition: `messages` is the sum of the five counts behind it.
 
     `held` counts what came to be held back less what was released, which is among the others. Without messages, what
     tells of offsets and times means nothing.
@@ -133,6 +133,7 @@ class PartitionCounts(msgspec.Struct):
     held: int = 0
     since: int = BEGINNING
     stream_time: int = NO_TIME
+    erased: int = 0
 
 
 class Violation(msgspec.Struct):

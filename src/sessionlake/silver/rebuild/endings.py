@@ -17,7 +17,9 @@ from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
     GOLD,
+    LATE_POINTS,
     LEDGER,
+    LOOKUP_FAILURES,
     PRODUCTS,
     RESTATEMENTS,
     RULE_RESULTS,
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 def gold_tables(settings: Settings) -> tuple[str, ...]:
     """All that gold writes."""
-    return (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, *PRODUCTS, *settings.gold.own_tables, *RULE_RESULTS)
+    standard = (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, LATE_POINTS, *PRODUCTS)
+    return (*standard, *settings.gold.own_tables, LOOKUP_FAILURES, *RULE_RESULTS)
 
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:

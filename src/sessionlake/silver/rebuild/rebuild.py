@@ -54,7 +54,12 @@ from sessionlake.silver.rebuild.replay import (
 )
 from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_committed
+from sessionlake.streaming.guards import (
+    forget_begun,
+    rebuild_journal,
+    refuse_half_committed,
+    refuse_interrupted_forgetting,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,6 +118,7 @@ def rebuild(
         LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
             batch is half committed.
     """
+    refuse_interrupted_forgetting(settings)
     plan = interrupted(settings)
     lake = require_silver(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
@@ -131,7 +137,7 @@ def rebuild(
             refuse_half_committed(settings, LAYER)
             _require_known(spark, lake, version, selection)
             handover.refuse_other_shards(settings)
-            _require_level(spark, lake, version)
+            require_level(spark, lake, version)
         replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
         if not selection.everything:
             _fill_up(spark, settings, lake, selection)
@@ -184,7 +190,7 @@ def _require_uncut(reader: TableReader) -> None:
         raise LakeError(f"{cut[0].since}: sessions cannot be rebuilt one by one; rebuild everything")
 
 
-def _require_level(spark: SparkSession, lake: Lake, version: int) -> None:
+def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
     """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt.
 
     Raises:

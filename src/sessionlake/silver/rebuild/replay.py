@@ -7,16 +7,15 @@ changes of the session that has the most: its table is told in one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import OffsetRange, config_hash
+from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
@@ -31,8 +30,6 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.tables import Lake
@@ -40,7 +37,6 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.decisions import decisions
-from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
@@ -49,24 +45,19 @@ from sessionlake.silver.job import (
     row_ddl,
     rows_of,
     total,
-    violation_of,
     with_messages,
 )
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots
-from sessionlake.silver.stream_times import ends_of, require_continued
+from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
-from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.payloads import rules_of
-from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_slice
+from sessionlake.streaming.folded import Folded
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REPLAYED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX)
-SLICE_MESSAGES = 1_000_000
-SLICE_BYTES = 1 << 30
 # What one Python worker reduces at a time.
 _TASK_CHANGES = 500_000
 _LAST_SLICE = 2**31
@@ -135,7 +126,7 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
-def require_whole_bronze(reader: TableReader) -> None:
+def require_whole_bronze(reader: TableReader, what: str = "silver") -> None:
     """A session of which messages are gone would be built as if they had never come, and time would begin later.
 
     Raises:
@@ -144,7 +135,7 @@ def require_whole_bronze(reader: TableReader) -> None:
     gone = sorted(beginnings(reader).items())
     if gone:
         more = f", and {len(gone) - 1} more begin later" if len(gone) > 1 else ""
-        raise LakeError(f"{begins(*gone[0])}{more}: silver cannot be built from what is left. Nothing was changed")
+        raise LakeError(f"{begins(*gone[0])}{more}: {what} cannot be built from what is left. Nothing was changed")
 
 
 def is_small(spark: SparkSession, lake: Lake) -> bool:
@@ -166,7 +157,7 @@ def replay(
     Args:
         version: of bronze to read.
         ends: last offset to take in of each topic-partition; all others are left out. By default everything.
-        slice_messages: about how many messages to take in at a time, `SLICE_MESSAGES` by default.
+        slice_messages: see `Slices`.
 
     Raises:
         LakeError: retention has removed messages; or, under `fail`, at a place that nobody has decided about.
@@ -176,36 +167,19 @@ def replay(
     require_whole_bronze(lake.reader(spark))
     decided = decisions(lake.reader(spark))
     _empty(spark, lake.staging())
-    source = lake.read(spark, MESSAGES, version)
+    source, capture = lake.read(spark, MESSAGES, version), settings.capture
+    fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
+    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends=ends, messages=slice_messages)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
-    log, times = OffsetLog.empty(spark, lake), StreamTimes()
-    for number, part in enumerate(_slices(source, ends, slice_messages or SLICE_MESSAGES)):
-        shards = _fold(spark, settings, source.where(within(part)), states, times, decided).localCheckpoint()
-        emitted = shards.where("kind <> 'state'").select("kind", "payload")
-        folded, written = collect(emitted, SilverOutput.REPORT, lake.limits.inline_bytes)
-        reports = [read_report(report) for report in written]
-        _refuse_violations(settings, reports)
-        whole = total(reports)
-        _take_note(log, whole, allow_gaps=settings.kafka.allow_offset_gaps)
-        times = times.noted(ends_of(whole))
-        _append(spark, settings, source, folded, reports, number)
-        partitions += whole
-        states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
+    for part in slices.folded(spark, settings, source, fold):
+        _append(spark, settings, source, part.folded, part.reports, part.number)
+        partitions += part.partitions
+        states = part.states
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
     _fill_snapshots(spark, settings)
     return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
-
-
-def _refuse_violations(settings: Settings, reports: list[ShardReport]) -> None:
-    violation = violation_of(reports)
-    if violation is not None:
-        raise LakeError(
-            f"made anew under this configuration, silver would stop at {violation.place}. Nothing was changed. "
-            "Use the configuration that it was made by (its batches' config_hash is in ops.ledger, this one is "
-            f"{config_hash(settings)}), or set capture.on_violation to isolate or record"
-        )
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
@@ -220,51 +194,6 @@ def _empty(spark: SparkSession, beside: Lake) -> None:
     for table in REPLAYED:
         beside.drop(spark, table)
     beside.ensure(spark, REPLAYED)
-
-
-def _slices(source: DataFrame, ends: Mapping[TopicPartition, int] | None, size: int) -> Iterator[OffsetRanges]:
-    """Cuts every topic-partition's offsets into the same number of ranges."""
-    from pyspark.sql import functions as F
-
-    # Counted, and weighed, are messages behind `ends`, too: there are few.
-    columns = F.min("offset"), F.max("offset"), F.count("*"), F.sum(F.length("value"))
-    held: dict[TopicPartition, tuple[int, int]] = {}
-    messages = weight = 0
-    for topic, partition, first, last, count, length in source.groupBy("topic", "partition").agg(*columns).collect():
-        if ends is not None and ends.get((topic, partition), first - 1) < first:
-            continue
-        held[topic, partition] = first, last if ends is None else min(last, ends[topic, partition])
-        messages += count
-        weight += length or 0
-    number = max(1, -(-messages // size), -(-weight // SLICE_BYTES))
-    yield from slices(held, number)
-
-
-def _fold(
-    spark: SparkSession,
-    settings: Settings,
-    messages: DataFrame,
-    states: DataFrame | None,
-    times: StreamTimes,
-    decided: Mapping[DecisionKey, Decision],
-) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    capture, shards = settings.capture, settings.silver.shards
-    interval = milliseconds(settings.silver.snapshot_interval)
-    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
-    raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
-    packed = raw.mapInArrow(Packer(rules_of(capture), shards, times=times), PACKED_SCHEMA)
-    before = states if states is not None else spark.createDataFrame([], PACKED_SCHEMA)
-    return fold_slice(packed, before, SilverFold(capture.declared, capture, dict(decided), interval))
-
-
-def _take_note(log: OffsetLog, whole: list[PartitionCounts], *, allow_gaps: bool) -> None:
-    """Notes a slice, which must go on where the one before it ended."""
-    ranges = ranges_of(whole)
-    log.check(ranges, allow_gaps=allow_gaps, layer=_LAYER)
-    require_continued(_LAYER, whole, log.ends)
-    log.advance(ranges)
 
 
 def _append(

@@ -1,0 +1,195 @@
+r"""What a member of an archive says: a header, a message a line, and a footer by which it is known to be whole.
+
+    {"format":"sessionlake-archive","version":1,"topic":"capture.a","partition":0}
+    {"timestamp":1700000000000,"key":"s","value":"{\"type\":…}","offset":17}
+    {"messages":1,"crc32":"1c291ca3"}
+
+A key or value is text, or `{"base64":"…"}` where its bytes are none, or null. The checksum is that of all bytes
+between the first and the last line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+FORMAT = "sessionlake-archive"
+VERSION = 1
+LONGEST_LINE = 64 * 1024 * 1024
+# Milliseconds of the years 1 to 9999.
+_TIMES = range(-62_135_596_800_000, 253_402_300_800_000)
+
+
+class Damage(StrEnum):
+    """Why a member cannot be used."""
+
+    UNREADABLE = "unreadable"
+    """It is not compressed as the file's name says, or it is cut short."""
+    HEADER = "bad_header"
+    MESSAGE = "bad_message"
+    """A line is no message, or longer than any may be; or offsets do not rise."""
+    FOOTER = "bad_footer"
+    """There is none: it is cut short, or something is behind it."""
+    COUNT = "wrong_count"
+    CHECKSUM = "wrong_checksum"
+
+
+class DamagedError(Exception):
+    """A member cannot be used.
+
+    Attributes:
+        damage: why.
+        header: what it is of, if that can be read.
+    """
+
+    def __init__(self, damage: Damage, why: str = "") -> None:
+        super().__init__(f"{damage}: {why}" if why else str(damage))
+        self.damage = damage
+
+
+class Base64(msgspec.Struct):
+    """Bytes that are no text."""
+
+    base64: str
+
+
+Content = str | Base64 | None
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The first line.
+
+    Attributes:
+        first_offset: of the first message, if messages have none of their own.
+    """
+
+    topic: str
+    partition: int = 0
+    first_offset: int | None = None
+    format: str = ""
+    version: int = 0
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """A message's line; times are milliseconds since 1970."""
+
+    timestamp: int
+    key: Content = None
+    value: Content = None
+    offset: int | None = None
+    timestamp_type: int = 0
+    headers: list[tuple[str, Content]] | None = None
+
+
+class Footer(msgspec.Struct):
+    """The last line."""
+
+    messages: int
+    crc32: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message, as Kafka had it."""
+
+    offset: int | None
+    timestamp: int
+    key: bytes | None = None
+    value: bytes | None = None
+    timestamp_type: int = 0
+    headers: tuple[tuple[str, bytes | None], ...] | None = None
+
+
+def header_line(topic: str, partition: int) -> bytes:
+    """The first line of a member whose messages have offsets of their own."""
+    named = {"format": FORMAT, "version": VERSION, "topic": topic, "partition": partition}
+    return msgspec.json.encode(named) + b"\n"
+
+
+def message_line(message: Message) -> bytes:
+    """A message's line."""
+    headers = message.headers
+    line = Line(
+        timestamp=message.timestamp,
+        key=_content(message.key),
+        value=_content(message.value),
+        offset=message.offset,
+        timestamp_type=message.timestamp_type,
+        headers=None if headers is None else [(name, _content(value)) for name, value in headers],
+    )
+    return msgspec.json.encode(line) + b"\n"
+
+
+def footer_line(messages: int, checksum: int) -> bytes:
+    """The last line."""
+    return msgspec.json.encode(Footer(messages, f"{checksum:08x}")) + b"\n"
+
+
+def read_header(line: bytes) -> Header:
+    """The first line read.
+
+    Raises:
+        DamagedError: it is none of this format and version.
+    """
+    header = _read(line, Header, Damage.HEADER)
+    if header.format != FORMAT or header.version != VERSION:
+        raise DamagedError(Damage.HEADER, f"it is of format {header.format!r}, version {header.version}")
+    if not header.topic or not header.topic.isprintable() or not 0 <= header.partition < 2**31:
+        raise DamagedError(Damage.HEADER, "it names no topic and partition")
+    return header
+
+
+def read_message(line: bytes) -> Message:
+    """A message's line read.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    found = _read(line, Line, Damage.MESSAGE)
+    if found.timestamp_type not in {0, 1} or not _TIMES.start <= found.timestamp < _TIMES.stop:
+        raise DamagedError(Damage.MESSAGE, f"timestamp {found.timestamp}, of type {found.timestamp_type}, is none")
+    headers = None if found.headers is None else tuple((name, _bytes(value)) for name, value in found.headers)
+    key, value = _bytes(found.key), _bytes(found.value)
+    return Message(found.offset, found.timestamp, key, value, found.timestamp_type, headers)
+
+
+def read_footer(line: bytes) -> Footer:
+    """The last line read.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    return _read(line, Footer, Damage.FOOTER)
+
+
+_Read = TypeVar("_Read")
+
+
+def _read(line: bytes, kind: type[_Read], damage: Damage) -> _Read:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedError(damage, str(error)) from None
+
+
+def _content(data: bytes | None) -> Content:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return Base64(base64.b64encode(data).decode())
+
+
+def _bytes(content: Content) -> bytes | None:
+    if isinstance(content, Base64):
+        try:
+            return base64.b64decode(content.base64, validate=True)
+        except (binascii.Error, ValueError):
+            raise DamagedError(Damage.MESSAGE, "what is called base64 is not") from None
+    return None if content is None else content.encode()

@@ -1,0 +1,123 @@
+"""Archives made of messages: by `sessionlake archive` of what bronze holds, or by code of yours of any capture."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sessionlake.bronze.archive.lines import Message, footer_line, header_line, message_line
+from sessionlake.bronze.archive.members import gzip_member
+from sessionlake.protocol.types import TopicPartition
+
+MEMBER_MESSAGES, MEMBER_BYTES = 50_000, 16 * 1024 * 1024
+_Content = tuple[TopicPartition, int, bytes]
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What a file has."""
+
+    messages: int
+    members: int
+
+
+def write_archives(
+    folder: Path, messages: Iterable[tuple[TopicPartition, Message]], suffix: str, limit: int
+) -> Archived:
+    """Writes a new folder of archives, `000001.zip` and so on, which is there when it is whole.
+
+    Args:
+        messages: as for `write_archive`.
+        suffix: `.zip` or `.gz`.
+        limit: a file is ended behind the member with which it has so many bytes.
+
+    Raises:
+        FileExistsError: the folder is there already.
+    """
+    if folder.exists():
+        raise FileExistsError(str(folder))
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    count = members = 0
+    contents = _members(messages)
+    for number in itertools.count(1):
+        made = _write(partial / f"{number:06d}{suffix}", contents, limit)
+        count, members = count + made.messages, members + made.members
+        if not made.members:
+            break
+    partial.rename(folder)
+    return Archived(count, members)
+
+
+def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]) -> Archived:
+    """Writes a `.zip` or a `.gz` of messages, which is there when it is whole.
+
+    Args:
+        messages: with topic and partition, and offsets that rise in each of these; a member is begun where another
+            topic-partition follows, and where one has 50,000 messages or 16 MiB.
+
+    Raises:
+        FileExistsError: it is there already.
+        ValueError: its name says neither.
+    """
+    if file.suffix not in {".zip", ".gz"}:
+        raise ValueError(f"{file.name}: an archive is a .zip or a .gz")
+    if file.exists():
+        raise FileExistsError(str(file))
+    return _write(file, _members(messages), None)
+
+
+def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archived:
+    """A file of the next members, if there are any, or if there is no limit."""
+    partial = file.with_name(f".{file.name}.partial")
+    count = members = 0
+    with _writing(partial, zipped=file.suffix == ".zip") as add:
+        for (topic, partition), number, content in contents:
+            add(f"{topic}-{partition}-{members:06d}.jsonl", content)
+            members, count = members + 1, count + number
+            if limit is not None and partial.stat().st_size >= limit:
+                break
+    if members or limit is None:
+        partial.rename(file)
+    else:
+        partial.unlink()
+    return Archived(count, members)
+
+
+@contextmanager
+def _writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
+    """What adds a member, by name and content, to a new file."""
+    if zipped:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            yield archive.writestr
+    else:
+        with path.open("wb", buffering=0) as file:  # so that its size is known
+            yield lambda _name, content: file.write(gzip_member(content))
+
+
+def _members(messages: Iterable[tuple[TopicPartition, Message]]) -> Iterator[_Content]:
+    """Contents of members, with how many messages they have."""
+    place: TopicPartition | None = None
+    lines: list[bytes] = []
+    size = 0
+    for at, message in messages:
+        if place is not None and (at != place or len(lines) >= MEMBER_MESSAGES or size >= MEMBER_BYTES):
+            yield place, len(lines), _content(place, lines)
+            lines, size = [], 0
+        place = at
+        lines.append(message_line(message))
+        size += len(lines[-1])
+    if place is not None:
+        yield place, len(lines), _content(place, lines)
+
+
+def _content(place: TopicPartition, lines: list[bytes]) -> bytes:
+    body = b"".join(lines)
+    return header_line(*place) + body + footer_line(len(lines), zlib.crc32(body))

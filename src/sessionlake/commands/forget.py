@@ -1,0 +1,94 @@
+"""`sessionlake forget`: one session leaves every layer, on the running system, and a receipt says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sessionlake.commands.context import Config, say, settings_of, with_spark
+from sessionlake.commands.options import OfTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.config import Settings
+    from sessionlake.lake.erasures import Erasure
+
+_AGAIN_SECONDS = 1.0
+
+
+def forget(
+    session: Annotated[str, typer.Option("--session", help="The session's id.")],
+    topic: OfTopic = None,
+    wait: Annotated[
+        int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside, and publications.")
+    ] = 600,
+    shorten_gold: Annotated[
+        bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
+    ] = False,
+    config: Config = None,
+) -> None:
+    """Remove one session from every table, state, checkpoint and history; the receipt goes to standard output."""
+    settings = settings_of(config)
+    from sessionlake.lake.tables import storage_of
+
+    storage_of(settings).require_writable()
+    found = with_spark(settings, lambda spark: forgotten(spark, settings, session, topic, wait, shorten=shorten_gold))
+    typer.echo(json.dumps(receipt(found), indent=2, ensure_ascii=False))
+    still = found.report["search"]["found"]
+    for place in still:
+        say(f"the id still stands in {place}")
+    if still:
+        raise typer.Exit(1)
+
+
+def forgotten(
+    spark: SparkSession, settings: Settings, session: str, topic: str | None, wait: float, *, shorten: bool = False
+) -> Erasure:
+    """Forgets the session while all layers stand aside."""
+    from sessionlake.forgetting.forget import Forgetting
+    from sessionlake.streaming.aside import asking
+
+    with asking(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
+        return Forgetting(spark, settings, patience=wait, shortens_gold=shorten, say=say).run(session, topic)
+
+
+def receipt(found: Erasure) -> dict[str, Any]:
+    """What the officer is given: the row of `ops.erasures`, its report spread out."""
+    whole = asdict(found)
+    moments = {name: whole[name].isoformat() for name in ("begun_at", "done_at")}
+    report = whole.pop("report")
+    return whole | moments | report
+
+
+@contextmanager
+def _claimed(spark: SparkSession, settings: Settings, seconds: float) -> Iterator[None]:
+    """Claims all layers, as soon as those that run have stood aside.
+
+    Raises:
+        ClaimedError: one has not, in that time.
+    """
+    from sessionlake.errors import ClaimedError
+    from sessionlake.lake.erasures import CLAIM
+    from sessionlake.lake.retained import CLAIM as RETENTION
+    from sessionlake.maintenance import CLAIM as MAINTENANCE
+    from sessionlake.pipeline import Layer, claimed
+
+    others = (CLAIM, RETENTION, MAINTENANCE)
+    deadline = time.monotonic() + seconds
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(claimed(spark, settings, Layer.ALL, "forgets a session", *others))
+                break
+            except ClaimedError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_AGAIN_SECONDS)
+        yield

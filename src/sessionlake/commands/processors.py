@@ -1,0 +1,57 @@
+"""A processor's table made once more: compared with the one there is, or put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sessionlake.commands.run import narrowed
+from sessionlake.commands.show import OutputFormat, show
+from sessionlake.config import Settings
+from sessionlake.lake.retained import CLAIM
+from sessionlake.pipeline import Layer, claimed
+from sessionlake.processors import keyed
+from sessionlake.processors import rebuild as processors
+from sessionlake.processors.difference import Difference
+from sessionlake.processors.job import configured
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+
+
+def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
+    """Puts what the class makes of all of bronze in the place of the processor's table."""
+    settings = narrowed(settings, Layer.PROCESSOR, name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
+        if (own := configured(settings, name)).key:
+            rows, different = keyed.rebuild(spark, settings, own)
+            say(f"{own.into} is rebuilt from {own.source}: {rows} rows; beside the table before it: {different}")
+            _show(different, form)
+            return
+        found = processors.rebuild(spark, settings, name)
+    made = f"bronze.messages@v{found.version}: {found.messages} messages"
+    if found.different is None:
+        say(f"the interrupted rebuild of {found.table} from {made} is published; run it again for another")
+        return
+    say(f"{found.table} is rebuilt from {made}; beside the table before it: {found.different}")
+    if found.behind:
+        say(f"{found.behind} of the messages are new to it")
+    _show(found.different, form)
+
+
+def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
+    """Shows how the table would differ, of the same history, if the class as it is now had made it."""
+    settings = narrowed(settings, Layer.PROCESSOR, name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
+        own = configured(settings, name)
+        found = keyed.compared(spark, settings, own) if own.key else processors.compared(spark, settings, name)
+    say(f"as the class is now, of the same history: {found}")
+    _show(found, form)
+
+
+def _show(found: Difference, form: OutputFormat) -> None:
+    rows = [(one.change, *one.key.values(), one.before, one.after) for one in found.first]
+    if rows:
+        show(("change", *found.first[0].key, "before", "after"), rows, form)

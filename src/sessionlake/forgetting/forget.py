@@ -1,0 +1,250 @@
+"""`sessionlake forget`: a session leaves the lake. What stays of it is that messages were at its offsets.
+
+Silver is a function of bronze, and gold of silver. So the session's messages are erased in bronze, where their offsets
+and Kafka times stay; what silver made of them goes from its tables and states, which is all of silver that depends on
+them; and gold, whose figures are of many sessions, is computed anew. Then goes the history of all these tables, and the
+search through what is left is the proof.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.forgetting import publications, rows
+from sessionlake.forgetting.journal import Journal, Step
+from sessionlake.forgetting.receipt import proof, remains
+from sessionlake.forgetting.rows import Session
+from sessionlake.forgetting.states import hand_over, has_state, stateful
+from sessionlake.gold import making
+from sessionlake.gold.declared import schemas_of
+from sessionlake.gold.recompute import refuse_removed
+from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, ROWS, SILVER
+from sessionlake.lake.tables import Lake
+from sessionlake.pipeline import to_the_end
+from sessionlake.processors.rebuild import made_beside
+from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
+from sessionlake.silver.rebuild.rebuild import interrupted, require_level
+from sessionlake.silver.rebuild.replay import REPLAYED, clear
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+_HISTORY = "history of "
+
+
+class Forgetting:
+    """One session being forgotten. All layers, and retention, must be claimed.
+
+    Args:
+        patience: how many seconds to wait for publications.
+        shortens_gold: whether gold may be computed anew though retention has removed changes that it was made of.
+        say: told what is done.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        *,
+        patience: float = 0.0,
+        shortens_gold: bool = False,
+        say: Say = lambda _: None,
+    ) -> None:
+        self._spark, self._settings = spark, settings
+        self._patience, self._shortens_gold, self._say = patience, shortens_gold, say
+        self._lake = Lake(settings, schemas_of(settings))
+
+    def run(self, session: str, topic: str | None = None) -> Erasure:
+        """Forgets the session; goes on where a process that did so has died.
+
+        Raises:
+            UsageError: there is no such session, or there are several; or the forgetting of another was interrupted.
+            LakeError: a layer cannot come to the end of what bronze holds, a publication lags, or gold cannot be
+                computed anew.
+        """
+        if not self._lake.exists(self._spark, MESSAGES):
+            raise UsageError(f"forget: there is no bronze in {self._settings.place}")
+        journal = Journal.read(self._settings)
+        begun = self._begin(session, topic) if journal is None else self._resumed(journal, session, topic)
+        journal = journal or Journal(begun.receipt)
+        journal.write(self._settings)
+        for name, take in self._steps((begun.topic, session), begun, journal):
+            journal.step(self._settings, name, take)
+        erasure = self._proved(begun, journal, session)
+        store(self._spark, self._lake, erasure)
+        journal.end(self._settings)
+        return erasure
+
+    # -- how it begins
+
+    def _known(self) -> list[Erasure]:
+        return erasures(self._lake.reader(self._spark))
+
+    def _resumed(self, journal: Journal, session: str, topic: str | None) -> Erasure:
+        found = next((one for one in self._known() if one.receipt == journal.receipt), None)
+        if found is None or not found.is_of(found.topic, session) or topic not in (None, found.topic):
+            raise UsageError(
+                "forget: the forgetting of another session was interrupted, and must come to its end first: name that "
+                f"session (receipt {journal.receipt} in ops.erasures)"
+            )
+        self._say(f"going on with receipt {journal.receipt}")
+        return found
+
+    def _begin(self, session: str, topic: str | None) -> Erasure:
+        """The receipt, which is stored: from then on a message of the session that comes is erased."""
+        if interrupted(self._settings) is not None:
+            raise LakeError("a rebuild of silver was interrupted: run `sessionlake rebuild silver` first")
+        topic = self._topic(session, topic)
+        self._refuse_keyed()
+        self._refuse_short_gold()
+        self._catch_up()
+        known = self._known()
+        salt = salt_of(known)
+        mine = (one.receipt for one in known if one.done_at is None and one.is_of(topic, session))  # it died at once
+        offsets = rows.offsets_of(self._lake.reader(self._spark), (topic, session))
+        counts = rows.counts_of(self._spark, self._lake, (topic, session))
+        begun = Erasure(
+            receipt=next(mine, uuid.uuid4().hex[:12]),
+            topic=topic,
+            session_hash=hashed(salt, topic, session),
+            salt=salt,
+            begun_at=datetime.now(UTC),
+            messages=sum(item.messages for item in offsets),
+            report={
+                "offsets": [asdict(item) for item in offsets],
+                "tables": {table: {"rows": count} for table, count in counts.items()},
+            },
+        )
+        store(self._spark, self._lake, begun)
+        return begun
+
+    def _refuse_keyed(self) -> None:
+        """Rows by a column of one's own may be of several sessions."""
+        keyed = [own for own in self._settings.processors if own.key]
+        if keyed:
+            first = keyed[0]
+            raise UsageError(
+                f"forget: the rows of {first.into} are by {', '.join(first.key)}, and may be made of several sessions: "
+                f"take the processor {first.name} out of the configuration, drop the table, forget, and run "
+                f"`sessionlake rebuild processor:{first.name}` with it again"
+            )
+
+    def _topic(self, session: str, topic: str | None) -> str:
+        found = rows.topics_of(self._lake.reader(self._spark), session)
+        if topic is None and len(found) > 1:
+            raise UsageError(f"session {session!r} is in several topics ({', '.join(found)}): choose one with --topic")
+        if topic not in (None, *found) or not found:
+            where = "" if topic is None else f" of topic {topic}"
+            raise UsageError(f"there is no message of session {session!r}{where} in {MESSAGES}, or it is forgotten")
+        return topic or found[0]
+
+    def _refuse_short_gold(self) -> None:
+        if self._gold() and not self._shortens_gold:
+            try:
+                refuse_removed(self._lake, self._spark)
+            except LakeError as error:
+                raise LakeError(
+                    f"{error}. Figures of many sessions cannot lose one without that. --shorten-gold has gold computed "
+                    "anew from what is left, so that it begins later"
+                ) from error
+
+    def _catch_up(self) -> None:
+        """Layers that keep states take in all that bronze holds: where they go on is then known of all of them."""
+        for layer in stateful(self._settings):
+            self._say(f"{layer}: takes in what is there")
+            to_the_end(self._spark, self._settings, layer, threading.Event())
+        if has_state(self._settings, SILVER):
+            require_level(self._spark, self._lake, self._lake.last_commit(self._spark, MESSAGES).version)
+
+    # -- what is done
+
+    def _steps(self, session: Session, begun: Erasure, journal: Journal) -> Iterator[tuple[str, Step]]:
+        """What is done, in this order: each can be done twice, and needs those before it."""
+        spark, settings, lake = self._spark, self._settings, self._lake
+        layers, counted = stateful(settings), begun.report["tables"]
+        yield "bronze", partial(rows.blank, spark, lake, session)
+        for table in rows.tables_of(spark, lake):
+            if table in rows.MERGED or counted.get(table, {}).get("rows"):
+                yield table, partial(self._remove, table, session)
+        yield "books", partial(rows.clean_books, spark, lake, session)
+        yield "notes", partial(rows.clean_notes, settings, layers, session)
+        yield "gold", partial(self._reset_gold, begun)
+        yield "publications", partial(self._wait_for_publications, journal)
+        for table in self._purged():
+            yield _HISTORY + table, partial(self._purge, table, begun.receipt)
+        for layer in layers:  # behind bronze's history: a stream begins with the latest version
+            yield f"states of {layer}", partial(hand_over, spark, settings, layer, session, begun.receipt)
+        yield "aside", self._remove_aside
+
+    def _gold(self) -> list[str]:
+        """Gold's tables, if there are any: whether its checkpoint is there says nothing of them."""
+        return [table for table in gold_tables(self._settings) if self._lake.exists(self._spark, table)]
+
+    def _reset_gold(self, begun: Erasure) -> None:
+        if self._gold():
+            self._say("gold: emptied, and computed anew when it runs next")
+            reset_gold(self._spark, self._settings, self._lake, begun.receipt, 0, begun.begun_at)
+
+    def _remove(self, table: str, session: Session) -> dict[str, int]:
+        rows.remove(self._spark, self._lake, table, session)
+        return {"version": self._lake.last_commit(self._spark, table).version}
+
+    def _wait_for_publications(self, journal: Journal) -> None:
+        """Whatever rows there were: what a publication has yet to read of the table goes with its history."""
+        removal = journal.done.get(ROWS)
+        if removal is not None and publications.publications(self._settings):
+            self._say("waiting for publications")
+            publications.wait(self._settings, removal["version"], self._patience)
+
+    def _purged(self) -> list[str]:
+        """The tables whose history may have the session."""
+        own = [processor.into for processor in self._settings.processors]
+        known = [MESSAGES, *REPLAYED, *rows.tables_of(self._spark, self._lake), DECISIONS, LEDGER]
+        known += [*gold_tables(self._settings), *own, *rows.BOOKS]
+        return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
+
+    def _purge(self, table: str, receipt: str) -> dict[str, int] | None:
+        version = self._lake.last_commit(self._spark, table).version
+        if not version:
+            return None  # it was only created
+        reading = publications.publications(self._settings) if table == ROWS else []
+        since = min((reader.since for reader in reading if reader.since is not None), default=None)
+        done = self._lake.storage.purge(self._spark, table, receipt, since)
+        self._say(f"{table}: {done.files} files of its history removed")
+        return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
+
+    def _remove_aside(self) -> None:
+        """Checkpoints that were put aside, by this or by rebuilds before, and what rebuilds have left behind."""
+        for old in Path(self._settings.checkpoint("")).glob("*.before-*"):
+            shutil.rmtree(old)
+        shutil.rmtree(making.folder(self._settings), ignore_errors=True)  # of what gold held
+        clear(self._spark, self._settings)
+        for processor in self._settings.processors:
+            for table in (made_beside(processor.name), PROCESSOR_ERRORS):
+                self._lake.staging().drop(self._spark, table)
+
+    # -- how it ends
+
+    def _proved(self, begun: Erasure, journal: Journal, session: str) -> Erasure:
+        self._say("searching what is left")
+        tables: dict[str, dict[str, int]] = begun.report["tables"]
+        purged = {name.removeprefix(_HISTORY): told for name, told in journal.done.items() if name.startswith(_HISTORY)}
+        report = begun.report | {
+            "tables": {name: tables.get(name, {"rows": 0}) | told for name, told in (tables | purged).items()},
+            "gold": sorted(self._gold()),
+            "search": proof(self._spark, self._lake, session),
+            "left": remains(self._settings, begun.topic),
+        }
+        return replace(begun, done_at=datetime.now(UTC), report=report)

@@ -1,0 +1,63 @@
+"""Publications of a table that rows were removed from: they must have sent the tombstones before its history goes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.names import ROWS
+from sessionlake.maintenance import Reader, readers
+from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
+
+_LOOK_SECONDS = 0.5
+# A publication that has begun to read a version plans the rest of it with its next trigger, if there is any.
+_TRIGGERS = 3
+
+
+def publications(settings: Settings) -> list[Reader]:
+    """The publications of `session_rows` that have begun."""
+    return [reader for reader in readers(settings, ROWS) if reader.begun]
+
+
+def wait(settings: Settings, version: int, seconds: float) -> None:
+    """Returns when every publication has sent all up to this version.
+
+    Raises:
+        LakeError: one has not in time.
+    """
+    deadline = time.monotonic() + seconds
+    for reader in publications(settings):
+        while not _has_sent(settings, reader.name, version):
+            if time.monotonic() > deadline:
+                topic = reader.name.removeprefix(f"publish-{ROWS}-")
+                raise LakeError(
+                    f"{reader.name} has yet to send what changed until the session's rows were removed: run "
+                    f"`sessionlake publish {ROWS} --topic {topic} --once`, then `sessionlake forget` again, which goes "
+                    "on from there"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+
+def _has_sent(settings: Settings, name: str, version: int) -> bool:
+    """Whether it is past the version, or has begun with it and finds no more."""
+    since, index, batch = _place(settings, name)
+    if since > version:
+        return True
+    if since < version or index < 0:
+        return False
+    time.sleep(_TRIGGERS * settings.publish.trigger.total_seconds())
+    return _place(settings, name) == (since, index, batch)
+
+
+def _place(settings: Settings, name: str) -> tuple[int, int, int]:
+    """Version and place in it that a publication has come to, and its last batch; -1 where that is not known."""
+    checkpoint = Path(settings.checkpoint(name))
+    batch = last_committed(checkpoint)
+    if batch is None or batch != last_planned(checkpoint):
+        return -1, -1, -1
+    _, offset = planned(checkpoint, batch)
+    if offset.get("isStartingVersion", False):
+        return -1, -1, batch
+    return int(offset["reservoirVersion"]), int(offset["index"]), batch

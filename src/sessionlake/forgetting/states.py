@@ -1,0 +1,68 @@
+"""The states of silver's shards, and of processors', without one session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.integrity.state import ShardState
+from sessionlake.lake.names import MESSAGES, SILVER
+from sessionlake.lake.tables import Lake
+from sessionlake.processors.memory import ProcessorMemory, without
+from sessionlake.protocol.columns import Column
+from sessionlake.silver import handover
+from sessionlake.silver.fold.process import join, split
+from sessionlake.silver.handover import Handover
+from sessionlake.silver.states import last_batches, state_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def stateful(settings: Settings) -> list[str]:
+    """The layers that judge sessions and have begun to."""
+    layers = [SILVER, *(processor.layer for processor in settings.processors)]
+    return [layer for layer in layers if has_begun(settings, layer)]
+
+
+def has_begun(settings: Settings, layer: str) -> bool:
+    """Whether the layer has a checkpoint, or states to begin from."""
+    begun = (Path(settings.checkpoint(layer)) / "metadata").is_file()
+    return begun or handover.in_force(settings, layer) is not None or handover.prepared(settings, layer).is_dir()
+
+
+def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:
+    """Has a layer's stream, which has taken in all of bronze, go on without the session from bronze's latest version.
+
+    Repeatable after a crash.
+    """
+    version = Lake(settings).last_commit(spark, MESSAGES).version
+    _, last = last_batches(spark, settings, layer)
+    begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
+    handover.restart(settings, begin, _states(spark, settings, layer, session), layer)
+
+
+def _states(
+    spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]
+) -> Iterator[tuple[int, bytes]]:
+    if not has_state(settings, layer):
+        return
+    for row in state_frame(spark, settings, layer).toLocalIterator():
+        yield row["shard"], left_of(bytes(row["chunk"]), settings.capture.declared, session)
+
+
+def has_state(settings: Settings, layer: str) -> bool:
+    """Whether the layer has committed a batch, or was handed states over."""
+    committed = any((Path(settings.checkpoint(layer)) / "commits").glob("[0-9]*"))
+    return committed or bool(handover.numbers(settings, layer))
+
+
+def left_of(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
+    """A shard's state without the session, by topic and id. What a state holds of others stays as it was."""
+    judging, memory = split(stored)
+    state = ShardState.decode(judging, columns)
+    left = None if memory is None else without(memory, "\0".join(session))
+    state.graft(ShardState(), lambda *found: found == session, ProcessorMemory.due_of(left))
+    return join(state.encode(columns), left)

@@ -1,0 +1,60 @@
+"""Which events come too late for a product that does not wait for ever, and what is told of them.
+
+An event's place is the bucket that it belongs to; where there are none, its event time. It is late once the stream time
+at which it was applied has come as far as the place's end and the lateness together. Both are the change's own, so what
+is late is settled by silver alone, whatever gold's batches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
+from sessionlake.protocol.types import Bools
+
+APPLIED = "applied"
+"""Of a change: the stream time at which it was applied, in ms."""
+# Of changes that do not tell it, as those of early versions: they are not late.
+_NEVER = -(1 << 62)
+PLACE = ("partition", "offset")
+LATE_KEYS = ("table", "topic", "session_id", "row_id", "name", "position", "ordinal")
+"""What tells late points apart."""
+LATE_COLUMNS = (
+    ("table", "string"),
+    ("topic", "string"),
+    ("session_id", "string"),
+    ("row_id", "string"),
+    ("name", "string"),
+    ("ts", "bigint"),
+    ("stream_time", "bigint"),
+    ("partition", "int"),
+    ("offset", "bigint"),
+    ("position", "bigint"),
+    ("ordinal", "int"),
+)
+"""Of `gold.late_points`, less `_batch`: `name` is the metric's or the column's; times are in ms."""
+
+
+def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
+    """Which changes are late.
+
+    Args:
+        changes: with `ts` and `applied`.
+    """
+    length = bucket_ms or 1
+    # By the numbers of buckets: ends of the last ones there are would be beyond what a number can be.
+    applied = changes[APPLIED].fill_null(_NEVER).to_numpy()
+    passed = np.floor_divide(applied - lateness_ms, length)
+    late: Bools = np.floor_divide(changes["ts"].to_numpy(), length) < passed
+    return late
+
+
+def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
+    """The rows of `gold.late_points` for changes that are late for a table."""
+    events = source.events(changes, declared, (*MARKS, APPLIED, *PLACE))
+    called = "metric" if source.numbers else "column"
+    columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}
+    columns["table"] = pa.array([table]).take(pa.array(np.zeros(events.num_rows, np.int32)))
+    columns |= {"name": events[called], "stream_time": events[APPLIED]}
+    return pa.table({name: columns[name] for name, _ in LATE_COLUMNS})

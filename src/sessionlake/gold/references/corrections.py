@@ -1,0 +1,173 @@
+"""Changes of reference tables taken beside the stream, a slice at a time: rows that they touch are joined anew."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.errors import LakeError
+from sessionlake.gold.enrich.asof import OPEN
+from sessionlake.gold.enrich.reference import (
+    BEGIN,
+    END,
+    Difference,
+    Reference,
+    difference,
+    touched_spans,
+    within_spans,
+)
+from sessionlake.gold.enrich.table import IDENTITY, Enriched, Join, joins_of
+from sessionlake.gold.references.joined import joined
+from sessionlake.gold.references.taken import (
+    PART,
+    TakenRows,
+    frame_of_held,
+    next_txn,
+    read_reference,
+    retire_others,
+)
+from sessionlake.lake.commit import merge
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.names import GOLD
+from sessionlake.lake.reading import Condition, TooLargeError, among
+from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.upsert import Upsert
+from sessionlake.runtime.frames import Rows, as_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SLICE = 10_000
+"""Rows of a reference table that are taken at once, unless one key has more: what they touch is one commit."""
+# Up to so many values are named to the files.
+_NAMED = 1_000
+
+
+class Corrections:
+    """Follows reference tables.
+
+    Args:
+        spark: a session of its own: MERGE sets its transaction in it.
+        tables: those that are kept up.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        references: Sequence[Reference],
+        tables: Sequence[Enriched],
+        taken: TakenRows,
+    ) -> None:
+        self._spark, self._lake, self._taken = spark, lake, taken
+        self._tables = tables
+        self._references = references
+        self._seen: dict[str, int] = {}
+        self._slices: dict[str, Iterator[Difference]] = {one.name: iter(()) for one in references}
+
+    def begin(self) -> None:
+        """Makes good what a correction that died has left undone. To be called before the stream starts."""
+        written = [*(one.taken for one in self._references), *(table.table for table in self._tables)]
+        retire_others(self._spark, self._lake, written)
+        for one in self._references:
+            part = self._taken.unfinished(self._spark, one)
+            if part is not None:
+                self._make_good(one, part)
+
+    def catch_up(self) -> None:
+        """Takes all that there is to take."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Takes a slice of what each reference table has that was not taken yet; whether there was any."""
+        found = [self._next(one) for one in self._references]
+        return any(found)
+
+    def _next(self, reference: Reference) -> bool:
+        part = next(self._slices[reference.name], None)
+        if part is None:
+            self._slices[reference.name] = self._untaken(reference)
+            part = next(self._slices[reference.name], None)
+        if part is None:
+            return False
+        self._taken.take(self._spark, reference, part)
+        fault_point(f"taken:{reference.table}")
+        self._make_good(reference, part)
+        return True
+
+    def _untaken(self, reference: Reference) -> Iterator[Difference]:
+        """What is to be taken of a reference table that has changed since the last look, in slices."""
+        version = self._lake.last_commit(self._spark, reference.table).version
+        if version == self._seen.get(reference.name):
+            return iter(())
+        self._seen[reference.name] = version
+        try:
+            now = read_reference(self._lake, self._lake.reader(self._spark), reference)
+        except LakeError:  # it rests, until it is another one: `sessionlake reference list` says why
+            return iter(())
+        held = self._taken.versions(self._spark)[reference.name]
+        return difference(reference, held, now)[0].slices(reference, _SLICE)
+
+    def _make_good(self, reference: Reference, part: Difference) -> None:
+        spans = touched_spans(reference, part)
+        if spans.num_rows:
+            for table, join in joins_of(self._tables, reference):
+                self._correct(table, join, spans)
+        self._taken.note_corrected(self._spark, reference)
+
+    def _correct(self, table: Enriched, join: Join, spans: pa.Table) -> None:
+        """Joins the rows anew that lie in the spans."""
+        columns = [*dict.fromkeys((*IDENTITY, "ts", *join.on))]
+        rows: Rows
+        try:
+            reader, most = self._lake.reader(self._spark), self._lake.limits.driver_bytes // PART
+            near = reader.table(table.table, *_near(join, spans), columns=columns, at_most=most)
+        except TooLargeError:
+            rows = self._on_cluster(table, join, spans)
+        else:
+            keys = [near[name] for name in join.on]
+            touched = near.filter(pa.array(within_spans(join.reference, spans, keys, near["ts"].to_numpy())))
+            if not touched.num_rows:
+                return
+            found = join.found(touched, self._taken.versions(self._spark)[join.reference.name])
+            rows = pa.table({name: touched[name] for name in IDENTITY} | found)
+        txn = next_txn(self._spark, self._lake, table.table).under(self._lake.storage.token(GOLD))
+        added = tuple(name for name, _ in join.added)
+        upsert = Upsert(IDENTITY, added, bounded=("topic", "offset"), inserts=False)
+        merge(self._spark, self._lake, table.table, rows, upsert, txn)
+
+    def _on_cluster(self, table: Enriched, join: Join, spans: pa.Table) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        columns = [*dict.fromkeys((*IDENTITY, "ts", *join.on))]
+        near = self._lake.read(self._spark, table.table).select(*map(quote, columns))
+        names = join.reference.key_names
+        found = F.broadcast(as_frame(self._spark, spans.rename_columns([*(f"~{name}" for name in names), BEGIN, END])))
+        inside = (near["ts"] >= found[BEGIN]) & (near["ts"] < found[END])
+        for name, on in zip(names, join.on, strict=True):
+            inside &= near[quote(on)] == found[quote(f"~{name}")]
+        touched = near.join(found, inside, "left_semi")
+        told = joined(touched, [join], lambda one: frame_of_held(self._spark, self._lake, one))
+        # Once, and before the MERGE: what it reads is not what it writes.
+        return told.select(*IDENTITY, *(quote(name) for name, _ in join.added)).localCheckpoint()
+
+
+def _near(join: Join, spans: pa.Table) -> list[Condition]:
+    """Conditions that all rows in the spans meet, and few others."""
+    found: list[Condition] = []
+    for name, on in zip(join.reference.key_names, join.on, strict=True):
+        values = pc.unique(spans[name])
+        if len(values) <= _NAMED:
+            found.append((on, among, values.to_pylist()))
+        else:
+            ends = pc.min_max(values).as_py()
+            found += [(on, operator.ge, ends["min"]), (on, operator.le, ends["max"])]
+    last = pc.max(spans[END]).as_py()
+    found.append(("ts", operator.ge, pc.min(spans[BEGIN]).as_py()))
+    return found if last == OPEN else [*found, ("ts", operator.lt, last)]

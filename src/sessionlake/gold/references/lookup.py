@@ -1,0 +1,149 @@
+"""What is asked of the outside: rows of a reference table by their keys, over HTTP or whatever answers so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from sessionlake.errors import ConfigError, LakeError, MachineError
+from sessionlake.protocol.types import Row
+from sessionlake.reference_settings import LookupSettings
+from sessionlake.runtime.named_code import NamedCodeError, named_code
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+_MOST_BYTES = 16 << 20
+_PIECE = 64 << 10
+_BACKOFF_SECONDS = 0.2
+_LONGEST_PAUSE = 10
+_AGAIN = (429, 500, 502, 503, 504)
+_OK = 200
+
+
+class LookupFailedError(LakeError):
+    """A request came to nothing: its keys are asked for again later.
+
+    Attributes:
+        kind: in one word, for counting.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Lookup(Protocol):
+    """Answers for keys. Used by several threads at once."""
+
+    def fetch(self, keys: Sequence[Row]) -> list[Row]:
+        """Rows of these keys: their columns, those of the reference table, perhaps `valid_from` and `valid_to`.
+
+        Of a key that is not known there is no row.
+
+        Raises:
+            LookupFailedError: there is no answer, or none that can be used, after as many attempts as are allowed.
+        """
+
+
+def lookup_of(settings: LookupSettings, where: str) -> Lookup:
+    """What the settings name.
+
+    Raises:
+        ConfigError: the code is not there, or is no lookup.
+        MachineError: a package is missing.
+    """
+    if settings.python is None:
+        return HttpLookup(settings)
+    try:
+        found = named_code(settings.python, object, str(Path.cwd()))
+    except NamedCodeError as error:
+        raise ConfigError(f"{where}.lookup.python: {error}") from error
+    if not callable(getattr(found, "fetch", None)):
+        raise ConfigError(f"{where}.lookup.python: {settings.python} has no method fetch: it is no Lookup")
+    return cast("Lookup", found)
+
+
+class HttpLookup:
+    """POSTs keys as a JSON array of objects, and takes a JSON array of rows.
+
+    Every attempt has its timeout, an answer its deadline and its greatest size; what a busy or broken server does not
+    answer is asked for again, after a pause that doubles.
+    """
+
+    def __init__(self, settings: LookupSettings) -> None:
+        self._settings = settings
+        self._url = settings.url or ""
+        self._pool = _pool(settings)
+
+    def fetch(self, keys: Sequence[Row]) -> list[Row]:
+        """See `Lookup`."""
+        import urllib3
+
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._settings.token is not None:
+            headers["Authorization"] = f"Bearer {self._settings.token.get_secret_value()}"
+        body = json.dumps(list(keys)).encode()
+        try:
+            answer = self._pool.request("POST", self._url, body=body, headers=headers, preload_content=False)
+            try:
+                return _rows(answer.status, self._content(answer))
+            finally:
+                answer.release_conn()
+        except urllib3.exceptions.TimeoutError:
+            raise LookupFailedError("timeout", "no answer in time") from None
+        except urllib3.exceptions.MaxRetryError as error:
+            refused = isinstance(error.reason, urllib3.exceptions.NewConnectionError)
+            timed = isinstance(error.reason, urllib3.exceptions.TimeoutError) and not refused
+            kind, text = ("timeout", "no answer in time") if timed else ("connection", type(error.reason).__name__)
+            raise LookupFailedError(kind, text) from None
+        except urllib3.exceptions.HTTPError as error:
+            raise LookupFailedError("connection", type(error).__name__) from None
+
+    def _content(self, answer: BaseHTTPResponse) -> bytes:
+        """The whole answer, unless it is too slow or too large."""
+        until = time.monotonic() + self._settings.timeout.total_seconds()
+        parts, size = list[bytes](), 0
+        while part := answer.read1(_PIECE):  # what there is; `read` would wait for a whole piece
+            parts.append(part)
+            size += len(part)
+            if size > _MOST_BYTES or time.monotonic() > until:
+                answer.close()
+                kind = "size" if size > _MOST_BYTES else "timeout"
+                raise LookupFailedError(kind, f"the answer has more than {_MOST_BYTES} bytes, or takes too long")
+        return b"".join(parts)
+
+
+def _pool(settings: LookupSettings) -> PoolManager:
+    try:
+        import urllib3
+    except ImportError:
+        raise MachineError("lookups need urllib3: pip install 'sessionlake[lookups]'") from None
+    retries = urllib3.Retry(
+        total=settings.attempts - 1,
+        backoff_factor=_BACKOFF_SECONDS,
+        backoff_max=_LONGEST_PAUSE,
+        status_forcelist=_AGAIN,
+        allowed_methods=["POST"],  # asking twice does no harm
+        redirect=False,
+        raise_on_status=False,
+        respect_retry_after_header=False,  # who asks for an hour would stop all lookups for it
+    )
+    seconds = settings.timeout.total_seconds()
+    timeout = urllib3.Timeout(connect=seconds, read=seconds)
+    return urllib3.PoolManager(num_pools=1, maxsize=settings.in_flight, block=True, timeout=timeout, retries=retries)
+
+
+def _rows(status: int, content: bytes) -> list[Row]:
+    if status != _OK:
+        raise LookupFailedError(f"http_{status}", f"the server answers {status}")
+    try:
+        found: Any = json.loads(content)
+    except ValueError:
+        raise LookupFailedError("answer", "the answer is no JSON") from None
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise LookupFailedError("answer", "the answer is no JSON array of objects")
+    return found

@@ -1,0 +1,88 @@
+"""Deletion vectors: which rows of a file are gone, as Delta's protocol stores it (section "Deletion Vectors").
+
+A file of them begins with a byte for the format; each vector is its length, its bytes and their CRC-32. The bytes are
+a magic number and a "RoaringBitmapArray": 32-bit roaring bitmaps of the portable format, by the high half of the row's
+number. https://github.com/delta-io/delta/blob/master/PROTOCOL.md, https://github.com/RoaringBitmap/RoaringFormatSpec
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import uuid
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sessionlake.protocol.types import Int64s
+
+_VERSION = b"\x01"
+_MAGIC = 1681511377
+_NO_RUNS = 12346
+_ARRAY = 4096  # so many values of a container are listed; of more, there is a bit for each value
+_CONTAINER = 1 << 16
+
+
+def write_vector(folder: Path, rows: Int64s) -> tuple[dict[str, Any], Path]:
+    """Writes one vector to a file of its own.
+
+    Args:
+        folder: of the table.
+        rows: numbers of rows, rising, each once.
+
+    Returns:
+        How the log names it, and the file.
+    """
+    name = uuid.uuid4()
+    content = struct.pack("<i", _MAGIC) + _bitmaps(rows)
+    stored = _VERSION + struct.pack(">i", len(content)) + content + struct.pack(">I", zlib.crc32(content))
+    path = folder / f"deletion_vector_{name}.bin"
+    path.write_bytes(stored)
+    named = {
+        "storageType": "u",
+        "pathOrInlineDv": _z85(name.bytes),
+        "offset": 1,
+        "sizeInBytes": len(content),
+        "cardinality": len(rows),
+    }
+    return named, path
+
+
+def _bitmaps(rows: Int64s) -> bytes:
+    high = rows >> 32
+    groups = np.unique(high)
+    parts = [struct.pack("<q", len(groups))]
+    for group in groups.tolist():
+        parts += [struct.pack("<i", group), _bitmap((rows[high == group] & 0xFFFFFFFF).astype(np.uint32))]
+    return b"".join(parts)
+
+
+def _bitmap(values: Any) -> bytes:
+    """One 32-bit roaring bitmap without runs: the containers' keys and sizes, their places, their values."""
+    keys, starts = np.unique(values // _CONTAINER, return_index=True)
+    pieces = np.split((values % _CONTAINER).astype("<u2"), starts[1:])
+    containers = [piece.tobytes() if len(piece) <= _ARRAY else _bits(piece) for piece in pieces]
+    sizes = [(int(key), len(piece) - 1) for key, piece in zip(keys, pieces, strict=True)]
+    header = struct.pack("<II", _NO_RUNS, len(keys)) + b"".join(struct.pack("<HH", *size) for size in sizes)
+    first = len(header) + 4 * len(containers)
+    places = first + np.concatenate([[0], np.cumsum([len(container) for container in containers])[:-1]])
+    return header + places.astype("<u4").tobytes() + b"".join(containers)
+
+
+def _bits(values: Any) -> bytes:
+    found = np.zeros(_CONTAINER, np.uint8)
+    found[values] = 1
+    return np.packbits(found, bitorder="little").tobytes()
+
+
+def _z85(content: bytes) -> str:
+    """Text of bytes, five characters for four; Python's base 85 with ZeroMQ's characters."""
+    return base64.b85encode(content).translate(_TO_Z85).decode()
+
+
+_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_TO_Z85 = bytes.maketrans(
+    _B85, b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)

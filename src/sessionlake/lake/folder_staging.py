@@ -1,0 +1,116 @@
+"""How delta-rs commits rows to a table that is a folder: appended once, whatever the number of repetitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.lake.parquet import WrittenFile
+from sessionlake.lake.table_schema import APPEND_ONLY
+from sessionlake.lake.txn import Txn
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties
+    from deltalake import DeltaTable as LocalTable
+
+_ATTEMPTS = 20
+
+
+class StagedRows:
+    """Rows in memory, which the commit writes."""
+
+    def __init__(self, place: Place, rows: pa.Table) -> None:
+        self._place, self._rows = place, rows
+
+    def commit(self, txn: Txn) -> None:
+        """See `Staged`."""
+        from deltalake import write_deltalake
+
+        properties = txn_properties(self._place.table, txn)
+        self._place.append(
+            txn, lambda delta: write_deltalake(delta, self._rows, mode="append", commit_properties=properties)
+        )
+
+
+class StagedFiles:
+    """Files in the table's folder."""
+
+    def __init__(self, place: Place, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
+        self._place, self._schema = place, schema
+        self._files = list(files)
+
+    def commit(self, txn: Txn) -> None:
+        """See `Staged`."""
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now = int(time.time() * 1000)
+        added: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size, {}, now, data_change=True, stats=file.stats) for file in self._files
+        ]
+        properties = txn_properties(self._place.table, txn)
+
+        def write(delta: LocalTable) -> None:
+            delta.create_write_transaction(added, "append", self._schema, commit_properties=properties)
+            self._files = []
+
+        self._place.append(txn, write)
+
+    def discard(self) -> None:
+        """Removes what has not been committed."""
+        for file in self._files:
+            (self._place.folder / file.path).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a table is, and how others are held off it: see `Storage.exclusive`."""
+
+    folder: Path
+    table: str
+    exclusive: Callable[[str], AbstractContextManager[None]]
+
+    def append(self, txn: Txn, write: Callable[[LocalTable], None]) -> None:
+        """Writes once, unless a commit of the transaction is there; again behind one that delta-rs does not pass.
+
+        To a table that MERGE changes, in its turn: Spark may rename its commit over one that comes before. Others do
+        not wait for what is long under way there, for that is committed by delta-rs, which sees each commit.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        delta = without(self.folder, self.table, txn)
+        waits = delta is not None and APPEND_ONLY not in delta.metadata().configuration
+        with self.exclusive(self.table) if waits else nullcontext():
+            delta = without(self.folder, self.table, txn) if waits else delta
+            for left in reversed(range(_ATTEMPTS)):
+                if delta is None:
+                    return
+                try:
+                    write(delta)
+                except CommitFailedError:  # as behind rows that were removed
+                    if not left:
+                        raise
+                    delta = without(self.folder, self.table, txn)
+                else:
+                    return
+
+
+def without(folder: Path, table: str, txn: Txn) -> LocalTable | None:
+    """The table, unless a commit of this transaction, or of a later one, is in it."""
+    from deltalake import DeltaTable
+
+    delta = DeltaTable(folder)
+    known = delta.transaction_version(txn.on(table))
+    return delta if known is None or known < txn.version else None
+
+
+def txn_properties(table: str, txn: Txn) -> CommitProperties:
+    """What makes a commit of delta-rs bear the transaction."""
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(app_transactions=[Transaction(txn.on(table), txn.version)])

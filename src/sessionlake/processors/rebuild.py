@@ -1,0 +1,254 @@
+"""`sessionlake rebuild processor:NAME`: its table made of all of bronze once more, by the class as it is now.
+
+It is made beside the live table, compared with it, and published in one commit; the stream goes on from the states
+that this has left. What it replaces stays reachable by time travel. A publication that was interrupted is finished by
+running the command again; until then the processor refuses to start.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sessionlake.build import code_version
+from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.lake.commit import append, delete_rows
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
+from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.progress import last_batch
+from sessionlake.lake.table_schema import APPEND_ONLY
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.processors.difference import Difference, difference
+from sessionlake.processors.job import configured, fold_of, load, refuse_interrupted, row_ddl, table_of
+from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver import handover
+from sessionlake.silver.decisions import note_going_on
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
+from sessionlake.silver.handover import Handover
+from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
+from sessionlake.silver.rebuild.endings import retire_query
+from sessionlake.silver.rebuild.replay import is_small, require_whole_bronze
+from sessionlake.silver.rebuild.slices import Slices
+from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.guards import forget_begun, rebuild_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+KEYS = ("topic", "session_id", "_position", "ordinal")
+"""What tells a processor's records apart."""
+
+
+@dataclass(frozen=True)
+class RebuiltProcessor:
+    """The outcome.
+
+    Attributes:
+        table: the processor's.
+        version: of bronze.
+        messages: how many were taken in.
+        behind: how many of these the processor had not taken in before.
+        different: how the table before it compares; None if it finished an interrupted publication.
+    """
+
+    table: str
+    version: int
+    messages: int
+    behind: int = 0
+    different: Difference | None = None
+
+
+class _Plan(msgspec.Struct):
+    """What is left to publish, should the process die."""
+
+    rebuild: str
+    version: int
+    batch: int
+    started_at: datetime
+    changed: bool
+    ranges: list[tuple[str, int, int, int, int]]
+    counts: dict[str, int]
+
+
+def rebuild(
+    spark: SparkSession, settings: Settings, name: str, *, slice_messages: int | None = None
+) -> RebuiltProcessor:
+    """Puts what the class makes of all of bronze in the place of the processor's table.
+
+    Raises:
+        LakeError: bronze lacks messages that retention has removed, or judging stops. Nothing was changed.
+        ProcessorError: the class failed, under `fail`. Nothing was changed.
+    """
+    work = _Rebuild(spark, settings, name, slice_messages)
+    with interpreted(spark, when=is_small(spark, work.lake)):
+        return work.done()
+
+
+def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
+    """How the table would differ if the class as it is now had made it, of the history that the processor has read.
+
+    Nothing is changed.
+
+    Raises:
+        LakeError: as `rebuild`, or one was interrupted: what it has yet to publish is where this would be made.
+        ProcessorError: likewise.
+    """
+    refuse_interrupted(settings, configured(settings, name))
+    work = _Rebuild(spark, settings, name, None)
+    with interpreted(spark, when=is_small(spark, work.lake)):
+        work.replay(
+            work.lake.last_commit(spark, MESSAGES).version, OffsetLog.load(spark, work.lake, work.own.layer).ends
+        )
+        found = work.difference()
+        work.clear()
+        return found
+
+
+def made_beside(name: str) -> str:
+    """The table that a processor's records are made in: of the schemas, only silver and ops have one beside them."""
+    return f"silver.records_of_{name}"
+
+
+class _Rebuild:
+    """One processor's, with the tables that it is built in beside the live ones."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
+        self._spark, self._settings, self._slice = spark, settings, slice_messages
+        self.own: ProcessorSettings = configured(settings, name)
+        self._processor = load(settings, name)
+        self._made = made_beside(name)
+        self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: PROCESSOR_ERRORS}
+        records = table_of(self.own, self._processor.workings.output)
+        self.lake = Lake(settings, {self.own.into: records, self._made: records})
+        self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+        if not self.lake.exists(spark, self.own.into):
+            self.lake.ensure(spark, [self.own.into])
+        self._beside = self.lake.staging()
+        self._states: DataFrame | None = None
+        self._partitions: list[PartitionCounts] = []
+        self._version = -1
+
+    def done(self) -> RebuiltProcessor:
+        """Makes and publishes it, or finishes what was interrupted."""
+        journal = rebuild_journal(self._settings, self.own.layer)
+        if journal.exists():
+            plan = msgspec.json.decode(journal.read_bytes(), type=_Plan)
+            self._publish(plan)
+            return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
+        started = datetime.now(UTC)
+        ends = OffsetLog.load(self._spark, self.lake, self.own.layer).ends
+        self.replay(self.lake.last_commit(self._spark, MESSAGES).version)
+        found = self.difference()
+        plan = self._plan(found, started)
+        begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
+        rows = () if self._states is None else self._states.toLocalIterator()
+        states = ((row["shard"], bytes(row["chunk"])) for row in rows)
+        handover.prepare(self._settings, begin, states, self.own.layer)
+        write_whole(journal, msgspec.json.encode(plan))
+        self._publish(plan)
+        behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
+        return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"], behind, found)
+
+    def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
+        """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
+        spark, own = self._spark, self.own
+        require_whole_bronze(self.lake.reader(spark), own.into)
+        self.clear()
+        self._beside.ensure(spark, self._tables.values())
+        self._version = version
+        slices = Slices(f"a rebuild of {own.into}", ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics)
+        partitions: list[PartitionCounts] = []
+        source = self.lake.read(spark, MESSAGES, version)
+        for part in slices.folded(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):
+            refuse_failures(own.name, part.reports)
+            txn = Txn("rebuild", part.number)
+            for kind, table in self._tables.items():
+                if any(report.rows.get(kind, 0) for report in part.reports):
+                    ddl = row_ddl(kind, self._processor.workings.output)
+                    append(spark, self._beside, table, rows_of(part.folded, kind, txn, ddl), txn)
+            partitions += part.partitions
+            self._states = part.states
+        self._partitions = total([ShardReport(partitions, {})])
+
+    def difference(self) -> Difference:
+        """How what was made differs from the live table."""
+        spark = self._spark
+        return difference(self.lake.read(spark, self.own.into), self._beside.read(spark, self._made), KEYS)
+
+    def clear(self) -> None:
+        """Removes the tables beside."""
+        for table in self._tables.values():
+            self._beside.drop(self._spark, table)
+
+    def _plan(self, found: Difference, started: datetime) -> _Plan:
+        last = last_batch(self.lake.reader(self._spark), self.own.layer)
+        return _Plan(
+            rebuild=uuid.uuid4().hex[:12],
+            version=self._version,
+            batch=0 if last is None else last + 1,
+            started_at=started,
+            changed=bool(found),
+            ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
+            counts=counts_of(self._partitions),
+        )
+
+    def _publish(self, plan: _Plan) -> None:
+        """Every step can be taken twice."""
+        spark, settings, own, lake = self._spark, self._settings, self.own, self.lake
+        txn, by = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), config_hash_of(settings, own)
+        told = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
+        retire_query(spark, lake, own.layer, [own.into])
+        rows = _numbered(self._beside.read(spark, self._made), plan.batch)
+        columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
+        fault_point(f"before:publish:{own.into}")
+        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), changes=plan.changed, columns=columns)
+        output = TableOutput(own.into, lake.last_commit(spark, own.into).version, rows.count())
+        fault_point(f"after:publish:{own.into}")
+        self._publish_errors(plan, txn)
+        fault_point(f"after:publish:{PROCESSOR_ERRORS}")
+        ranges = tuple(OffsetRange(*item) for item in plan.ranges)
+        entry = LedgerEntry(
+            layer=own.layer, txn=txn, source=MESSAGES, source_to=plan.version, started_at=plan.started_at,
+            offsets=ranges, outputs=(output,), config_hash=by, **plan.counts,  # type: ignore[arg-type]
+        )  # fmt: skip
+        write(spark, lake, entry)
+        lake.add_version(spark, MESSAGES, plan.version)
+        fault_point("before:publish:swap")
+        lake.storage.require_claims()
+        handover.swap(settings, plan.rebuild, own.layer)
+        note_going_on(settings, own.layer)
+        forget_begun(settings, own.layer)
+        rebuild_journal(settings, own.layer).unlink()
+        self.clear()
+
+    def _publish_errors(self, plan: _Plan, txn: Txn) -> None:
+        """Puts the errors in the place of the processor's own; the table has those of others, too."""
+        from pyspark.sql import functions as F
+
+        spark, lake = self._spark, self.lake
+        former = (F.col("processor") == self.own.name) & (F.col("_batch") < plan.batch)
+        if not lake.read(spark, PROCESSOR_ERRORS).where(former).isEmpty():
+            lake.set_property(spark, PROCESSOR_ERRORS, APPEND_ONLY, "false")
+            delete_rows(spark, lake, PROCESSOR_ERRORS, txn, former)
+        errors = _numbered(self._beside.read(spark, PROCESSOR_ERRORS), plan.batch)
+        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), txn.second)
+
+
+def _numbered(rows: DataFrame, batch: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("_batch", F.lit(batch).cast("bigint"))

@@ -1,0 +1,315 @@
+"""A session is forgotten, and the rest of the lake is as it was."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.commands.forget import _claimed
+from sessionlake.commands.gold import verify as verify_gold
+from sessionlake.commands.maintain import maintain, maintain_once
+from sessionlake.commands.show import OutputFormat
+from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.errors import ClaimedError, LakeError, UsageError
+from sessionlake.forgetting import rows
+from sessionlake.forgetting.forget import Forgetting
+from sessionlake.forgetting.journal import Journal
+from sessionlake.forgetting.receipt import _columns_with
+from sessionlake.forgetting.search import search
+from sessionlake.gold import job as gold
+from sessionlake.history.trace import decoded
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.erasures import Erasure, erasures, hashed, store
+from sessionlake.lake.ledger import REBUILD, LedgerEntry, write
+from sessionlake.lake.names import (
+    AVERAGES,
+    CHANGES,
+    CUTS,
+    EVENTS,
+    GOLD,
+    LEDGER,
+    LOOKUP_FAILURES,
+    MESSAGES,
+    PROGRESS,
+    QUARANTINE,
+    ROWS,
+    SESSIONS,
+    SNAPSHOTS,
+)
+from sessionlake.lake.table_schema import DELETION_VECTORS
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.processors import job as processors
+from sessionlake.protocol.erased import KEY
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.rebuild.verify import verify
+from sessionlake.streaming.aside import asking
+from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
+from support.lakes import rows_of, write_bronze, write_rows
+
+TOPIC = "capture.a"
+GONE = "alpha-0007"
+OTHERS = ("beta-0007", "alpha-00071")
+START = 1_700_000_000_000
+SILVER = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS)
+
+
+@pytest.fixture
+def settings(location: dict[str, Any]) -> Settings:
+    capture = CaptureSettings(columns={"price": "double"}, integrity="strict", on_violation="record")
+    own = ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook")
+    return Settings(**location, capture=capture, silver=SilverSettings(shards=3), processors=(own,))
+
+
+def stream(batches: int) -> Iterator[list[KafkaMessage]]:
+    """Three sessions in one partition, with a duplicate and a broken message each in the first batch."""
+    offset = 0
+    for number in range(batches):
+        batch = []
+        for step in range(8):
+            seq = number * 8 + step
+            for name in (GONE, *OTHERS):
+                row = {"id": f"r{step % 3}", "price": float(seq)}
+                body = {"type": "update" if seq else "snapshot", "seq": seq, "ts": START + seq * 60_000, "rows": [row]}
+                value = json.dumps(body).encode()
+                for text in [value, value, b"{"] if seq == 5 else [value]:
+                    batch.append(KafkaMessage(TOPIC, 0, offset, START + offset * 20_000, name.encode(), text))
+                    offset += 1
+        yield batch
+
+
+def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES])
+    for batch in batches:
+        write_bronze(spark, lake, batch)
+    job.start(spark, settings, once=True).wait()
+    TableMerger(spark, settings).catch_up()
+    gold.start(spark, settings, once=True).wait()
+    processors.start(spark, settings, "top", once=True).wait()
+
+
+def of_others(spark: Any, lake: Lake) -> dict[str, Counter[str]]:
+    return {
+        table: Counter(repr(row) for row in rows_of(spark, lake, table) if row["session_id"] != GONE)
+        for table in SILVER
+    }
+
+
+def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: Any, settings: Settings) -> None:
+    lake, (first, second, third) = Lake(settings), stream(3)
+    run(spark, settings, first, second)
+    before = of_others(spark, lake)
+
+    with pytest.raises(UsageError, match="there is no message of session 'nobody'"):
+        Forgetting(spark, settings).run("nobody")
+    said: list[str] = []
+    found = Forgetting(spark, settings, say=said.append).run(GONE)
+
+    mine = sum(m.key == GONE.encode() for m in (*first, *second))
+    assert found.messages == mine
+    assert found.session_hash == hashed(found.salt, TOPIC, GONE)
+    assert found.report["tables"][CHANGES]["rows"] > 0
+    assert found.report["search"]["found"] == []
+    assert [one.receipt for one in erasures(lake.reader(spark))] == [found.receipt]
+    assert of_others(spark, lake) == before
+    left = rows_of(spark, lake, MESSAGES)
+    assert [row["offset"] for row in sorted(left, key=lambda row: row["offset"])] == list(range(len(first + second)))
+    assert sum((row["key"], row["value"]) == (KEY, None) for row in left) == mine
+
+    refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS))
+    run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in third])
+    assert {row["session_id"] for row in rows_of(spark, lake, SESSIONS)} == set(OTHERS)
+    made = Counter(row["session_id"] for row in rows_of(spark, lake, "silver.top"))
+    assert made == dict.fromkeys(OTHERS, 24)  # each message once, with what comes of the state that was handed over
+    verified = verify(spark, settings)
+    assert verified.exact, (verified.first, verified.states)
+    assert verify_gold(spark, settings, said.append), said[-3:]
+    erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
+    assert decoded(erased, settings).erased
+    if not lake.storage.needs_session:
+        assert search(settings.home, GONE).found == ()
+    with pytest.raises(UsageError, match="or it is forgotten"):
+        Forgetting(spark, settings).run(GONE)
+
+
+def begun() -> Erasure:
+    """A receipt, before anything is done."""
+    return Erasure("1", TOPIC, "", "", datetime.now(UTC), report={"tables": {}})
+
+
+def published(settings: Settings, place: dict[str, Any]) -> None:
+    """Leaves the checkpoint of a publication that has come to a place of the table."""
+    checkpoint = Path(settings.checkpoint(f"publish-{ROWS}-out"))
+    for name, text in (("offsets", f"v1\n{{}}\n{json.dumps(place)}"), ("commits", "v1\n{}")):
+        (checkpoint / name).mkdir(parents=True, exist_ok=True)
+        (checkpoint / name / "0").write_text(text)
+
+
+def files_with(spark: Any, lake: Lake, table: str, session: str) -> list[str]:
+    """The files of a table, beside its log, in which a session is."""
+    [detail] = lake.delta(spark, table).detail().select("location").collect()
+    found = search(Path(detail["location"].removeprefix("file:")), session, ("_delta_log",)).found
+    return [one.place for one in found]
+
+
+def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_has_no_others(
+    spark: Any, settings: Settings
+) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [ROWS])
+    lake.set_property(spark, ROWS, DELETION_VECTORS, "true")
+    write_rows(spark, lake, ROWS, [{"topic": TOPIC, "session_id": s, "row_id": "r"} for s in (GONE, OTHERS[0])])
+    lake.delta(spark, ROWS).delete(f"session_id = '{GONE}'")
+    assert files_with(spark, lake, ROWS, GONE)
+
+    journal = Journal("1")
+    steps = dict(Forgetting(spark, settings)._steps((TOPIC, GONE), begun(), journal))
+    done = journal.done[ROWS] = steps[ROWS]()
+    assert steps[ROWS]() == done  # the version that publications are to come to
+    place = {"reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
+    published(settings, place)
+    with pytest.raises(LakeError, match=r"publish-silver\.session_rows-out has yet to send what changed until"):
+        steps["publications"]()
+    published(settings, place | {"reservoirVersion": done["version"] + 1})
+    steps["publications"]()
+    lake.storage.purge(spark, ROWS, "test")
+    assert files_with(spark, lake, ROWS, GONE) == []
+    assert [row["session_id"] for row in rows_of(spark, lake, ROWS)] == [OTHERS[0]]
+
+
+def test_messages_are_in_no_file_though_the_platform_marks_what_changes(spark: Any, settings: Settings) -> None:
+    lake, ((*messages, _),) = Lake(settings), stream(1)
+    lake.ensure(spark, [MESSAGES])
+    if lake.storage.needs_session:
+        lake.set_property(spark, MESSAGES, DELETION_VECTORS, "true")  # as workspaces can have it for all new tables
+    write_bronze(spark, lake, messages)
+    rows.blank(spark, lake, (TOPIC, GONE))
+    lake.storage.purge(spark, MESSAGES, "test")
+    assert files_with(spark, lake, MESSAGES, GONE) == []
+    assert files_with(spark, lake, MESSAGES, OTHERS[0])
+
+
+def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, checkpoint, died = Lake(settings), Path(settings.checkpoint(GOLD)), begun()
+    lake.ensure(spark, [AVERAGES, LOOKUP_FAILURES, LEDGER])
+    write_rows(spark, lake, AVERAGES, [{"topic": TOPIC, "session_id": GONE, "row_id": "r", "metric": "price"}])
+    write_rows(spark, lake, LOOKUP_FAILURES, [{"reference": "owners", "key": json.dumps([GONE])}])
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"1"}')
+
+    def dying(name: str) -> None:
+        if name == "after:gold.aside":
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.silver.rebuild.endings.fault_point", dying)
+        with pytest.raises(DiedError):
+            Forgetting(spark, settings)._reset_gold(died)
+    assert not checkpoint.exists()
+    Forgetting(spark, settings)._reset_gold(died)
+    assert rows_of(spark, lake, AVERAGES) == rows_of(spark, lake, LOOKUP_FAILURES) == []
+
+
+def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [LEDGER])
+    own = {"topic": TOPIC, "session_id": GONE, "offset": 1, "decision": "skip"}
+    other = own | {"session_id": OTHERS[1]}
+    for batch, taken in enumerate(((), (own, other), (other,))):
+        entry = LedgerEntry("silver", Txn("q", batch), MESSAGES, datetime.now(UTC), messages=batch, decisions=taken)
+        write(spark, lake, entry)
+    before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
+    assert _columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
+
+    rows.clean_books(spark, lake, (TOPIC, GONE))
+
+    assert _columns_with(spark, lake, LEDGER, GONE) == []
+    assert _columns_with(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
+    assert {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)} == before | {
+        1: before[1] | {"decisions": [other]}
+    }
+
+
+def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [LEDGER])
+    now = datetime.now(UTC)
+    store(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
+    assert gone_rows(lake.reader(spark)) == {CHANGES: 3}
+    write(spark, lake, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
+    assert gone_rows(lake.reader(spark)) == {}
+
+
+def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:
+    lake, stop, said = Lake(settings), threading.Event(), []
+    lake.ensure(spark, [MESSAGES])
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text == "going on":
+            stop.set()
+
+    with asking(settings, "a session is being forgotten"):
+        merging = threading.Thread(target=maintain, args=(spark, settings, None, stop, say))
+        merging.start()
+        with _claimed(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
+            maintain_once(spark, settings, None, OutputFormat.JSON)
+    merging.join(60)
+    assert said[1:] == ["standing aside: a session is being forgotten", "going on", "stopped"]
+
+
+class DiedError(BaseException):
+    """Stands for a process that is killed."""
+
+
+@pytest.mark.soak
+def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, (first, second) = Lake(settings), stream(2)
+    run(spark, settings, first)
+    before, died = of_others(spark, lake), []
+
+    def dying(name: str) -> None:
+        if name not in died:
+            died.append(name)
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        for module in ("forgetting.journal", "lake.commit", "silver.handover", "silver.rebuild.endings"):
+            patch.setattr(f"sessionlake.{module}.fault_point", dying)
+        while "after:forget:bronze" not in died:
+            with pytest.raises(DiedError):
+                Forgetting(spark, settings).run(GONE)
+        for start in (job.start, gold.start):
+            with pytest.raises(LakeError, match="run `sessionlake forget` again with the same session"):
+                start(spark, settings, once=True)
+        with pytest.raises(UsageError, match="the forgetting of another session was interrupted"):
+            Forgetting(spark, settings).run(OTHERS[0])
+        found = None
+        while found is None:
+            with suppress(DiedError):
+                found = Forgetting(spark, settings).run(GONE)
+    assert {"before:ops.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
+    assert found.messages == sum(m.key == GONE.encode() for m in first)
+    assert found.report["search"]["found"] == []
+    assert Journal.read(settings) is None
+    assert of_others(spark, lake) == before
+    run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
+    verified = verify(spark, settings)
+    assert verified.exact, (verified.first, verified.states)
+    assert verify_gold(spark, settings, lambda _: None)

@@ -1,0 +1,29 @@
+"""Captures for archives: the messages of a few sessions in two topic-partitions."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from sessionlake.bronze.archive.lines import Message, footer_line, header_line, message_line
+
+PLACES = (("capture.a", 0), ("capture.a", 1))
+
+
+def capture(messages: int = 40) -> list[tuple[tuple[str, int], Message]]:
+    """Messages of one session a topic-partition, in the order of their offsets, which have a gap."""
+    made = []
+    for number, place in enumerate(PLACES):
+        for seq in range(messages):
+            kind = "update" if seq else "snapshot"
+            value = {"type": kind, "seq": seq, "ts": 1000 + seq, "rows": [{"id": f"r{seq % 3}", "price": float(seq)}]}
+            offset = 100 * number + seq + (7 if seq > 5 else 0)
+            own = Message(offset, 1_700_000_000_000 + seq, f"s{number}".encode(), json.dumps(value).encode(), 0, ())
+            made.append((place, own))
+    return made
+
+
+def content(place: tuple[str, int], messages: list[Message]) -> bytes:
+    """A member's."""
+    body = b"".join(message_line(message) for message in messages)
+    return header_line(*place) + body + footer_line(len(messages), zlib.crc32(body))

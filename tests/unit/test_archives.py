@@ -1,0 +1,270 @@
+"""Archives: what is written is read, once and in bounded memory, and what is damaged is told and does no harm."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import tracemalloc
+import zipfile
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line
+from sessionlake.bronze.archive.members import checked, gzip_member, members_of, messages_of
+from sessionlake.bronze.archive.source import NOTHING, planned, rows_of, taken
+from sessionlake.bronze.archive.writer import write_archive, write_archives
+from sessionlake.errors import LakeError, LossError
+from support.archives import PLACES, capture, content
+
+KINDS = pytest.mark.parametrize("kind", ["zip", "gz"])
+
+
+def read(path, file=0):
+    """All messages of a file, and why members of it cannot be used."""
+    found, damages = [], []
+    for member in members_of(path, file):
+        for known in checked(member):
+            if known.damage is not None:
+                damages.append(known.damage)
+                continue
+            found += [((known.header.topic, known.header.partition), message) for message in messages_of(known)]
+    return found, damages
+
+
+CONTENT = st.none() | st.binary(max_size=20) | st.text(max_size=20).map(str.encode)
+MESSAGES = st.lists(
+    st.tuples(
+        st.integers(0, 2**40),
+        st.integers(-(10**10), 10**13),
+        CONTENT,
+        CONTENT,
+        st.sampled_from([0, 1]),
+        st.none() | st.lists(st.tuples(st.text(max_size=5), CONTENT), max_size=2).map(tuple),
+    ),
+    unique_by=lambda fields: fields[0],
+)
+
+
+@KINDS
+@settings(max_examples=60)
+@given(given=MESSAGES)
+def test_what_is_written_is_read_whatever_its_bytes(kind, given, tmp_path_factory):
+    file = tmp_path_factory.mktemp("archive") / f"a.{kind}"
+    messages = [(("t", 3), Message(*fields)) for fields in sorted(given, key=lambda fields: fields[0])]
+    write_archive(file, messages)
+    assert read(file) == (messages, [])
+
+
+@KINDS
+def test_a_member_begins_where_another_topic_partition_does(kind, tmp_path):
+    made = write_archive(tmp_path / f"a.{kind}", capture())
+    assert (made.messages, made.members, len(members_of(tmp_path / f"a.{kind}", 0))) == (80, 2, 2)
+    assert read(tmp_path / f"a.{kind}") == (capture(), [])
+
+
+def test_gzip_s_own_tool_reads_ours_and_we_read_its_chains(tmp_path):
+    contents = [content(place, [m for at, m in capture() if at == place]) for place in PLACES]
+    ours, theirs = tmp_path / "ours.gz", tmp_path / "theirs.gz"
+    ours.write_bytes(b"".join(map(gzip_member, contents)))
+    theirs.write_bytes(b"".join(map(gzip.compress, contents)))
+    assert gzip.decompress(ours.read_bytes()) == b"".join(contents)
+    assert len(members_of(theirs, 0)) == 1
+    assert read(theirs) == read(ours) == (capture(), [])
+
+
+LINE = b'{"timestamp":1,"value":"v","offset":%d}\n'
+BODY = LINE % 1 + LINE % 2
+ALL = 1 << 30
+DEEP = b"[" * 100_000 + b"]" * 100_000
+WHOLE = header_line("t", 0) + BODY + footer_line(2, zlib.crc32(BODY))
+
+
+@pytest.mark.parametrize(
+    ("text", "damage"),
+    [
+        (b"", Damage.HEADER),
+        (b"{}\n" + WHOLE, Damage.HEADER),
+        (WHOLE.replace(b'"version":1', b'"version":2'), Damage.HEADER),
+        (WHOLE.replace(b'"partition":0', b'"partition":-1'), Damage.HEADER),
+        (WHOLE.replace(b'"topic":"t"', b'"topic":"t\\u0000s"'), Damage.HEADER),
+        (WHOLE.replace(b'"partition":0', b'"partition":0,"more":' + DEEP), Damage.HEADER),
+        (
+            WHOLE.replace(b'"partition":0', b'"partition":0,"first_offset":%d' % 2**70).replace(b',"offset":1', b""),
+            Damage.MESSAGE,
+        ),
+        (WHOLE.replace(b'"timestamp":1,', b'"timestamp":1,"more":' + DEEP + b",", 1), Damage.MESSAGE),
+        (WHOLE.replace(b'"timestamp":1,', b"", 1), Damage.MESSAGE),
+        (WHOLE.replace(b'"timestamp":1,', b'"timestamp":9999999999999999,', 1), Damage.MESSAGE),
+        (WHOLE.replace(b'"value":"v"', b'"value":{"base64":"?"}', 1), Damage.MESSAGE),
+        (WHOLE.replace(b'"offset":2', b'"offset":1'), Damage.MESSAGE),
+        (header_line("t", 0) + BODY, Damage.FOOTER),
+        (header_line("t", 0), Damage.FOOTER),
+        (WHOLE + b"more\n", Damage.MESSAGE),
+        (header_line("t", 0) + BODY + footer_line(3, zlib.crc32(BODY)), Damage.COUNT),
+        (WHOLE.replace(b'"v"', b'"w"', 1), Damage.CHECKSUM),
+    ],
+    ids=lambda value: value if isinstance(value, Damage) else "member",
+)
+@KINDS
+def test_what_is_wrong_with_a_member_is_told_and_the_next_one_is_read(kind, text, damage, tmp_path):
+    file = tmp_path / f"a.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a", text)
+            archive.writestr("b", WHOLE)
+    else:
+        file.write_bytes(gzip.compress(text) + gzip.compress(WHOLE))
+    found, damages = read(file)
+    assert damages == [damage]
+    assert [message.offset for _, message in found] == [1, 2]
+    rows = [row for batch in rows_of(members_of(file, 0)) for row in batch.to_pylist()]
+    assert [(row["damage"], row["offset"]) for row in rows] == [(damage, None), (None, 1), (None, 2)]
+
+
+def test_behind_a_line_that_is_too_long_the_next_member_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("sessionlake.bronze.archive.members.LONGEST_LINE", 1 << 20)
+    endless = header_line("t", 0) + b'{"timestamp":1,"value":"' + random.Random(0).randbytes(1 << 20).hex().encode()
+    (tmp_path / "a.gz").write_bytes(gzip.compress(endless) + gzip.compress(WHOLE))
+    found, damages = read(tmp_path / "a.gz")
+    assert damages == [Damage.MESSAGE]
+    assert [message.offset for _, message in found] == [1, 2]
+
+
+@KINDS
+def test_a_flipped_byte_costs_its_member_alone(kind, tmp_path):
+    file = tmp_path / f"a.{kind}"
+    write_archive(file, capture())
+    second = members_of(file, 0)[1]
+    data = bytearray(file.read_bytes())
+    at = data.rindex(b".jsonl", 0, len(data) // 2 + 400) + 40 if kind == "zip" else second.start + 100
+    data[at] ^= 0xFF
+    file.write_bytes(data)
+    found, damages = read(file)
+    assert damages == [Damage.UNREADABLE]
+    assert len(found) == 40
+
+
+def test_a_directory_that_names_places_before_the_archive_costs_its_members_alone(tmp_path):
+    write_archive(tmp_path / "a.zip", capture())
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[-5] ^= 1  # of where the directory begins, by which all other places are told
+    (tmp_path / "a.zip").write_bytes(data)
+    found, damages = read(tmp_path / "a.zip")
+    assert (found, set(damages)) == ([], {Damage.UNREADABLE})
+
+
+@KINDS
+@settings(max_examples=40)
+@given(at=st.integers(0, 10_000), value=st.integers(1, 255))
+def test_no_damage_gives_messages_that_were_not_archived(kind, at, value, tmp_path_factory):
+    file = tmp_path_factory.mktemp("archive") / f"a.{kind}"
+    write_archive(file, capture(10))
+    data = bytearray(file.read_bytes())
+    data[at % len(data)] ^= value
+    file.write_bytes(data)
+    found, _ = read(file)
+    assert set(found) <= set(capture(10))
+
+
+@KINDS
+def test_a_file_that_is_cut_short_keeps_the_members_before(kind, tmp_path):
+    file = tmp_path / f"a.{kind}"
+    write_archive(file, capture())
+    file.write_bytes(file.read_bytes()[:-40])
+    found, damages = read(file)
+    assert damages == [Damage.UNREADABLE]
+    assert found == ([] if kind == "zip" else capture()[:40])  # a zip's directory is at its end
+
+
+def test_messages_without_offsets_are_numbered_by_file_member_and_line_or_from_the_header_on(tmp_path):
+    body = b'{"timestamp":1}\n' * 2
+    plain = header_line("t", 0) + body + footer_line(2, zlib.crc32(body))
+    named = plain.replace(b'"partition":0', b'"partition":0,"first_offset":50')
+    (tmp_path / "a.gz").write_bytes(gzip.compress(plain) + gzip.compress(plain) + gzip.compress(named))
+    offsets = [message.offset for _, message in read(tmp_path / "a.gz", file=3)[0]]
+    first, second = 3 << 40, (3 << 40) + (1 << 24)
+    assert offsets == [first, first + 1, second, second + 1, 50, 51]
+
+
+def test_a_member_is_read_in_bounded_memory(tmp_path):
+    body = (b'{"timestamp":1,"value":"' + b"x" * 1000 + b'"}\n') * 40_000
+    (tmp_path / "a.gz").write_bytes(gzip_member(header_line("t", 0) + body + footer_line(40_000, zlib.crc32(body))))
+    del body
+    (tmp_path / "b.gz").write_bytes(gzip_member(WHOLE))
+    assert sum(batch.num_rows for batch in rows_of(members_of(tmp_path / "b.gz", 0))) == 2  # what is imported is
+    tracemalloc.start()
+    count = sum(batch.num_rows for batch in rows_of(members_of(tmp_path / "a.gz", 0)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 40_000
+    assert peak < 20 * 1024 * 1024
+
+
+def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_not(tmp_path):
+    for name in ("b.zip", "a.gz", ".c.zip.partial", "_d.zip", "e.txt"):
+        (tmp_path / name).write_bytes(gzip_member(WHOLE))
+    first = taken(tmp_path, NOTHING, ALL)
+    assert first == {"files": 2, "last": "b.zip", "there": 2}
+    numbers = [(m.path[-4:], m.file) for task in planned(tmp_path, NOTHING, first) for m in task]
+    assert numbers == [("a.gz", 0), (".zip", 1)]
+    (tmp_path / "c.gz").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "a.gz").unlink()  # it was taken
+    [[member]] = planned(tmp_path, first, taken(tmp_path, first, ALL))
+    assert (member.path[-4:], member.file) == ("c.gz", 2)
+    assert json.loads(json.dumps(first)) == first
+
+
+def test_a_file_that_comes_under_an_earlier_name_is_told_and_not_passed_over(tmp_path):
+    (tmp_path / "b.gz").write_bytes(gzip_member(WHOLE))
+    first = taken(tmp_path, NOTHING, ALL)
+    (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
+    with pytest.raises(LakeError, match="under a name that lies before"):
+        taken(tmp_path, first, ALL)
+
+
+def test_a_late_file_is_told_where_others_that_were_taken_are_gone_too(tmp_path):
+    for name in ("b.gz", "c.gz"):
+        (tmp_path / name).write_bytes(gzip_member(WHOLE))
+    first = taken(tmp_path, NOTHING, ALL)
+    (tmp_path / "b.gz").unlink()
+    (tmp_path / "d.gz").write_bytes(gzip_member(WHOLE))
+    second = taken(tmp_path, first, ALL)
+    assert second == {"files": 3, "last": "d.gz", "there": 2}
+    (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
+    with pytest.raises(LakeError, match="Up to that one there were 2, and there are 3"):
+        taken(tmp_path, second, ALL)
+
+
+def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
+    end = taken(tmp_path, NOTHING, ALL)
+    (tmp_path / "a.gz").unlink()
+    with pytest.raises(LossError, match=r"of 1 files .*, 0 are there"):
+        planned(tmp_path, NOTHING, end)
+
+
+def test_a_batch_has_files_of_about_so_many_bytes_and_one_at_least(tmp_path):
+    size = len(gzip_member(WHOLE))
+    for name in ("a.gz", "b.gz", "c.gz"):
+        (tmp_path / name).write_bytes(gzip_member(WHOLE))
+    assert taken(tmp_path, NOTHING, 1) == {"files": 1, "last": "a.gz", "there": 1}
+    assert taken(tmp_path, NOTHING, size) == {"files": 1, "last": "a.gz", "there": 1}
+    assert taken(tmp_path, NOTHING, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
+    assert taken(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {"files": 3, "last": "c.gz", "there": 3}
+    assert taken(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
+
+
+@KINDS
+def test_a_folder_of_archives_has_all_messages_in_the_order_of_names(kind, tmp_path):
+    folder = tmp_path / "archives"
+    made = write_archives(folder, iter(capture()), f".{kind}", 1)
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == [f"000001.{kind}", f"000002.{kind}"]
+    assert (made.messages, made.members) == (80, 2)
+    assert [found for file in files for found in read(file)[0]] == capture()
+    with pytest.raises(FileExistsError):
+        write_archives(folder, [], f".{kind}", 1)

@@ -1,0 +1,339 @@
+"""Reference tables joined as of event time: whatever the batches and corrections, as plain Python says."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.enrich.asof import OPEN
+from sessionlake.gold.enrich.reference import (
+    FROM,
+    TO,
+    Difference,
+    Reference,
+    difference,
+    faulty,
+    touched_spans,
+    within_spans,
+)
+from sessionlake.gold.enrich.table import OF_CHANGE, Enriched, Join
+from sessionlake.gold.enrich.upsert import FIRST_MICROS, Given, Version, put, upserted
+from sessionlake.gold.references.taken import read_reference
+from sessionlake.gold.references.writing import rows_of_file
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.types import Row
+from sessionlake.reference_settings import JoinSettings, ReferenceSettings
+from support.lakes import folder_of
+
+SITES = Reference("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
+FLAGS = Reference("flags", (("status", "string"),), (("bad", "boolean"),))
+OWN = (*OF_CHANGE, ("qty", "bigint"), ("status", "string"))
+TABLE = Enriched(
+    "placed",
+    OWN,
+    (
+        Join(SITES, "sites", ("session_id", "qty"), (("place", "place"), ("area", "size"))),
+        Join(FLAGS, "flags", ("status",), (("bad", "bad"),)),
+    ),
+)
+TYPES = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
+
+
+def rows_of(reference: Reference, spans: list[tuple[tuple[Any, ...], int, int | None, tuple[Any, ...]]]) -> pa.Table:
+    """Rows of a reference table; times in microseconds."""
+    rows = []
+    for key, begin, end, values in spans:
+        row = dict(zip(reference.key_names, key, strict=True)) | {FROM: begin, TO: end}
+        rows.append(row | dict(zip((name for name, _ in reference.columns), values, strict=True)))
+    return pa.Table.from_pylist(rows, reference.schema())
+
+
+def changes_of(seed: int, count: int) -> list[Row]:
+    rng = random.Random(seed)
+    return [
+        {
+            "topic": "t", "session_id": rng.choice("abcdef"), "row_id": rng.choice(["r", None]), "change": "upsert",
+            "partition": rng.randrange(2), "_offset": i, "ordinal": 0, "_ts": rng.choice([rng.randint(-3, 12), 10**17]),
+            "_position": i, "qty": rng.choice([1, 2, None]), "status": rng.choice(["x", "y", None]), "_batch": 0,
+        }
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def as_table(changes: list[Row]) -> pa.Table:
+    called = {"offset": "_offset", "ts": "_ts", "position": "_position"}
+    fields = [(called.get(name, name), TYPES[sql]) for name, sql in OWN]
+    return pa.Table.from_pylist(changes, pa.schema([*fields, ("_batch", pa.int64())]))
+
+
+def by_hand(changes: list[Row], sites: pa.Table, flags: pa.Table) -> dict[int, tuple[Any, ...]]:
+    """By looking through all rows for each change."""
+    sides = (
+        (plain(sites), (("site", "session_id"), ("floor", "qty")), ("place", "size", FROM)),
+        (plain(flags), (("status", "status"),), ("bad", FROM)),
+    )
+    found = {}
+    for change in changes:
+        at, told = change["_ts"] * 1000, list[Any]()
+        for rows, on, names in sides:
+            mine = [row for row in rows if all(change[b] is not None and row[a] == change[b] for a, b in on)]
+            held = [row for row in mine if row[FROM] <= at and (row[TO] is None or at < row[TO])]
+            assert len(held) <= 1
+            told += [held[0][name] for name in names] if held else [None] * len(names)
+        found[change["_offset"]] = tuple(told)
+    return found
+
+
+def plain(rows: pa.Table) -> list[Row]:
+    """Its rows, times as numbers."""
+    types = [(f.name, pa.int64() if f.name in {FROM, TO} else f.type) for f in rows.schema]
+    return rows.cast(pa.schema(types)).to_pylist()
+
+
+def told(rows: pa.Table) -> dict[int, tuple[Any, ...]]:
+    names = ["place", "area", "sites_valid_from", "bad", "flags_valid_from"]
+    plain = [rows[n].cast(pa.int64()) if n.endswith(FROM) else rows[n] for n in names]
+    columns = [column.to_pylist() for column in (rows["offset"], *plain)]
+    found = {values[0]: tuple(values[1:]) for values in zip(*columns, strict=True)}
+    assert len(found) == rows.num_rows
+    return found
+
+
+def state(rng: random.Random, keys: list[tuple[Any, ...]], values: list[list[Any]]) -> list[Any]:
+    """Rows of a reference table: for each key bounds in microseconds, and what holds between most of them."""
+    spans = []
+    for key in keys:
+        bounds = sorted(rng.sample(range(-2_500, 9_500), rng.randint(0, 5)))
+        for begin, end in zip(bounds, [*bounds[1:], None], strict=False):
+            if rng.random() < 0.8:
+                spans.append((key, begin, end, tuple(map(rng.choice, values))))
+    return rng.sample(spans, len(spans))
+
+
+def sites(rng: random.Random) -> pa.Table:
+    keys = [(site, floor) for site in "abcde" for floor in (1, 2)]
+    return rows_of(SITES, state(rng, keys, [["p", "q", None], [1.5, None]]))
+
+
+def flags(rng: random.Random) -> pa.Table:
+    return rows_of(FLAGS, state(rng, [("x",), ("z",)], [[True, False]]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**40))
+def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_changes(seed: int):
+    """Ten keys an example, each a case of its own: 600. Reference rows come before, between and after batches of any
+    size, and are taken in slices of any size.
+    """
+    rng = random.Random(seed)
+    changes = changes_of(seed, rng.randint(0, 80))
+    taken = {one.name: one.schema().empty_table() for one in (SITES, FLAGS)}
+    held: dict[int, tuple[Any, ...]] = {}
+    done = 0
+    for last in sorted({*(rng.randint(0, len(changes)) for _ in range(2)), len(changes)}):
+        now = {"sites": sites(rng), "flags": flags(rng)}
+        held |= told(TABLE.rows(as_table(changes[done:last]), taken))
+        done, written = last, as_table(changes[:last])
+        for join in TABLE.joins:
+            reference = join.reference
+            found, _ = difference(reference, taken[reference.name], now[reference.name])
+            for part in found.slices(reference, rng.choice([9, 99])):
+                assert part.rows
+                taken[reference.name] = applied(reference, taken[reference.name], part)
+                held |= corrected(join, written, part, taken)
+        assert held == by_hand(changes[:last], *now.values())
+
+
+def applied(reference: Reference, taken: pa.Table, part: Difference) -> pa.Table:
+    gone = part.gone.to_pylist()
+    left = [row for row in taken.to_pylist() if row not in gone]
+    assert len(left) == taken.num_rows - len(gone)
+    return pa.concat_tables([pa.Table.from_pylist(left, reference.schema()), part.new])
+
+
+def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, pa.Table]) -> dict[int, Any]:
+    """Rows of changes in the spans that a slice touches, and no other, are other than before."""
+    keys = [written[name] for name in join.on]
+    touched = within_spans(join.reference, touched_spans(join.reference, part), keys, written["_ts"].to_numpy())
+    return told(TABLE.rows(written.filter(pa.array(touched)), taken))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**40), st.integers(1, 20))
+def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key(seed: int, most: int):
+    rng = random.Random(seed)
+    found, _ = difference(SITES, sites(rng), sites(rng))
+    parts = [(part.gone.to_pylist(), part.new.to_pylist()) for part in found.slices(SITES, most)]
+    keys = [{(row["site"], row["floor"]) for row in (*gone, *new)} for gone, new in parts]
+    assert sum(map(len, keys)) == len({key for part in keys for key in part})
+    assert all(
+        len(mine) == 1 or 0 < len(gone) + len(new) <= most for mine, (gone, new) in zip(keys, parts, strict=True)
+    )
+    for i, side in enumerate((found.gone, found.new)):
+        assert sum(len(part[i]) for part in parts) == side.num_rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**40))
+def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int):
+    rng = random.Random(seed)
+    changes, old, new = as_table(changes_of(seed, 60)), sites(rng), sites(rng)
+    found, _ = difference(SITES, old, new)
+    join, none = TABLE.joins[0], FLAGS.schema().empty_table()
+    keys = [changes[name] for name in join.on]
+    touched = within_spans(SITES, touched_spans(SITES, found), keys, changes["_ts"].to_numpy())
+    a, b = (told(TABLE.rows(changes, {"sites": rows, "flags": none})) for rows in (old, new))
+    assert {offset for offset in a if a[offset] != b[offset]} == {
+        *changes["_offset"].filter(pa.array(touched)).to_pylist()
+    }
+
+
+@pytest.mark.parametrize(
+    ("spans", "reason"),
+    [
+        ([(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 9, None, ("q", 1.0))], "two rows hold at the same time"),
+        ([(("a", 1), 0, None, ("p", 1.0)), (("a", 1), 0, None, ("p", 1.0))], "two rows hold at the same time"),
+        ([(("a", 1), 5, 5, ("p", 1.0))], "valid_to is not behind valid_from"),
+        ([(("a", 1), None, 5, ("p", 1.0))], "valid_from is null"),
+        ([(("a", None), 0, 5, ("p", 1.0))], "a key is null"),
+    ],
+)
+def test_a_key_with_a_fault_rests_and_the_others_are_taken(spans: list[Any], reason: str):
+    held = rows_of(SITES, [(("a", 1), 3, None, ("held", 1.0)), (("b", 1), 0, None, ("old", 1.0))])
+    now = rows_of(SITES, [*spans, (("b", 1), 0, None, ("new", 1.0))])
+    found, faults = difference(SITES, held, now)
+    assert [fault.reason.partition(" (")[0] for fault in faults] == [reason]
+    assert found.new["place"].to_pylist() == ["new"]
+    assert set(found.gone["place"].to_pylist()) - {"held"} == {"old"}
+    assert ("held" in found.gone["place"].to_pylist()) == (spans[0][0] != ("a", 1))
+
+
+def test_spans_that_meet_at_a_microsecond_are_no_fault():
+    rows = rows_of(
+        SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, 11, ("q", 1.0)), (("a", 1), 11, None, ("p", 1.0))]
+    )
+    assert faulty(SITES, rows)[1] == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**40))
+def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_stays(seed: int):
+    rng = random.Random(seed)
+    bounds = sorted(rng.sample(range(20), rng.randint(0, 5)))
+    pairs = zip(bounds, [*bounds[1:], OPEN], strict=False)
+    held = [Version(begin, end, (rng.choice("ab"),)) for begin, end in pairs if rng.random() < 0.8]
+    starts = rng.sample(range(20), rng.randint(1, 3))
+    given = [Given(begin, rng.choice([None, begin + rng.randint(1, 6)]), (rng.choice("abc"),)) for begin in starts]
+    found = put(held, rng.sample(given, len(given)), 0)
+    assert all(one.end <= two.begin for one, two in pairwise(found))
+    begins = sorted({*starts, *(one.begin for one in held)})
+    for moment in range(30):
+        new = [row for row in given if row.begin <= moment < ends_of(row, begins)]
+        before = [one.values for one in held if one.begin <= moment < one.end]
+        wanted = [max(new, key=lambda row: row.begin).values] if new else before
+        assert [one.values for one in found if one.begin <= moment < one.end] == wanted
+
+
+def ends_of(row: Given, begins: list[int]) -> int:
+    return min([b for b in begins if b > row.begin], default=OPEN) if row.end is None else row.end
+
+
+def test_a_row_without_a_moment_holds_since_ever_if_it_is_the_first_and_else_from_now_on_if_it_says_other_than_before():
+    assert put([], [Given(None, None, ("a",))], 7) == [Version(FIRST_MICROS, OPEN, ("a",))]
+    held = [Version(0, OPEN, ("a",))]
+    assert put(held, [Given(None, None, ("a",))], 7) == held
+    assert put(held, [Given(None, None, ("b",))], 7) == [Version(0, 7, ("a",)), Version(7, OPEN, ("b",))]
+
+
+def test_rows_of_a_key_that_cannot_be_put_in_are_refused_and_the_others_are_put_in():
+    held = [
+        (("rests", 1), None, None, ("p", 1.0)),
+        (("rests", 2), 0, None, ("p", 1.0)),
+        (("rests", 2), 0, 9, ("p", 1.0)),
+    ]
+    given = [
+        (("once", 1), 5, None, ("p", 1.0)), (("once", 1), 5, 9, ("q", 1.0)), (("ends", 1), 5, 5, ("p", 1.0)),
+        ((None, 1), 5, 9, ("p", 1.0)), (("rests", 1), 5, None, ("p", 1.0)), (("rests", 2), 5, None, ("p", 1.0)),
+        (("sound", 1), 5, None, ("p", 1.0)),
+    ]  # fmt: skip
+    found = upserted(SITES, rows_of(SITES, held), rows_of(SITES, given), 0)
+    assert found.written["site"].to_pylist() == ["sound"]
+    assert {key: reason.partition(" (")[0] for key, reason in found.refused.items()} == {
+        ("once", 1): "two rows begin at the same moment",
+        ("ends", 1): "valid_to is not behind valid_from",
+        (None, 1): "a key is null",
+        ("rests", 1): "of what the table has of it, valid_from is null",
+        ("rests", 2): "of what the table has of it, two rows hold at the same time",
+    }
+
+
+def test_one_nan_is_like_another():
+    """A writer of Parquet may change its bits: it would be taken anew for ever."""
+    held = rows_of(SITES, [(("a", 1), 0, None, ("p", math.nan))])
+    assert difference(SITES, held, rows_of(SITES, [(("a", 1), 0, None, ("p", -math.nan))]))[0].rows == 0
+    assert upserted(SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7).written.num_rows == 0
+
+
+def test_moments_beyond_those_of_python_are_told_and_put_in():
+    far = 10**18  # the year 33658
+    (fault,) = faulty(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
+    assert fault.reason.startswith("valid_to is not behind valid_from")
+    dated = Reference("dated", (("site", "string"),), (("since", "timestamp"), ("day", "date")))
+    held = rows_of(dated, [(("a",), 0, None, (far, 10**7))])
+    found = upserted(dated, held, rows_of(dated, [(("a",), 5, None, (far, 10**7))]), 0)
+    assert (found.written["since"].cast(pa.int64()).to_pylist(), found.removed.num_rows) == ([far, far], 0)
+
+
+def test_what_is_written_and_removed_makes_the_table_what_its_versions_are():
+    held = rows_of(
+        SITES, [(("a", 1), 0, 10, ("p", 1.0)), (("a", 1), 10, None, ("q", 1.0)), (("b", 1), 0, None, ("p", 1.0))]
+    )
+    found = upserted(SITES, held, rows_of(SITES, [(("a", 1), 5, 20, ("r", None))]), 0)
+    assert [(row["place"], row[FROM], row[TO]) for row in plain(found.written)] == [
+        ("p", 0, 5), ("r", 5, 20), ("q", 20, None),
+    ]  # fmt: skip
+    assert [(row["place"], row[FROM]) for row in plain(found.removed)] == [("q", 10)]
+
+
+def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
+    named = Reference("named", (("site", "string"),), (("place", "string"), ("size", "double")))
+    file = tmp_path / "sites.csv"
+    file.write_text("site,place,size\nNA,null,\nb,,2\n")
+    assert [(r["site"], r["place"], r["size"]) for r in rows_of_file(named, file).to_pylist()] == [
+        ("NA", "null", None), ("b", None, 2.0),
+    ]  # fmt: skip
+    file.write_text("site,place,place,size\na,b,c,1\n")
+    with pytest.raises(UsageError, match="has place twice"):
+        rows_of_file(named, file)
+
+
+@pytest.mark.parametrize("rows", [pa.table({"status": ["x"], "bad": [{"is": True}]}), pa.table({"status": ["x"]})])
+def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
+    lake = Lake(Settings(home=tmp_path))
+    moments = pa.nulls(1, FLAGS.schema().field(FROM).type)
+    write_deltalake(folder_of(lake, FLAGS.table), rows.append_column(FROM, moments).append_column(TO, moments))
+    with pytest.raises(LakeError, match=r"reference\.flags has"):
+        read_reference(lake, lake.reader(), FLAGS)
+
+
+@pytest.mark.parametrize("name", ["Valid_To", "a b", "_batch"])
+def test_names_that_a_reference_table_cannot_have_for_a_column_are_refused(name: str):
+    with pytest.raises(ValidationError, match=f"'{name}' is"):
+        ReferenceSettings.model_validate({"name": "sites", "keys": {"site": "string"}, "columns": {name: "string"}})
+
+
+def test_a_name_that_an_enriched_table_cannot_have_for_a_column_is_refused():
+    with pytest.raises(ValidationError, match="'~to' is no name"):
+        JoinSettings.model_validate({"reference": "sites", "keys": {"site": "session_id"}, "take": {"~to": "place"}})

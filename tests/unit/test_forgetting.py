@@ -1,0 +1,87 @@
+"""One session forgotten: what is left is what a stream would have given of which its messages were always erased."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from sessionlake.config import Integrity
+from sessionlake.integrity.state import ShardState
+from sessionlake.integrity.state_difference import first_difference
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.erased import KEY
+from sessionlake.protocol.parse import key_reason
+from support.folding import Folder, Row
+from support.streams import LIGHT, WILD, StreamMaker, cut
+from unit.test_law import capture, interval
+
+SHARDS = 3
+Session = tuple[str, str]
+
+
+def erased(message: KafkaMessage) -> KafkaMessage:
+    return message._replace(key=KEY, value=None)
+
+
+def is_of(message: KafkaMessage, session: Session) -> bool:
+    return (message.topic, message.key) == (session[0], session[1].encode())
+
+
+def of_others(rows: list[Row], session: Session) -> Counter[str]:
+    return Counter(repr(row) for row in rows if (row["topic"], row["session_id"]) != session)
+
+
+def folder(integrity: str, seed: int) -> Folder:
+    rules = capture(integrity, "isolate", seed)
+    return Folder(rules, SHARDS, random.Random(seed), interval=interval(seed))
+
+
+@pytest.mark.parametrize("integrity", list(Integrity))
+@pytest.mark.parametrize("seed", range(2))
+def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_never_was(
+    seed: int, integrity: str
+) -> None:
+    rnd = random.Random(seed)
+    messages = StreamMaker(rnd, [LIGHT, WILD][seed % 2]).make(90)
+    keys = [(m.topic, m.key.decode()) for m in messages if m.key and key_reason(m.key) is None]
+    session, batches = rnd.choice(keys), list(cut(rnd, messages, 6))
+    gone = [[erased(m) if is_of(m, session) else m for m in batch] for batch in batches]
+    forgetting, never = folder(integrity, seed), folder(integrity, seed)
+    columns = capture(integrity, "isolate", seed).declared
+
+    for whole, left in zip(batches[:3], gone[:3], strict=True):
+        forgetting.batch(whole)
+        never.batch(left)
+    for shard, state in forgetting.states().items():
+        state.graft(ShardState(), lambda topic, name: (topic, name) == session)
+        forgetting.stored[shard] = state.encode(columns)
+        assert "\0".join(session).encode() not in state.encode(columns)
+    for batch in [[], *gone[3:]]:
+        for mine, other in zip(forgetting.states().values(), never.states().values(), strict=True):
+            assert first_difference(mine, other) is None
+        forgetting.batch(batch)
+        never.batch(batch)
+
+    found, expected = forgetting.silver, never.silver
+    for name in ("changes", "cuts", "quarantine", "events"):
+        assert of_others(getattr(found, name), session) == of_others(getattr(expected, name), session)
+        assert not [row for row in getattr(expected, name) if (row["topic"], row["session_id"]) == session]
+    assert {k: v for k, v in found.sessions.items() if k != session} == expected.sessions
+    assert {k: v for k, v in found.rows.items() if k != session and v} == {k: v for k, v in expected.rows.items() if v}
+
+
+def test_what_is_erased_is_counted_and_comes_into_no_table() -> None:
+    alone = folder("none", 0)
+    alone.batch([KafkaMessage("capture.a", 0, offset, 1_700_000_000_000, KEY, None) for offset in range(3)])
+    counts = alone.silver.counts["capture.a", 0]
+    assert counts == {"messages": 3, "applied": 0, "duplicates": 0, "quarantined": 0, "held": 0}
+    assert not alone.silver.quarantine
+    assert alone.ends == {("capture.a", 0): 2}
+
+
+def test_the_key_with_a_value_is_a_message_whose_key_is_bad() -> None:
+    alone = folder("none", 0)
+    alone.batch([KafkaMessage("capture.a", 0, 0, 1_700_000_000_000, KEY, b"{}")])
+    assert [row["reason"] for row in alone.silver.quarantine] == ["bad_key"]
