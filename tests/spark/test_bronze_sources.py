@@ -111,6 +111,7 @@ def test_bronze_archived_and_replayed_elsewhere_gives_the_same_silver(spark, arc
         assert told(here, own) == told(elsewhere, own) != []
 
 
+@pytest.mark.soak
 def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(spark, archived, folder):
     write_archive(folder / "1.gz", capture(10))
     run(spark, archived)

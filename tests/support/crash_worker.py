@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze import sources as bronze
 from sessionlake.config import Settings, load_settings
-from sessionlake.lake.names import BRONZE, SILVER, SILVER_TABLES
+from sessionlake.gold import job as gold
+from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 from sessionlake.runtime.spark import spark_session
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -31,6 +32,8 @@ def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
         bronze.start(spark, settings, once=True).wait()
     elif layer == SILVER:
         silver.start(spark, settings, once=True).wait()
+    elif layer == GOLD:
+        gold.start(spark, settings, once=True).wait()
     else:
         TableMerger(spark, settings).catch_up()
 

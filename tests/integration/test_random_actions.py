@@ -1,0 +1,255 @@
+"""What a keeper's years bring, in any order: messages, kills, maintenance, rebuilds, topics that go and come.
+
+After every hundred actions bronze is what Kafka was sent, silver the truth, gold what a recomputation makes of silver,
+and the books balance.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from sessionlake.commands import doctor
+from sessionlake.commands.doctor import Level
+from sessionlake.config import Integrity, KafkaSettings, Settings, load_settings
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.verify import verify_gold
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import BRONZE, GOLD, MESSAGES, SILVER, SILVER_TABLES
+from sessionlake.lake.storage import Kept
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import read_topics
+from sessionlake.laptop.broker import down, up
+from sessionlake.maintenance import Maintenance
+from sessionlake.runtime.kafka import client_config
+from sessionlake.silver.rebuild.rebuild import rebuild
+from spark.test_maintenance import eager  # noqa: F401 - a fixture
+from support.crash_worker import LAYERS, run_layer
+from support.crashes import Death, die, lose_last_commit
+from support.lakes import assert_silver_is_the_truth, rows_of
+from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker
+
+ACTIONS = int(os.environ.get("ACTIONS", "10000"))
+"""How many are taken: `make soak ACTIONS=1000`."""
+CHECKED = 100
+"""After so many, everything is compared."""
+PARTITIONS = 3
+DEATHS = [
+    *(Death(BRONZE, f"{when}:{MESSAGES}") for when in ("before", "after")),
+    *(Death(SILVER, f"after:silver.{name}") for name in ("session_changes", "session_progress", "stream_times")),
+    *(Death(SILVER, f"before:silver.{name}") for name in ("session_changes", "integrity_events", "quarantine")),
+    *(Death(SILVER_TABLES, f"after:silver.{name}") for name in ("session_rows", "sessions", "session_snapshots")),
+    *(Death(GOLD, f"before:gold.{name}") for name in ("rolling_average", "metrics_1m", "metrics_1d")),
+    *(Death(layer, "after:ops.ledger") for layer in (*LAYERS, GOLD)),
+]
+
+
+@dataclass
+class Sensor:
+    """A topic, as often as it has been made, and what its sensor has to say.
+
+    Attributes:
+        sent: of each time that it was made, the messages that Kafka was sent, at Kafka's offsets.
+    """
+
+    topic: str
+    coming: Iterator[KafkaMessage]
+    sent: list[list[KafkaMessage]]
+
+
+class Keeper:
+    """Takes actions at random, of one broker and one home, and knows what was sent."""
+
+    def __init__(self, spark: Any, file: Path, broker: Settings, rnd: random.Random) -> None:
+        self.spark, self.file, self.broker, self.rnd = spark, file, broker, rnd
+        self.told: list[str] = []
+        self.prefix = f"life{rnd.randrange(1 << 30)}"
+        self._configure()
+        self.settings = load_settings(file)
+        self.admin = AdminClient(client_config(self.settings))
+        self.sensors = [self._sensor(f"{self.prefix}.{integrity}.{n}") for integrity in Integrity for n in range(2)]
+        self.actions: dict[Callable[[], object], int] = {
+            self.produce: 40,
+            self.run_layers: 25,
+            self.kill: 15,
+            self.lose_a_note: 5,
+            self.maintain: 5,
+            self.make_anew: 3,
+            self.rebuild: 2,
+            self.restart_broker: 2,
+        }
+
+    def _configure(self) -> None:
+        rules = [
+            {"pattern": rf"{self.prefix}\.{integrity}\..", "integrity": str(integrity)}
+            | {"on_violation": self.rnd.choice(["isolate", "record"]), "lateness": "2 s"}
+            for integrity in Integrity
+        ]
+        kafka = {
+            "bootstrap_servers": self.broker.kafka.bootstrap_servers,
+            "topic_pattern": rf"{re.escape(self.prefix)}\..+",
+            "on_topic_change": "restart",
+        }
+        capture = {"columns": COLUMNS, "max_message_bytes": MAX_BYTES, "by_topic": rules, "gap_timeout": "5 s"}
+        content = {
+            "home": str(self.file.parent / "home"),
+            "kafka": kafka,
+            "capture": capture,
+            "silver": {"shards": 3, "snapshot_interval": "7 s"},
+            "gold": {"shards": 2, "rolling_points": 3},
+        }
+        self.file.write_text(yaml.safe_dump(content))
+
+    def _sensor(self, topic: str) -> Sensor:
+        self._create(topic)
+        return Sensor(topic, self._coming(topic), [[]])
+
+    def _create(self, topic: str) -> None:
+        self.admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+
+    def _coming(self, topic: str) -> Iterator[KafkaMessage]:
+        maker = StreamMaker(self.rnd, self.rnd.choice([LIGHT, WILD]), [topic])
+        while True:
+            yield from maker.make(1)
+
+    # -- actions
+
+    def act(self) -> None:
+        """Takes one."""
+        [action] = self.rnd.choices([*self.actions], [*self.actions.values()])
+        self.told.append(action.__name__)
+        action()
+
+    def produce(self) -> None:
+        """A sensor or two say something."""
+        producer = Producer(client_config(self.settings) | {"enable.idempotence": True})
+        for sensor in self.rnd.sample(self.sensors, 2):
+            for _ in range(self.rnd.randint(1, 15)):
+                self._send(producer, sensor)
+        assert producer.flush(60) == 0
+
+    def _send(self, producer: Producer, sensor: Sensor) -> None:
+        said = next(sensor.coming)
+        offset = sum(earlier.partition == said.partition for earlier in sensor.sent[-1])
+        sensor.sent[-1].append(message := said._replace(offset=offset))
+        where = {"partition": message.partition, "timestamp": message.timestamp}
+        producer.produce(message.topic, key=message.key, value=message.value, **where)
+
+    def run_layers(self) -> None:
+        """Those up to one of them take in what is there."""
+        for layer in (*LAYERS, GOLD)[: self.rnd.randint(1, 4)]:
+            run_layer(self.spark, self.settings, layer)
+
+    def kill(self) -> None:
+        """A process dies, if it comes to that place."""
+        death = self.rnd.choice(DEATHS)
+        self.told[-1] += f" {death.place} of {death.layer}"
+        die(self.file, death, self.spark, fresh=self.rnd.random() < 0.5, surely=False)
+
+    def lose_a_note(self) -> None:
+        """Spark's notes of the last batches that were finished are not on disk: these are made once more."""
+        for lose in (lambda: None, lambda: lose_last_commit(self.settings)):
+            lose()
+            for layer in (BRONZE, SILVER):
+                run_layer(self.spark, self.settings, layer)
+
+    def maintain(self) -> None:
+        """Files are merged, and those that nobody reads removed."""
+        for _ in Maintenance(self.spark, self.settings).once():
+            pass
+
+    def make_anew(self) -> None:
+        """A topic is deleted when all of it has been read, and made anew."""
+        run_layer(self.spark, self.settings, BRONZE)
+        sensor = self.rnd.choice(self.sensors)
+        self.told[-1] += f" {sensor.topic}"
+        self.admin.delete_topics([sensor.topic])[sensor.topic].result(30)
+        while sensor.topic in self.admin.list_topics(timeout=10).topics:
+            pass
+        self._create(sensor.topic)
+        sensor.sent.append([])
+
+    def rebuild(self) -> None:
+        """Silver is made anew from bronze."""
+        for layer in (SILVER, SILVER_TABLES):
+            run_layer(self.spark, self.settings, layer)
+        rebuild(self.spark, self.settings)
+
+    def restart_broker(self) -> None:
+        """The broker is stopped, and started."""
+        down(self.broker)
+        up(self.broker)
+
+    # -- what must hold
+
+    def check(self) -> None:
+        """Takes in all that is there, and compares all layers with what was sent."""
+        for layer in (*LAYERS, GOLD):
+            run_layer(self.spark, self.settings, layer)
+        sent = self._sent()
+        lake = Lake(self.settings)
+        held = [
+            (r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in rows_of(self.spark, lake, MESSAGES)
+        ]
+        assert sorted(held, key=repr) == sorted(((m[0], m[1], m[2], m.key, m.value) for m in sent), key=repr)
+        assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
+        verified = verify_gold(self.spark, self.settings, tables_of(self.settings))
+        assert [(one.table, one.first) for one in verified if one.first] == []
+        assert [found for found in doctor._books(self.settings) if found.level is Level.FAIL] == []
+
+    def _sent(self) -> list[KafkaMessage]:
+        """All messages at the offsets that the lake has for them."""
+        shifts: dict[str, list[int]] = {}
+        for row in read_topics(self.spark, Lake(self.settings)):
+            shifts.setdefault(row.topic, []).append(row.offset_shift)
+        return [
+            message._replace(offset=message.offset + shift)
+            for sensor in self.sensors
+            for shift, messages in zip(shifts.get(sensor.topic, []), sensor.sent, strict=True)
+            for message in messages
+        ]
+
+
+@pytest.fixture
+def broker_of_its_own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
+    """One that may be stopped."""
+    own = Settings(home=tmp_path / "broker", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}"))
+    try:
+        up(own)
+        yield own
+    finally:
+        down(own)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(24 * 60 * 60)
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("seed", range(3))
+def test_any_actions_in_any_order_leave_what_was_sent(
+    spark: Any,
+    broker_of_its_own: Settings,
+    tmp_path: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since: Kept(timedelta(0), since))
+    keeper = Keeper(spark, tmp_path / "sessionlake.yml", broker_of_its_own, random.Random(seed))
+    for number in range(1, ACTIONS + 1):
+        try:
+            keeper.act()
+            if number % CHECKED == 0 or number == ACTIONS:
+                keeper.check()
+        except BaseException as error:
+            error.add_note(f"seed {seed}, action {number}; the last: {keeper.told[-12:]}")
+            raise
