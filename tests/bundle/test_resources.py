@@ -176,8 +176,8 @@ def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_se
     for alert in production.of("alerts").values():
         assert alert["run_as"] == {"service_principal_name": principal}
         assert alert["warehouse_id"] == warehouse["id"]
-    assert levels_of(warehouse) == {"analysts": "CAN_USE", principal: "CAN_MONITOR"}
-    assert levels_of(scope) == {principal: "READ"}
+    assert levels_of(warehouse) == {"analysts": "CAN_USE", principal: "CAN_MONITOR", "ada@example.com": "CAN_MANAGE"}
+    assert levels_of(scope) == {principal: "READ", "ada@example.com": "MANAGE"}
 
 
 def test_development_grants_nothing(dev):

@@ -1,9 +1,14 @@
 """What the jobs ask of the wheel is in the wheel."""
 
 import importlib
+import os
+import re
+import subprocess
+import sys
 import zipfile
 from configparser import ConfigParser
 from email.parser import Parser
+from importlib.metadata import distributions
 
 import pytest
 
@@ -47,6 +52,25 @@ def test_every_entry_point_exists_and_leads_to_a_callable_in_the_wheel(bundle, e
         assert callable(getattr(importlib.import_module(module), attribute))
 
 
+def test_installed_into_an_empty_environment_every_entry_point_answers(wheel, entry_points, tmp_path):
+    own, here = tmp_path / "empty", tmp_path / "here.txt"
+    here.write_text("".join(f"{one.name}=={one.version}\n" for one in distributions() if one.name != "sessionlake"))
+    uv("venv", "--quiet", "--python", sys.executable, str(own))
+    uv("pip", "install", "--quiet", "--python", str(own / "bin" / "python"), "-c", str(here), str(wheel))
+
+    def answer(program: str, *words: str) -> str:
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        asked = [str(own / "bin" / program), *words]
+        return subprocess.run(asked, cwd=tmp_path, env=clean, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    for name in entry_points:
+        assert "Usage: " in answer(name, "--help")
+        assert "Usage: " in answer(name, "run", "bronze", "--help")
+    processors = "[p.load().__module__ for p in importlib.metadata.entry_points(group='sessionlake.processors')]"
+    loaded = f"import importlib.metadata, sessionlake; print(sessionlake.__file__, {processors})"
+    assert re.match(rf"{re.escape(str(own))}.*'sessionlake\.examples\.logins'", answer("python", "-c", loaded))
+
+
 def test_every_tasks_parameters_are_a_command_that_the_wheel_understands(bundle):
     for task in tasks(bundle):
         assert leaf_command(task["parameters"]).name in {"run", "maintain", "publish", "doctor"}
@@ -61,6 +85,7 @@ def test_every_tasks_parameters_are_a_command_that_the_wheel_understands(bundle)
         "verify silver",
         "doctor",
         "recover ledger",
+        "forget --session a",
         "run processor logins",
     ],
 )

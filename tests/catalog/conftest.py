@@ -33,6 +33,8 @@ LONG = {
     "test_sums_go_on_from_sums_and_are_those_of_all",
     "test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it",
     "test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read",
+    "test_layers_that_run_stand_aside_and_go_on_without_the_session",
+    "test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was",
     "test_live_jobs_take_in_what_comes",
     "test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees",
     "test_a_stream_runs_on_through_a_cut_whose_books_balance_and_as_of_is_told_from_there_on",

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,11 +49,11 @@ def last_values(bootstrap: str, topic: str) -> dict[bytes, bytes | None]:
 
 
 def test_layers_that_run_stand_aside_and_go_on_without_the_session(
-    spark: Any, broker: BrokerStatus, tmp_path: Path
+    spark: Any, broker: BrokerStatus, location: dict[str, Any]
 ) -> None:
-    name = tmp_path.name
+    name = location["home"].parent.name
     kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topic_pattern=rf"{name}\..+")
-    settings = Settings(home=tmp_path / "home", kafka=kafka)
+    settings = Settings(**location, kafka=kafka)
     lake, producer = Lake(settings), Producer({"bootstrap.servers": broker.bootstrap_servers})
 
     def send(*seqs: int) -> None:

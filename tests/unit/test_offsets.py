@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
 from sessionlake.errors import LakeError
 
 
@@ -51,6 +52,23 @@ def test_a_topic_that_appears_later_starts_at_its_beginning(checkpoint: Path) ->
 def test_a_batch_that_the_checkpoint_lacks_is_an_error_that_names_the_file(checkpoint: Path) -> None:
     with pytest.raises(LakeError, match=r"offsets/7.*sessionlake recover bronze"):
         planned_ranges(str(checkpoint), 7)
+
+
+def test_what_a_volume_s_mount_shows_late_is_waited_for(checkpoint: Path) -> None:
+    plan = checkpoint / "offsets" / "1"
+    writing = threading.Timer(0.3, log, (checkpoint, "offsets/1", {"a": {"0": 10, "1": 0}}))
+    writing.start()
+    assert not plan.exists()
+    wait_until_seen(checkpoint, 1)
+    assert plan.is_file()
+    writing.join()
+    assert planned_ranges(checkpoint, 1) == {("a", 0): (9, 10)}
+
+
+def test_what_is_never_seen_is_waited_for_no_longer_than_told(checkpoint: Path) -> None:
+    wait_until_seen(checkpoint, 7, seconds=0.05)
+    with pytest.raises(LakeError, match="offsets/7"):
+        planned_ranges(checkpoint, 7)
 
 
 @pytest.mark.parametrize(

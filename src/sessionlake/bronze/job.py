@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
 from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
@@ -158,6 +158,7 @@ class _BronzeBatch:
 
     def _commit(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
+        wait_until_seen(self._generation.folder, self._generation.batch_id(txn.version))
         planned = _planned(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
         self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)

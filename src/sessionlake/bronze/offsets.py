@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,21 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.checkpoint import way_on
 
 Offsets = dict[TopicPartition, int]
+INITIAL = Path("sources", "0", "0")
+"""In a checkpoint, where the query began."""
 _VERSION = "v1"
+_SEEN_SECONDS, _LOOK_SECONDS = 60.0, 0.2
+
+
+def wait_until_seen(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_SECONDS) -> None:
+    """Returns when what Spark has noted of the batch that it is at can be seen here, or the time is over.
+
+    Spark's JVM writes it to the store; through a volume's mount, as Python reads it, it may be seen later.
+    """
+    deadline = time.monotonic() + seconds
+    for name in (_plan(batch_id), INITIAL):
+        while not (Path(checkpoint) / name).is_file() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
 
 def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
@@ -24,10 +39,10 @@ def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int
     Raises:
         LakeError: the checkpoint lacks the batch.
     """
-    ends = read_offsets(Path(checkpoint) / "offsets" / str(batch_id))
-    starts = read_offsets(Path(checkpoint) / "sources" / "0" / "0")
+    ends = read_offsets(Path(checkpoint) / _plan(batch_id))
+    starts = read_offsets(Path(checkpoint) / INITIAL)
     if batch_id:
-        starts |= read_offsets(Path(checkpoint) / "offsets" / str(batch_id - 1))
+        starts |= read_offsets(Path(checkpoint) / _plan(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
@@ -49,3 +64,7 @@ def read_offsets(file: Path) -> Offsets:
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise LossError(f"bronze: the checkpoint file {file} cannot be read ({error})", way_on(BRONZE)) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
+
+
+def _plan(batch_id: int) -> Path:
+    return Path("offsets", str(batch_id))

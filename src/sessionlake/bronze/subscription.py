@@ -12,11 +12,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sessionlake.bronze.offsets import Offsets, read_offsets
+from sessionlake.bronze.offsets import INITIAL, Offsets, read_offsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.checkpoint import last_committed, last_planned
-
-_INITIAL = Path("sources", "0", "0")
 
 
 def pattern(topics: str, excluded: Iterable[str]) -> str:
@@ -46,7 +44,7 @@ class QueryOffsets:
     @property
     def begun(self) -> bool:
         """Whether the query has ever looked at Kafka: from then on its starting offsets are settled."""
-        return (self._folder / _INITIAL).is_file()
+        return (self._folder / INITIAL).is_file()
 
     @property
     def pending(self) -> int | None:
@@ -57,7 +55,7 @@ class QueryOffsets:
     def start(self) -> Offsets:
         """Where the next batch to be done goes on, pending or not."""
         done = last_committed(self._folder)
-        return read_offsets(self._folder / (_INITIAL if done is None else Path("offsets", str(done))))
+        return read_offsets(self._folder / (INITIAL if done is None else Path("offsets", str(done))))
 
     def end(self) -> Offsets:
         """Where the pending batch ends."""

@@ -177,13 +177,10 @@ def _apply_presets(config: Tree) -> None:
 
 def _apply_identities(config: Tree) -> None:
     """The bundle's `run_as` and `permissions`, as each resource has them."""
+    permissions = _resolved(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})
-        own = [
-            {**given, "level": levels[given["level"]]}
-            for given in config.get("permissions", [])
-            if given["level"] in levels
-        ]
+        own = [{**given, "level": levels[given["level"]]} for given in permissions if given["level"] in levels]
         for resource in found.values():
             if "run_as" in config and kind in _RUN_AS:
                 resource.setdefault("run_as", config["run_as"])

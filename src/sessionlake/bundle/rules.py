@@ -133,10 +133,21 @@ def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: 
     if "permissions" in holder and kind not in LEVELS:
         yield files.fault(f"{where}takes no permissions", *key, "permissions")
         return
-    for number, given in enumerate(holder.get("permissions", [])):
+    for number, said in enumerate(holder.get("permissions", [])):
+        given, place = _said_by(files, said, (*key, "permissions", number))
         if given.get("level") not in LEVELS[kind]:
             text = f"{where}level {given.get('level')!r} is not one of {', '.join(LEVELS[kind])}"
-            yield files.fault(text, *key, "permissions", number, "level")
+            yield files.fault(text, *place, "level")
+
+
+def _said_by(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Tree, tuple[str | int, ...]]:
+    """A mapping and where it stands, also if a variable's default is it; an empty one if it is neither."""
+    whole = REFERENCE.fullmatch(node) if isinstance(node, str) else None
+    if whole and whole[1].startswith("var."):
+        variable = whole[1].removeprefix("var.")
+        key = ("variables", variable, "default")
+        node = (files.merged.get("variables", {}).get(variable) or {}).get("default")
+    return (node, key) if isinstance(node, dict) else ({}, key)
 
 
 def _reference_faults(files: BundleFiles) -> Iterator[Fault]:
@@ -221,14 +232,16 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
 
 
 def _place(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Where a value of a resource is said: by the variable that it is taken from, if it is."""
+    """Where a value of a resource is said: by the variable that it is taken from, if it is, or that one's own."""
     node: Any = files.merged
     for depth in range(len(key) + 1):
         if isinstance(node, str) and (whole := REFERENCE.fullmatch(node)) and whole[1].startswith("var."):
             variable = whole[1].removeprefix("var.")
             own = ("targets", target, "variables", variable)
             chosen = variable in files.targets[target].get("variables", {})
-            return own if chosen else ("variables", variable, "default", *key[depth:])
+            default = ("variables", variable, "default", *key[depth:])
+            # A wrong name in a variable stands there, though what it is given is another variable.
+            return own if chosen else _place(files, target, default) if depth < len(key) - 1 else default
         try:
             node = node[key[depth]]
         except (LookupError, TypeError):
