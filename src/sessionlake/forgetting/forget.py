@@ -24,7 +24,7 @@ from sessionlake.forgetting import publications, rows
 from sessionlake.forgetting.journal import Journal, Step
 from sessionlake.forgetting.receipt import proof, remains
 from sessionlake.forgetting.rows import Session
-from sessionlake.forgetting.states import hand_over, has_state, stateful
+from sessionlake.forgetting.states import hand_over, stateful
 from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_removed
@@ -36,6 +36,7 @@ from sessionlake.processors.rebuild import made_beside
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.silver.rebuild.rebuild import interrupted, require_level
 from sessionlake.silver.rebuild.replay import REPLAYED, clear
+from sessionlake.silver.states import has_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

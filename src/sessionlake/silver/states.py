@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
@@ -54,16 +55,19 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
     return frame.mapInPandas(handover.StateReader(str(handover.folder(settings, layer))), PACKED_SCHEMA)
 
 
+def has_state(settings: Settings, layer: str) -> bool:
+    """Whether the layer has committed a batch, or was handed states over."""
+    committed = any((Path(settings.checkpoint(layer)) / "commits").glob("[0-9]*"))
+    return committed or bool(handover.numbers(settings, layer))
+
+
 def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
     """The batch after which the states are, and the ledger's last; -1 where there is none.
 
     They differ where the stream died between a batch's last commit and its checkpoint: it ends that batch as it starts.
     """
-    begin = handover.in_force(settings, layer)
-    committed = last_committed(settings.checkpoint(layer))
-    of_states = (0 if begin is None else begin.first_batch) + (-1 if committed is None else committed)
     last = last_batch(Lake(settings).reader(spark), layer)
-    return of_states, -1 if last is None else last
+    return handover.next_batch(settings, layer) - 1, -1 if last is None else last
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
