@@ -109,7 +109,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
 )
-for _command in (export, archive, forget, reshard):
+for _command in (export, archive, forget, reshard, metrics, types):
     app.command()(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
@@ -279,10 +279,6 @@ def query(
     read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
     if read != batch:
         say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
-
-
-app.command()(metrics)
-app.command()(types)
 
 
 @app.command()

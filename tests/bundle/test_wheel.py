@@ -61,6 +61,7 @@ def test_every_tasks_parameters_are_a_command_that_the_wheel_understands(bundle)
         "verify silver",
         "doctor",
         "recover ledger",
+        "reshard 128",
         "run processor logins",
     ],
 )

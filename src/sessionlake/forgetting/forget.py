@@ -227,8 +227,9 @@ class Forgetting:
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 
     def _remove_aside(self) -> None:
-        """Checkpoints that were put aside, by this or by rebuilds before, and what rebuilds have left behind."""
-        for old in Path(self._settings.checkpoint("")).glob("*.before-*"):
+        """Checkpoints that were put aside, by this or by rebuilds before, and what others have left behind."""
+        beside = Path(self._settings.checkpoint(""))
+        for old in (*beside.glob("*.before-*"), *beside.glob("*.handover.next")):
             shutil.rmtree(old)
         shutil.rmtree(making.folder(self._settings), ignore_errors=True)  # of what gold held
         clear(self._spark, self._settings)
