@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from itertools import count
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ RULES = tuple(
     TopicRule(pattern=rf"capture\.{integrity}", integrity=integrity, on_violation=OnViolation.RECORD, lateness="2 s")
     for integrity in Integrity
 )
+BY_TOPIC = [{"name": "by_topic", "keys": ["topic", "metric"], "points": 3}]
 LAYERS = [SILVER, "processor-top", GOLD]
 
 
@@ -64,19 +66,18 @@ def settings(location: dict[str, Any]) -> Settings:
     capture = CaptureSettings(
         columns=COLUMNS, max_message_bytes=MAX_BYTES, by_topic=RULES, gap_timeout="5 s", session_timeout="5 s"
     )
-    averages = [{"name": "by_topic", "keys": ["topic", "metric"], "points": 3}]
     made = Settings(
         **location,
         capture=capture,
-        gold=GoldSettings.model_validate({"averages": averages}),
+        gold=GoldSettings.model_validate({"averages": BY_TOPIC}),
         processors=(ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook"),),
     )
     return of_shards(made, 4, 4)
 
 
-def batches(count: int) -> list[list[KafkaMessage]]:
+def batches(number: int) -> list[list[KafkaMessage]]:
     rnd = random.Random(9)
-    cuts = [list(cut(rnd, StreamMaker(rnd, LIGHT, [f"capture.{i}"]).make(70), count)) for i in Integrity]
+    cuts = [list(cut(rnd, StreamMaker(rnd, LIGHT, [f"capture.{i}"]).make(70), number)) for i in Integrity]
     return [[message for part in parts for message in part] for parts in zip(*cuts, strict=True)]
 
 
@@ -174,15 +175,17 @@ def forgotten(spark: Any, settings: Settings) -> int:
 
 @pytest.mark.soak
 def test_gold_s_shards_that_nothing_came_to_since_have_the_states_that_they_were_handed(
-    spark: Any, settings: Settings
+    spark: Any, location: dict[str, Any]
 ) -> None:
+    settings = Settings(**location, gold=GoldSettings.model_validate({"averages": BY_TOPIC}))
     feed, names = Feed(spark, of_shards(settings, 64, 4)), "abcdefgh"
-    feed.write(change(name, "r", i, i * SECOND, price=float(i)) for name in names for i in range(9)).run()
+    offset = count()
+    feed.write(change(name, "r", next(offset), i * SECOND, price=float(i)) for name in names for i in range(9)).run()
     for shards in (5, 3):
         feed.settings = of_shards(settings, 64, shards)
         assert reshard(spark, feed.settings, shards) == [GOLD]
-        feed.write([change("a", "r", 9 + shards, (9 + shards) * SECOND, price=1.0)]).run()
-    feed.write(change(name, "r", 20, 20 * SECOND, price=7.0) for name in names).run()
+        feed.write([change("a", "r", next(offset), 10 * SECOND, price=1.0)]).run()
+    feed.write(change(name, "r", next(offset), 20 * SECOND, price=7.0) for name in names).run()
     feed.require_exact(*(one.table for one in averages_of(feed.settings)))
     assert numbers(spark, feed.settings)[-1] == 3
 
