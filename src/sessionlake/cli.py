@@ -34,6 +34,7 @@ from sessionlake.commands.forget import forget
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.metrics import metrics
 from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
+from sessionlake.commands.reshard import reshard
 from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.types import types
 from sessionlake.errors import SessionlakeError
@@ -108,7 +109,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Kafka captures in, exact session tables and live analytics out, as Delta tables.",
 )
-for _command in (export, archive, forget):
+for _command in (export, archive, forget, reshard, metrics, types):
     app.command()(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
@@ -278,10 +279,6 @@ def query(
     read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
     if read != batch:
         say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
-
-
-app.command()(metrics)
-app.command()(types)
 
 
 @app.command()

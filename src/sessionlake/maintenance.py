@@ -187,17 +187,16 @@ def readers(settings: Settings, table: str) -> list[Reader]:
         LakeError: what one of them has read cannot be told.
     """
     if table == MESSAGES:
-        names = [SILVER, *(processor.layer for processor in settings.processors if not processor.key)]
-        begins = {name: handover.in_force(settings, name) for name in names}
-        firsts = {name: None if begin is None else begin.bronze_version + 1 for name, begin in begins.items()}
-        return [_reader(settings, name, firsts[name]) for name in names]
-    names = [own.layer for own in settings.processors if own.key and own.source == table]
-    if table == CHANGES:
-        names.append(GOLD)
+        stateful = [SILVER, *(processor.layer for processor in settings.processors if not processor.key)]
+    else:
+        stateful = [GOLD] if table == CHANGES else []
+    names = [own.layer for own in settings.processors if own.key and own.source == table] + stateful
     if table in KEYS:
         beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
         names += [folder.name for folder in sorted(beside)]
-    return [_reader(settings, name) for name in names]
+    begins = {name: handover.in_force(settings, name) for name in stateful}
+    firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
+    return [_reader(settings, name, firsts.get(name)) for name in names]
 
 
 def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:

@@ -86,6 +86,7 @@ def test_every_tasks_parameters_are_a_command_that_the_wheel_understands(bundle)
         "doctor",
         "recover ledger",
         "forget --session a",
+        "reshard 128",
         "run processor logins",
     ],
 )

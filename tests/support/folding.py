@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import CaptureSettings, milliseconds
-from sessionlake.integrity.rules import Decision, DecisionKey, decode_rules
+from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook, decode_rules
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
+from sessionlake.resharding.judging import JudgingResharder
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -69,7 +70,23 @@ def raw_table(messages: Iterable[KafkaMessage], shards: int) -> pa.Table:
 
 
 def _shard(message: KafkaMessage, shards: int) -> int:
-    return zlib.crc32(message.topic.encode() + (message.key or b"")) % shards
+    return shard_of(message.topic, message.key, shards)
+
+
+def shard_of(topic: str, rest: bytes | None, shards: int) -> int:
+    """Where a session is, or another thing of a topic: by a hash as good as Spark's."""
+    return zlib.crc32(topic.encode() + (rest or b"")) % shards
+
+
+def resharded(resharder: Any, states: Mapping[int, bytes | None]) -> dict[int, bytes]:
+    """What `streaming.resharded` makes of states, without Spark."""
+    shards, parts = resharder.shards, {}
+    for shard, state in states.items():
+        targets = [shard_of(*name, shards) for name in resharder.names(shard, state)]
+        for target, part in resharder.split(shard, state, targets).items():
+            parts.setdefault(target, []).append(part)
+    assert {*parts} <= {*range(shards)}
+    return {shard: resharder.join(parts.get(shard, [])) for shard in range(shards)}
 
 
 class Folder:
@@ -86,7 +103,7 @@ class Folder:
         interval: int = INTERVAL,
     ) -> None:
         columns = capture.declared
-        self._columns, self._shards, self._rnd = columns, shards, rnd
+        self._capture, self._columns, self._shards, self._rnd = capture, columns, shards, rnd
         self._decode, self._times = decode_rules(capture), StreamTimes()
         decided = {} if decisions is None else decisions
         self._fold = SilverFold(columns, capture, decided, bulk=bulk, snapshot_interval=interval)
@@ -121,6 +138,11 @@ class Folder:
         self.stored = states
         self.ends |= {(part.topic, part.partition): part.last for part in ends if part.messages}
         self._keep(payloads, reports)
+
+    def reshard(self, shards: int) -> None:
+        """Goes on with another number of shards."""
+        self.stored = dict(resharded(JudgingResharder(RuleBook(self._capture), shards), self.stored))
+        self._shards = shards
 
     def states(self) -> dict[int, ShardState]:
         """Every shard's state."""

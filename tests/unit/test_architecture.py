@@ -55,6 +55,7 @@ ROOMS = (
     "maintenance",
     "pipeline",
     "forgetting",
+    "resharding",
     "bundle",
     "commands",
     "cli",

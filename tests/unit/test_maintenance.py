@@ -21,7 +21,7 @@ def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | 
     """As Spark writes it."""
     folder = Path(settings.checkpoint(name))
     for log in ("offsets", "commits"):
-        (folder / log).mkdir(parents=True)
+        (folder / log).mkdir(parents=True, exist_ok=True)
     for batch in range(planned + 1):
         (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offset | {'at': batch})}")
     if committed is not None:
@@ -47,11 +47,20 @@ def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: S
     assert readers(settings, CHANGES) == [Reader("gold", begun=True)]
 
 
-def test_after_a_rebuild_silver_goes_on_behind_the_version_that_it_was_built_from(settings: Settings) -> None:
-    place = handover.folder(settings)
+@pytest.mark.parametrize(("layer", "table"), [("silver", MESSAGES), ("gold", CHANGES)])
+def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are_of(
+    settings: Settings, layer: str, table: str
+) -> None:
+    place = handover.folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
-    assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=9)]
+    assert readers(settings, table) == [Reader(layer, begun=True, since=9)]
+    assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
+    checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
+    with pytest.raises(LakeError, match=f"{layer} has not finished its last batch: run `sessionlake run {layer}"):
+        handover.taken_in(settings, layer)
+    checkpoint(settings, layer, planned=1, committed=1, offset=at(10))
+    assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
 from sessionlake.streaming.generations import Generation, Generations
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_forgetting
+from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def start(
         LakeError: the checkpoint is new and the tables are not.
         TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
-    refuse_interrupted_forgetting(settings)
+    refuse_half_changed(settings)
     require_broker(settings)
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])

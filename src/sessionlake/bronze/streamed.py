@@ -26,7 +26,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import on_disk
 from sessionlake.streaming.checkpoint import last_committed, last_planned
-from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_forgetting
+from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def start(
     Raises:
         LakeError: the checkpoint is new and the tables are not, or they were filled from another source.
     """
-    refuse_interrupted_forgetting(settings)
+    refuse_half_changed(settings)
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
 
     from sessionlake.config import Settings
     from sessionlake.lake.erasures import Erasure
-
-_AGAIN_SECONDS = 1.0
 
 
 def forget(
@@ -67,28 +63,8 @@ def receipt(found: Erasure) -> dict[str, Any]:
     return whole | moments | report
 
 
-@contextmanager
-def _claimed(spark: SparkSession, settings: Settings, seconds: float) -> Iterator[None]:
-    """Claims all layers, as soon as those that run have stood aside.
-
-    Raises:
-        ClaimedError: one has not, in that time.
-    """
-    from sessionlake.errors import ClaimedError
+def _claimed(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
+    from sessionlake.commands.aside import all_claimed
     from sessionlake.lake.erasures import CLAIM
-    from sessionlake.lake.retained import CLAIM as RETENTION
-    from sessionlake.maintenance import CLAIM as MAINTENANCE
-    from sessionlake.pipeline import Layer, claimed
 
-    others = (CLAIM, RETENTION, MAINTENANCE)
-    deadline = time.monotonic() + seconds
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(claimed(spark, settings, Layer.ALL, "forgets a session", *others))
-                break
-            except ClaimedError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_AGAIN_SECONDS)
-        yield
+    return all_claimed(spark, settings, seconds, "forgets a session", CLAIM)

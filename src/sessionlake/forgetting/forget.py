@@ -24,7 +24,7 @@ from sessionlake.forgetting import publications, rows
 from sessionlake.forgetting.journal import Journal, Step
 from sessionlake.forgetting.receipt import proof, remains
 from sessionlake.forgetting.rows import Session
-from sessionlake.forgetting.states import hand_over, has_state, stateful
+from sessionlake.forgetting.states import hand_over, stateful
 from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_removed
@@ -36,6 +36,7 @@ from sessionlake.processors.rebuild import made_beside
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.silver.rebuild.rebuild import interrupted, require_level
 from sessionlake.silver.rebuild.replay import REPLAYED, clear
+from sessionlake.silver.states import has_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -226,8 +227,9 @@ class Forgetting:
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 
     def _remove_aside(self) -> None:
-        """Checkpoints that were put aside, by this or by rebuilds before, and what rebuilds have left behind."""
-        for old in Path(self._settings.checkpoint("")).glob("*.before-*"):
+        """Checkpoints that were put aside, by this or by rebuilds before, and what others have left behind."""
+        beside = Path(self._settings.checkpoint(""))
+        for old in (*beside.glob("*.before-*"), *beside.glob("*.handover.next")):
             shutil.rmtree(old)
         shutil.rmtree(making.folder(self._settings), ignore_errors=True)  # of what gold held
         clear(self._spark, self._settings)

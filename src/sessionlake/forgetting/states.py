@@ -15,7 +15,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.silver import handover
 from sessionlake.silver.fold.process import join, split
 from sessionlake.silver.handover import Handover
-from sessionlake.silver.states import last_batches, state_frame
+from sessionlake.silver.states import has_state, last_batches, state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,12 +51,6 @@ def _states(
         return
     for row in state_frame(spark, settings, layer).toLocalIterator():
         yield row["shard"], left_of(bytes(row["chunk"]), settings.capture.declared, session)
-
-
-def has_state(settings: Settings, layer: str) -> bool:
-    """Whether the layer has committed a batch, or was handed states over."""
-    committed = any((Path(settings.checkpoint(layer)) / "commits").glob("[0-9]*"))
-    return committed or bool(handover.numbers(settings, layer))
 
 
 def left_of(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:

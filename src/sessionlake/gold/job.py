@@ -42,9 +42,10 @@ from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER,
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
+from sessionlake.silver.handover import HandedOver, Handover, folder, in_force
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
-from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
+from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,19 +118,34 @@ def _started(
     references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
     batch = _GoldBatch(lake, settings, tables, references)
     averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
-    query.start(folded(spark, lake, settings, averages), batch, trigger=settings.gold.trigger, once=once)
+    begin = in_force(settings, LAYER)
+    stream = folded(spark, lake, settings, averages, begin)
+    first_batch = 0 if begin is None else begin.first_batch
+    query.start(
+        stream,
+        batch,
+        trigger=settings.gold.trigger,
+        once=once,
+        txn=lambda name, number: Txn(name, first_batch + number),
+    )
     return query.accompany(references.beside, once=once)
 
 
-def folded(spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept]) -> DataFrame:
+def folded(
+    spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[Kept], begin: Handover | None
+) -> DataFrame:
     """The stateful stream: changes packed, folded by shard; `kind string, payload binary`."""
     declared, owners = declared_in(settings), owners_of(one.series for one in averages)
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
-    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, PASSING_REMOVALS)
+    options = PASSING_REMOVALS if begin is None else PASSING_REMOVALS | {"startingVersion": begin.bronze_version + 1}
+    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     changes = read.select(*shards, *marks(declared))
     packed = changes.mapInArrow(ChangePacker(declared, owners), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    return fold_shards(packed, GoldFold(declared, tuple(averages), products_of(settings), idle_ms))
+    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms)
+    if begin is not None:
+        fold = HandedOver(fold, str(folder(settings, LAYER)))
+    return fold_shards(packed, fold)
 
 
 class _GoldBatch:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.gold.fold.pack import SEPARATOR
+from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import Kept
 from sessionlake.gold.fold.state import marks_of
-from sessionlake.gold.recompute import version_read
-from sessionlake.lake.names import GOLD
+from sessionlake.lake.names import GOLD, SESSIONS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import write_whole
 
 if TYPE_CHECKING:
@@ -48,13 +51,9 @@ def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: Rol
 
 
 def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> Kept:
-    """The table, and how its states begin.
-
-    Raises:
-        LakeError: what gold has read cannot be told.
-    """
+    """The table, and how its states begin."""
     made = lake.storage.properties(spark, series.table).get(MADE, "")
-    if made and version_read(settings) is None:
+    if made and not handover.next_batch(settings, GOLD):
         # Gold begins anew, with tables that are empty.
         lake.set_property(spark, series.table, MADE, "")
         return Kept(series)
@@ -75,9 +74,32 @@ def _held(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
     owner = [*map(quote, series.owner)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
-    found = newest.select(shard_of(series.owner, shards).alias("shard"), name, "newest").toArrow()
+    return _marked(newest.select(shard_of(series.owner, shards).alias("shard"), name, "newest"))
+
+
+def _marked(named: DataFrame) -> pa.Table:
+    """With hashes in the place of names."""
+    found = named.toArrow()
     mark = pa.array(marks_of(found["name"].to_pylist()), pa.uint64())
     return found.drop_columns(["name"]).append_column("mark", mark).combine_chunks()
+
+
+def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> MarkedShards:
+    """Where everyone is folded who may be forgotten: sessions by the one row that each has, others by the table."""
+    from pyspark.sql import functions as F
+
+    table = SESSIONS if series.of_session else series.table
+    if not lake.exists(spark, table):
+        return MarkedShards(np.empty(0, np.uint64), np.empty(0, np.int64))
+    owner = [*map(quote, series.owner)]
+    name = F.concat_ws(SEPARATOR, *owner).alias("name")
+    owners = lake.read(spark, table).select(*owner).distinct()
+    return MarkedShards.of(_marked(owners.select(shard_of(series.owner, shards).alias("shard"), name)))
+
+
+def forget_held(settings: Settings) -> None:
+    """Removes what is noted of other shards; whoever needs it looks it up in the tables."""
+    shutil.rmtree(folder(settings), ignore_errors=True)
 
 
 def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from sessionlake.config import Settings
-from sessionlake.errors import LAST_RESORT, LakeError
+from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
@@ -42,11 +42,27 @@ def hold_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     Raises:
         LakeError: gold was built with another one.
     """
-    found = lake.storage.properties(spark, AVERAGES).get(_SHARDS)
+    found = shards_noted(spark, lake)
     if found is None:
-        lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
-    elif found != str(shards):
-        raise LakeError(f"gold.shards is {shards}, but gold was built with {found}: set it back. {LAST_RESORT}")
+        note_shards(spark, lake, shards)
+    elif found != shards:
+        raise LakeError(
+            f"gold.shards is {shards}, but gold was built with {found}: set it back, or move its states with "
+            f"`sessionlake reshard {shards}`"
+        )
+
+
+def shards_noted(spark: SparkSession, lake: Lake) -> int | None:
+    """The number of shards that gold's states are of; None before it has begun."""
+    if not lake.exists(spark, AVERAGES):
+        return None
+    found = lake.storage.properties(spark, AVERAGES).get(_SHARDS)
+    return None if found is None else int(found)
+
+
+def note_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
+    """Notes the number of shards that gold's states are of."""
+    lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
 def refuse_other_logic(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
@@ -92,6 +108,21 @@ def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable])
     names = sorted(product.name for product in products)
     if _kept_up(spark, lake) != names:
         lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(names))
+
+
+def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
+    """Returns if these are all that gold keeps up: of another's states nothing would be known.
+
+    Raises:
+        LakeError: naming one that is lacking, or is not whole.
+    """
+    names = {product.name for product in whole(spark, lake, products)}
+    lacking = sorted({*(_kept_up(spark, lake) or ())} - names)
+    if lacking:
+        raise LakeError(
+            f"gold keeps up {', '.join(lacking)}, which the configuration lacks, or has otherwise: put that back, or "
+            "run `sessionlake run gold --once` without it under the former gold.shards, then reshard"
+        )
 
 
 def _kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:

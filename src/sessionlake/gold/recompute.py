@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,12 +21,11 @@ from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.retained import retained
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
+from sessionlake.silver import handover
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BOUNDARY = -1
 GROUPS = 256
 """In so many groups rows are merged on the cluster: each must fit into a worker's memory."""
 
@@ -61,21 +59,7 @@ def version_read(settings: Settings) -> int | None:
     Raises:
         LakeError: it has stopped within a version, or within a batch.
     """
-    checkpoint = Path(settings.checkpoint(GOLD))
-    batch = last_committed(checkpoint)
-    if batch is None:
-        return None
-    if last_planned(checkpoint) != batch:
-        raise LakeError(f"gold has not finished its last batch: run `sessionlake run {GOLD} --once` first")
-    try:
-        _, offset = planned(checkpoint, batch)
-        inside = offset["isStartingVersion"] or offset["index"] != _BOUNDARY
-        following = int(offset["reservoirVersion"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LakeError(f"{checkpoint} does not say what gold has read ({error!r})") from None
-    if inside:
-        raise LakeError(f"gold has read a part of a batch of silver's: run `sessionlake run {GOLD} --once` first")
-    return following - 1
+    return handover.taken_in(settings, GOLD)
 
 
 @dataclass(frozen=True)

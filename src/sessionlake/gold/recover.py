@@ -12,6 +12,7 @@ from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.job import LAYER
 from sessionlake.lake.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.lake.tables import Lake
+from sessionlake.silver import handover
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.streaming.guards import refuse_interrupted_rebuild
 from sessionlake.streaming.losses import (
@@ -40,7 +41,9 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
     refuse_interrupted_rebuild(settings)
     refuse_lost_ledger(spark, settings, LAYER)
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
-    checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
+    checkpoint = first_loss(
+        lambda: refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings, LAYER))
+    )
     # Those of rules are all there, or, as long as there has been no rule, none.
     ruled = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Older versions had no table of late points; without a lookup there are no failures.

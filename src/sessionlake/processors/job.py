@@ -45,7 +45,7 @@ from sessionlake.streaming.guards import (
     committing,
     rebuild_journal,
     refuse_fresh_checkpoint,
-    refuse_interrupted_forgetting,
+    refuse_half_changed,
 )
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
@@ -106,7 +106,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         LakeError: the checkpoint is new and the table is not, the declared columns do not fit the table, or a stored
             state cannot be read. Nothing was consumed.
     """
-    refuse_interrupted_forgetting(settings)
+    refuse_half_changed(settings)
     own = configured(settings, name)
     if own.key:
         return keyed.start(spark, settings, own, once=once)

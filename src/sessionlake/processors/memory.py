@@ -6,6 +6,7 @@ class that wrote it, so that only sessions with something to do are decoded, and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +103,30 @@ def without(stored: bytes, key: str) -> bytes:
     found, memory = _open(stored), ProcessorMemory.decode(stored)
     memory.sessions.pop(key, None)
     return memory.encode(found.processor, found.shards)
+
+
+def due_of(key: str, kept: Kept, session_timeout: int) -> tuple[TopicPartition, int]:
+    """A session's topic-partition, and the stream time past which it has something to do. Times in ms."""
+    topic = key.partition("\0")[0]
+    return (topic, kept.partition), min([kept.last + 2 * session_timeout, *kept.timers.values()])
+
+
+def next_due(sessions: Mapping[str, Kept], timeout_of: Callable[[str], int]) -> dict[TopicPartition, int]:
+    """For each topic-partition, the stream time past which one of these sessions has something to do.
+
+    Args:
+        timeout_of: the session timeout of a topic, ms.
+    """
+    found: dict[TopicPartition, int] = {}
+    for key, kept in sessions.items():
+        lane, time = due_of(key, kept, timeout_of(key.partition("\0")[0]))
+        found[lane] = min(found.get(lane, time), time)
+    return found
+
+
+def processor_of(stored: bytes) -> str:
+    """The processor that a memory is of."""
+    return _open(stored).processor
 
 
 def shards_of(stored: bytes) -> int:

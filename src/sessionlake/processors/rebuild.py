@@ -42,7 +42,7 @@ from sessionlake.silver.rebuild.endings import retire_query
 from sessionlake.silver.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import forget_begun, rebuild_journal
+from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_changed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,6 +144,7 @@ class _Rebuild:
 
     def done(self) -> RebuiltProcessor:
         """Makes and publishes it, or finishes what was interrupted."""
+        refuse_half_changed(self._settings)
         journal = rebuild_journal(self._settings, self.own.layer)
         if journal.exists():
             plan = msgspec.json.decode(journal.read_bytes(), type=_Plan)

@@ -16,7 +16,7 @@ from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import Kept, ProcessorMemory
+from sessionlake.processors.memory import Kept, ProcessorMemory, due_of, next_due
 from sessionlake.processors.messages import read_messages
 from sessionlake.processors.outputs import (
     FailureAction,
@@ -213,21 +213,15 @@ class _ShardBatch:
         """Sessions that have something to do because of the time alone."""
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
-        found = ((key, *self._due_of(key, kept)) for key, kept in self.memory.sessions.items())
+        sessions = self.memory.sessions.items()
+        found = ((key, *due_of(key, kept, self._timeout_of(key.partition("\0")[0]))) for key, kept in sessions)
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _next_due(self) -> dict[TopicPartition, int]:
-        found: dict[TopicPartition, int] = {}
-        for key, kept in self.memory.sessions.items():
-            lane, time = self._due_of(key, kept)
-            found[lane] = min(found.get(lane, time), time)
-        return found
+        return next_due(self.memory.sessions, self._timeout_of)
 
-    def _due_of(self, key: str, kept: Kept) -> tuple[TopicPartition, int]:
-        """A session's topic-partition, and the stream time past which it has something to do."""
-        topic = key.partition("\0")[0]
-        over = kept.last + 2 * self._owner.rules.of(topic).session_timeout
-        return (topic, kept.partition), min([over, *kept.timers.values()])
+    def _timeout_of(self, topic: str) -> int:
+        return self._owner.rules.of(topic).session_timeout
 
 
 class _Applied:

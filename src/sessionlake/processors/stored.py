@@ -70,7 +70,7 @@ def read_all(state: bytes, processor: MessageByMessage) -> None:
     if made_for != processor.shards:
         raise LakeError(
             f"processor {processor.ref.name}: its state is spread over {made_for} shards, silver.shards is "
-            f"{processor.shards}: set it back, or start the processor over under another name"
+            f"{processor.shards}: set it back, or move it with `sessionlake reshard {processor.shards}`"
         )
     codec = processor.workings.codec
     for key, kept in ProcessorMemory.decode(memory).sessions.items():

@@ -2,8 +2,8 @@
 
 A streaming checkpoint cannot be filled from outside. So a rebuild leaves, beside the checkpoint's place, where bronze
 is to be read on from, the number of the next batch, and the shards' states: a stream with a new checkpoint begins
-there. Where states are only changed, of silver or of a processor, the new checkpoint is one of the same query: its
-batches go on, and so do the transactions that bear its id.
+there. Where states are only changed, of silver, of a processor or of gold, the new checkpoint is one of the same query:
+its batches go on, and so do the transactions that bear its id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import SILVER
-from sessionlake.streaming.checkpoint import way_on, write_whole
+from sessionlake.streaming.checkpoint import last_committed, last_planned, planned, way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
 
 
@@ -28,7 +28,7 @@ class Handover(msgspec.Struct, frozen=True):
     """Where the stream begins.
 
     Attributes:
-        bronze_version: the last one that is taken in.
+        bronze_version: the last one that is taken in; of the table that the layer reads, which gold's is silver's.
         first_batch: number of the stream's first batch: `_batch` goes on rising.
         shards: how many the states are of.
         rebuild: names the rebuild.
@@ -41,6 +41,8 @@ class Handover(msgspec.Struct, frozen=True):
     format: int = 1
 
 
+_BOUNDARY = -1
+"""In an offset of Spark's Delta source: before a version's first file."""
 _QUERY = "query.json"
 """In a handover: the metadata of the query that goes on, as Spark has it in the checkpoint."""
 
@@ -102,20 +104,72 @@ def restart(settings: Settings, begin: Handover, states: Iterable[tuple[int, byt
 
     Repeatable after a crash, with the same handover, as long as the layer does not run meanwhile.
     """
-    checkpoint = Path(settings.checkpoint(layer))
-    present = in_force(settings, layer)
-    if present is None or present.rebuild != begin.rebuild:
-        ready = read(prepared(settings, layer), layer)
-        if ready is None or ready.rebuild != begin.rebuild:
-            metadata = checkpoint / "metadata"
-            prepare(settings, begin, states, layer, metadata.read_bytes() if metadata.is_file() else None)
+    if not is_named(in_force(settings, layer), begin.rebuild):
+        if not is_named(read(prepared(settings, layer), layer), begin.rebuild):
+            prepare(settings, begin, states, layer, query_of(settings, layer))
         fault_point(f"after:{layer}.prepared")
-        swap(settings, begin.rebuild, layer)
+    go_on(settings, begin.rebuild, layer)
+
+
+def query_of(settings: Settings, layer: str) -> bytes | None:
+    """Metadata of the query that a layer's checkpoint is of, as Spark has it there; None if it has not begun."""
+    metadata = Path(settings.checkpoint(layer)) / "metadata"
+    return metadata.read_bytes() if metadata.is_file() else None
+
+
+def is_named(found: Handover | None, rebuild: str) -> bool:
+    """Whether there is a handover, and it is this one."""
+    return found is not None and found.rebuild == rebuild
+
+
+def go_on(settings: Settings, rebuild: str, layer: str) -> None:
+    """Brings a handover that was prepared into force, for the same query. Repeatable after a crash."""
+    checkpoint = Path(settings.checkpoint(layer))
+    if not is_named(in_force(settings, layer), rebuild):
+        swap(settings, rebuild, layer)
     fault_point(f"after:{layer}.swapped")
     query = folder(settings, layer) / _QUERY
     if query.is_file() and not (checkpoint / "metadata").exists():
         checkpoint.mkdir(parents=True, exist_ok=True)
         write_whole(checkpoint / "metadata", query.read_bytes())
+
+
+def first_batch(settings: Settings, layer: str = SILVER) -> int:
+    """The number of the first batch of a layer's checkpoint, which Spark counts as 0."""
+    begin = in_force(settings, layer)
+    return 0 if begin is None else begin.first_batch
+
+
+def next_batch(settings: Settings, layer: str = SILVER) -> int:
+    """The number of the batch behind a layer's last committed one."""
+    committed = last_committed(settings.checkpoint(layer))
+    return first_batch(settings, layer) + (0 if committed is None else committed + 1)
+
+
+def taken_in(settings: Settings, layer: str) -> int | None:
+    """The last version of the table that it reads that a layer has taken in; None before its first batch.
+
+    Raises:
+        LakeError: it has stopped within a version, or within a batch.
+    """
+    checkpoint, begin = Path(settings.checkpoint(layer)), in_force(settings, layer)
+    batch = last_committed(checkpoint)
+    if batch is None and begin is None:
+        return None
+    run = f"run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
+    if last_planned(checkpoint) != batch:
+        raise LakeError(f"{layer} has not finished its last batch: {run}")
+    if batch is None:
+        return begin.bronze_version if begin else None
+    try:
+        _, offset = planned(checkpoint, batch)
+        inside = offset["isStartingVersion"] or offset["index"] != _BOUNDARY
+        following = int(offset["reservoirVersion"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LakeError(f"{checkpoint} does not say what {layer} has read ({error!r})") from None
+    if inside:
+        raise LakeError(f"{layer} has read a part of what the layer before it wrote at once: {run}")
+    return following - 1
 
 
 def numbers(settings: Settings, layer: str = SILVER) -> list[int]:
@@ -160,7 +214,7 @@ def refuse_other_shards(settings: Settings) -> None:
     if made not in (None, settings.silver.shards):
         raise LakeError(
             f"silver.shards is {settings.silver.shards}, but silver's states are of {made} shards: set it back, or "
-            "move everything over with `sessionlake rebuild silver`"
+            f"move them with `sessionlake reshard {settings.silver.shards}`"
         )
 
 

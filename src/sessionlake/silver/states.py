@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import SILVER
+from sessionlake.lake.names import GOLD, SILVER
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
@@ -38,20 +39,35 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
     Before the first batch behind a handover, they are those that were handed over.
 
     Args:
-        layer: silver, or a processor.
+        layer: silver, a processor, or gold.
 
     Raises:
         LakeError: it has no checkpoint yet.
     """
-    checkpoint = settings.checkpoint(layer)
-    if last_committed(checkpoint) is not None:
-        stored = spark.read.format("statestore").load(checkpoint)
-        return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
-    handed = handover.numbers(settings, layer)
-    if not handed:
-        raise LakeError(f"there is no {layer} state in {checkpoint} yet: run `sessionlake run silver`")
-    frame = spark.createDataFrame([(number,) for number in handed], "shard int")
+    checkpoint, handed = settings.checkpoint(layer), handover.numbers(settings, layer)
+    if last_committed(checkpoint) is None:
+        if not handed:
+            raise LakeError(f"there is no {layer} state in {checkpoint} yet: run `sessionlake run silver`")
+        return _handed_over(spark, settings, layer, handed)
+    stored = spark.read.format("statestore").load(checkpoint)
+    states = stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
+    if layer != GOLD or not handed:
+        return states
+    # Each batch of silver, or of a processor, is told to every shard; gold's is to those that it touches alone.
+    taken_up = {row["shard"] for row in states.select("shard").collect()}
+    left = [number for number in handed if number not in taken_up]
+    return states.unionByName(_handed_over(spark, settings, layer, left)) if left else states
+
+
+def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: list[int]) -> DataFrame:
+    frame = spark.createDataFrame([(number,) for number in numbers], "shard int")
     return frame.mapInPandas(handover.StateReader(str(handover.folder(settings, layer))), PACKED_SCHEMA)
+
+
+def has_state(settings: Settings, layer: str) -> bool:
+    """Whether the layer has committed a batch, or was handed states over."""
+    committed = any((Path(settings.checkpoint(layer)) / "commits").glob("[0-9]*"))
+    return committed or bool(handover.numbers(settings, layer))
 
 
 def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
@@ -59,11 +75,8 @@ def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -
 
     They differ where the stream died between a batch's last commit and its checkpoint: it ends that batch as it starts.
     """
-    begin = handover.in_force(settings, layer)
-    committed = last_committed(settings.checkpoint(layer))
-    of_states = (0 if begin is None else begin.first_batch) + (-1 if committed is None else committed)
     last = last_batch(Lake(settings).reader(spark), layer)
-    return of_states, -1 if last is None else last
+    return handover.next_batch(settings, layer) - 1, -1 if last is None else last
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:

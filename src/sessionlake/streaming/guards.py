@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -67,7 +67,7 @@ def refuse_interrupted_rebuild(settings: Settings) -> None:
     """
     if rebuild_journal(settings).exists():
         raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
-    refuse_interrupted_forgetting(settings)
+    refuse_half_changed(settings)
 
 
 def forget_journal(settings: Settings) -> Path:
@@ -75,17 +75,25 @@ def forget_journal(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint('forgetting')}.json")
 
 
-def refuse_interrupted_forgetting(settings: Settings) -> None:
-    """Stops a job while some tables and states have a session that others have forgotten.
+def reshard_journal(settings: Settings) -> Path:
+    """Which layers' states are yet to come into another number of shards, while they do."""
+    return Path(f"{settings.checkpoint('resharding')}.json")
+
+
+def refuse_half_changed(settings: Settings) -> None:
+    """Stops a job while some states, or tables, have changed and others have yet to.
 
     Raises:
-        LakeError: the forgetting of a session has stopped half-way.
+        LakeError: the forgetting of a session, or a resharding, has stopped half-way.
     """
     if forget_journal(settings).exists():
         raise LakeError(
             "the forgetting of a session was interrupted: run `sessionlake forget` again with the same session, "
             "which goes on from there"
         )
+    if (journal := reshard_journal(settings)).exists():
+        shards = msgspec.json.decode(journal.read_bytes(), type=dict[str, Any]).get("shards")
+        raise LakeError(f"a resharding was interrupted: run `sessionlake reshard {shards}`, which goes on from there")
 
 
 def refuse_half_committed(settings: Settings, layer: str) -> None:

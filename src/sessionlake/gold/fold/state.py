@@ -55,6 +55,12 @@ class Owners:
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
         return Owners(self.name.filter(pa.array(index)), *columns)
 
+    @staticmethod
+    def concat(*parts: Owners) -> Owners:
+        """All of them, in the order given."""
+        columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Owners) if f.name != "name")
+        return Owners(pa.concat_arrays([p.name for p in parts]), *columns)
+
 
 @dataclass(frozen=True)
 class Forgotten:
@@ -82,7 +88,17 @@ class Forgotten:
 
     def add(self, names: list[str], newest: Int64s) -> Forgotten:
         """These and others together; of one forgotten twice the later time counts."""
-        mark, time = np.concatenate([self.mark, marks_of(names)]), np.concatenate([self.newest, newest])
+        return Forgotten.union(self, Forgotten(marks_of(names), newest))
+
+    def take(self, index: Int64s | Bools) -> Forgotten:
+        """Those at these places."""
+        return Forgotten(self.mark[index], self.newest[index])
+
+    @staticmethod
+    def union(*parts: Forgotten) -> Forgotten:
+        """All of them; of one that is in several the latest time counts."""
+        none = Forgotten(np.empty(0, np.uint64), np.empty(0, np.int64))
+        mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(Forgotten))
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
         last = np.ones(len(mark), np.bool_)
@@ -156,9 +172,10 @@ class GoldShardState:
             now[stream] = max(now.get(stream, at), at)
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
         gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
-        return self._only(kept, self.forgotten.add(gone, self.owners.newest[~kept])) if gone else self
+        return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept])) if gone else self
 
-    def _only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
+    def only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
+        """The state of some of its owners alone, and of what is forgotten."""
         rows = kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
@@ -171,6 +188,22 @@ class GoldShardState:
             older=self.older.take(keys),
             tail=tail.under((np.cumsum(keys) - 1)[tail.key]),
             forgotten=forgotten,
+        )
+
+    def with_others(self, *others: GoldShardState) -> GoldShardState:
+        """The state of the owners of all, which are of the same metrics; each owner is in one alone."""
+        every = (self, *others)
+        rows = np.cumsum([0, *(len(one.rows) for one in every)])
+        owners = np.cumsum([0, *(len(one.owners.name) for one in every)])
+        keys = (one.tail.key + first * len(self.metrics) for one, first in zip(every, rows.tolist(), strict=False))
+        return replace(
+            self,
+            owners=Owners.concat(*(one.owners for one in every)),
+            rows=pa.concat_arrays([one.rows for one in every]),
+            owner=np.concatenate([one.owner + first for one, first in zip(every, owners.tolist(), strict=False)]),
+            older=Older.concat(*(one.older for one in every)),
+            tail=Points.concat(*(one.tail.under(key) for one, key in zip(every, keys, strict=True))),
+            forgotten=Forgotten.union(*(one.forgotten for one in every)),
         )
 
     def encode(self) -> bytes:

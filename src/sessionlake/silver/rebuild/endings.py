@@ -27,6 +27,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.silver import handover
 from sessionlake.streaming.generations import Generations
 
 if TYPE_CHECKING:
@@ -75,9 +76,12 @@ def reset_gold(
     checkpoint = Path(settings.checkpoint(GOLD))
     aside = checkpoint.with_name(f"{GOLD}.before-{name}")
     known = [table for table in gold_tables(settings) if lake.exists(spark, table)]
+    handed = handover.folder(settings, GOLD)
     if checkpoint.exists() and not aside.exists():
         retire_query(spark, lake, GOLD, known)
         checkpoint.rename(aside)
+    if handed.exists():
+        handed.rename(handed.with_name(f"{handed.name}.before-{name}"))
     fault_point("after:gold.aside")
     txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
     for table in known:

@@ -57,8 +57,8 @@ from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import (
     forget_begun,
     rebuild_journal,
+    refuse_half_changed,
     refuse_half_committed,
-    refuse_interrupted_forgetting,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def rebuild(
         LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
             batch is half committed.
     """
-    refuse_interrupted_forgetting(settings)
+    refuse_half_changed(settings)
     plan = interrupted(settings)
     lake = require_silver(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):

@@ -64,6 +64,5 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
 
 
 def _require_checkpoint(spark: SparkSession, settings: Settings) -> None:
-    begin = handover.in_force(settings)
-    refuse_lost_checkpoint(spark, settings, LAYER, begin.first_batch if begin else 0)
+    refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings))
     begun(settings, LAYER)

@@ -1,0 +1,41 @@
+"""`sessionlake reshard`: the states of layers come into another number of shards, without a rebuild."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sessionlake.commands.context import Config, say, settings_of, with_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.config import Settings
+
+
+def reshard(
+    shards: Annotated[int, typer.Argument(min=1, max=65_536, help="What silver.shards, gold.shards or both say now.")],
+    wait: Annotated[int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside.")] = 600,
+    config: Config = None,
+) -> None:
+    """Move the states of silver, processors and gold into the number of shards that the configuration says now."""
+    settings = settings_of(config)
+    from sessionlake.lake.tables import storage_of
+
+    storage_of(settings).require_writable()
+    with_spark(settings, lambda spark: reshard_all(spark, settings, shards, wait))
+
+
+def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
+    """Reshards while all layers stand aside, and says what was done."""
+    from sessionlake.commands.aside import all_claimed
+    from sessionlake.resharding import reshard as work
+    from sessionlake.streaming.aside import asking
+
+    with asking(settings, "states come into other shards"), all_claimed(spark, settings, wait, "reshards"):
+        changed = work.reshard(spark, settings, shards, say)
+    if not changed:
+        say(f"nothing is to be done: whatever has states has {shards} shards, or is configured otherwise")
+    else:
+        say("a job that ran meanwhile under another configuration ends: start it again, with this one")

@@ -1,0 +1,66 @@
+"""How the states of silver and of processors come into other shards. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sessionlake.integrity.resharding import grouped, joined, keys_of, part_of
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.state import ShardState
+from sessionlake.processors.memory import Kept, ProcessorMemory, next_due, processor_of
+from sessionlake.silver.fold.process import join, split
+
+
+@dataclass(frozen=True)
+class JudgingResharder:
+    """What judging keeps of sessions, and what a processor does; see `streaming.resharded.Resharder`.
+
+    Attributes:
+        rules: of the topics.
+        shards: how many there will be.
+    """
+
+    rules: RuleBook
+    shards: int
+
+    def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
+        """The sessions: topic and key."""
+        del shard
+        parts = (key.split("\0", 1) for key in self._keys(*self._decoded(state)))
+        return [(topic, session.encode()) for topic, session in parts]
+
+    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+        """See `Resharder`."""
+        del shard
+        judging, memory = self._decoded(state)
+        keys, stored = self._keys(judging, memory), split(state)[1]
+        parts = {}
+        for target, mine in grouped(keys, dict(zip(keys, targets, strict=True))).items():
+            kept = {key: memory.sessions[key] for key in mine if key in memory.sessions}
+            own = part_of(judging, mine, next_due(kept, self._timeout_of)).encode(self.rules.capture.declared)
+            remembered = None if stored is None else self._encoded(kept, processor_of(stored))
+            parts[target] = join(own, remembered)
+        return parts
+
+    def join(self, parts: Sequence[bytes]) -> bytes:
+        """See `Resharder`."""
+        found = [split(part) for part in parts]
+        whole = joined(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in found)
+        memories = [memory for _, memory in found if memory is not None]
+        sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
+        remembered = self._encoded(sessions, processor_of(memories[0])) if memories else None
+        return join(whole.encode(self.rules.capture.declared), remembered)
+
+    def _encoded(self, sessions: dict[str, Kept], processor: str) -> bytes:
+        return ProcessorMemory(next_due(sessions, self._timeout_of), sessions).encode(processor, self.shards)
+
+    def _decoded(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
+        judging, memory = split(state)
+        return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode(memory)
+
+    def _keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
+        return list(dict.fromkeys([*keys_of(judging), *memory.sessions]))
+
+    def _timeout_of(self, topic: str) -> int:
+        return self.rules.of(topic).session_timeout

@@ -1,0 +1,79 @@
+"""A job on a cluster of three workers with a process each, which another process may kill: silver, its tables, gold.
+
+Usage: python -m support.cluster_worker CONFIG. It says a line for each batch of silver that is committed. If the
+configuration has another number of shards than the states, it reshards first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sessionlake.config import load_settings
+from sessionlake.gold import job as gold
+from sessionlake.lake.folders import Folders
+from sessionlake.laptop.jars import pyspark_jars, spark_jars
+from sessionlake.resharding.reshard import reshard
+from sessionlake.runtime.spark import _LAPTOP, platform_conf, spark_session, stop_spark
+from sessionlake.silver import handover
+from sessionlake.silver import job as silver
+from sessionlake.silver.merge.merger import TableMerger
+from support.lakes import limit
+from support.sessions import without_generated_code
+
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+def executors(job: int) -> list[psutil.Process]:
+    """The processes of the workers that a job has started, by the job's own."""
+    try:
+        children = psutil.Process(job).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child for child in children if _is_executor(child)]
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return any(_EXECUTOR in word for word in process.cmdline()) and "java" in process.name()
+    except psutil.Error:
+        return False
+
+
+def _say(batch: int) -> None:
+    sys.stdout.write(f"{batch}\n")
+    sys.stdout.flush()
+
+
+def main(file: Path, home: Path) -> None:
+    """Takes in what is there, on the cluster alone.
+
+    Args:
+        home: where Spark's workers keep their logs.
+    """
+    settings = load_settings(file)
+    (home / "jars").symlink_to(pyspark_jars())
+    os.environ |= {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"}
+    _LAPTOP["spark.master"] = "local-cluster[3,1,2048]"
+    _LAPTOP["spark.executor.memory"] = "2048m"
+    _LAPTOP["spark.executor.extraClassPath"] = f"{spark_jars()[0].parent}/*"
+    spark = without_generated_code(spark_session(settings, app="cluster"))
+    for key, value in platform_conf(settings).items():
+        spark.conf.set(key, value)
+    limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(Folders.limits), 0))
+    if handover.shards(settings) not in {None, settings.silver.shards}:
+        reshard(spark, settings, settings.silver.shards)
+    silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()
+    TableMerger(spark, settings).catch_up()
+    gold.start(spark, settings, once=True).wait()
+    stop_spark()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
+        main(Path(sys.argv[1]), Path(folder))

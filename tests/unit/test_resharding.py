@@ -1,0 +1,226 @@
+"""States brought into another number of shards: whoever goes on with them goes on as if it had always been that one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_examples
+from hypothesis import strategies as st
+
+from sessionlake.config import Integrity, Settings
+from sessionlake.errors import LakeError
+from sessionlake.gold.fold.pack import SEPARATOR
+from sessionlake.gold.fold.resharding import GoldResharder, MarkedShards
+from sessionlake.gold.fold.shard import Kept
+from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.state import ShardState
+from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.processors.load import ProcessorRef
+from sessionlake.processors.memory import ProcessorMemory, shards_of
+from sessionlake.processors.session import Limits, workings
+from sessionlake.processors.shard import MessageByMessage
+from sessionlake.processors.testing import Result, _folded, _keep
+from sessionlake.resharding.journal import Journal
+from sessionlake.resharding.judging import JudgingResharder
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.shard import SilverFold
+from sessionlake.silver.job import total
+from sessionlake.silver.stream_times import ends_of
+from sessionlake.streaming.guards import refuse_half_changed, refuse_interrupted_rebuild
+from sessionlake.streaming.payloads import rules_of
+from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
+from support.seeds import seeds
+from support.streams import cut
+from unit import test_law, test_processor_law
+from unit.test_points import HOUR, METRICS, SERIES, Change, Gold, by_hand, held, histories
+
+SEEDS = 2
+MORE = 12
+EXAMPLES = settings_of_examples(max_examples=30)
+
+
+@pytest.mark.parametrize("integrity", list(Integrity))
+@pytest.mark.parametrize("seed", seeds(SEEDS, MORE))
+def test_silver_goes_on_from_other_shards_as_if_it_had_always_had_them(seed: int, integrity: str) -> None:
+    rnd, messages = test_law.stream(seed)
+    rules, interval = test_law.capture(integrity, rnd.choice(["isolate", "record"]), seed), test_law.interval(seed)
+    numbers = [rnd.randint(1, 7) for _ in range(3)]
+    batches, moments = list(cut(rnd, messages, 6)), sorted(rnd.sample(range(1, 6), 2))
+    moved = Folder(rules, numbers[0], rnd, interval=interval)
+    for number, (first, behind) in zip(numbers, pairwise([0, *moments, len(batches)]), strict=True):
+        moved.reshard(number)  # at first of no state at all
+        others = Folder(rules, number, rnd, interval=interval)  # with these shards from the beginning
+        for batch in batches[:first]:
+            others.batch(batch)
+        for batch in [[], *batches[first:behind]]:
+            for shard, state in others.states().items() if first else ():
+                assert first_difference(moved.states()[shard], state) is None
+            moved.batch(batch)
+            others.batch(batch)
+    test_law.assert_same_states(moved, others)
+    test_law.assert_same(of_silver(moved.silver), of_truth(truth_of(messages, rules, interval)))
+
+
+class Processing:
+    """A processor over shards whose number can change."""
+
+    def __init__(self, seed: int, integrity: str, shards: int) -> None:
+        self._rules = test_processor_law.capture(integrity, "record", seed)
+        self._times, self.result = StreamTimes(), Result()
+        self.states: dict[int, bytes | None] = dict.fromkeys(range(shards))
+
+    def batch(self, messages: list[KafkaMessage]) -> None:
+        shards, recorder = len(self.states), test_processor_law.Recorder()
+        each = MessageByMessage(
+            ProcessorRef("test", "Recorder"), self._rules.declared, self._rules, Limits(1 << 20, 1_000), None, shards
+        )
+        each.loaded = workings("test", recorder, each.limits)
+        packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
+        fold = SilverFold(self._rules.declared, self._rules, processor=each)
+        reports = _keep(self.result, "test", list(_folded(fold, [packed], self.states)))
+        self._times = self._times.noted(ends_of(total([*reports])))
+
+    def reshard(self, shards: int) -> None:
+        self.states = dict(resharded(JudgingResharder(RuleBook(self._rules), shards), self.states))
+
+    def remembered(self) -> list[tuple[ProcessorMemory, dict[tuple[str, int], int]]]:
+        found = []
+        for state in self.states.values():
+            judging, memory = split(state)
+            assert memory is None or shards_of(memory) == len(self.states)
+            clock = ShardState.decode(judging, self._rules.declared).clock
+            found.append((ProcessorMemory.decode(memory), clock.now))
+        return found
+
+
+@pytest.mark.parametrize("seed", [*seeds(SEEDS, MORE), 25, 500])
+def test_a_processor_goes_on_from_other_shards_with_every_state_and_timer(seed: int) -> None:
+    rnd, messages = test_processor_law.stream(seed)
+    integrity, (before, after) = rnd.choice(list(Integrity)), (rnd.randint(1, 5), rnd.randint(1, 7))
+    batches = [batch for batch in cut(rnd, messages, 8) if batch]
+    moment = rnd.randrange(1, len(batches)) if len(batches) > 1 else 1
+    moved, others = Processing(seed, integrity, before), Processing(seed, integrity, after)
+    for number, batch in enumerate(batches):
+        if number == moment:
+            moved.reshard(after)
+            assert moved.remembered() == others.remembered()
+        moved.batch(batch)
+        others.batch(batch)
+    moved.reshard(after)
+    assert moved.remembered() == others.remembered()
+    for found, expected in ((moved.result.rows, others.result.rows), (moved.result.errors, others.result.errors)):
+        assert sorted(map(repr, found)) == sorted(map(repr, expected))
+    assert moved.result.counts == others.result.counts
+
+
+def reshard_gold(gold: Gold, shards: int, *, known: bool) -> None:
+    """As `sessionlake reshard`, of owners that are known, or of which nobody knows where those forgotten are."""
+    marked = {}
+    for series in gold.series:
+        rows = gold.tables[series.name].values() if known else ()
+        owners = {tuple(row[name] for name in series.owner) for row in rows}
+        shard = [shard_of(owner[0], "".join(owner[1:]).encode(), shards) for owner in owners]
+        mark = pa.array(marks_of([SEPARATOR.join(owner) for owner in owners]), pa.uint64())
+        marked[series.name] = MarkedShards.of(pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark}))
+    resharder = GoldResharder(METRICS, gold.fold.kept, marked, shards)
+    states = {shard: gold.states.get(shard) for shard in range(gold.shards)}
+    gold.states, gold.shards = dict(resharded(resharder, states)), shards
+
+
+@EXAMPLES
+@given(histories(), st.integers(1, 4), st.integers(1, 5), st.sampled_from([HOUR, 20_000]), st.booleans())
+def test_gold_goes_on_from_other_shards_to_the_same_rows(
+    batches: list[list[Change]], before: int, after: int, idle: int, known: bool
+) -> None:
+    gold = Gold(before, idle, SERIES)
+    for number, batch in enumerate(batches):
+        if number == len(batches) // 2:
+            reshard_gold(gold, after, known=known)
+        gold.batch(batch)
+    for series in SERIES:
+        assert held(gold, series) == by_hand([c for batch in batches for c in batch], series)
+
+
+@EXAMPLES
+@given(histories(), st.integers(1, 4), st.integers(1, 5))
+def test_gold_s_tails_are_those_of_shards_that_were_always_as_many(
+    batches: list[list[Change]], before: int, after: int
+) -> None:
+    moved, others = Gold(before, 10 * HOUR, SERIES), Gold(after, 10 * HOUR, SERIES)
+    for batch in batches:
+        moved.batch(batch)
+        others.batch(batch)
+    reshard_gold(moved, after, known=True)
+    reshard_gold(others, after, known=True)  # of shards without a state, too
+    for shard in range(after):
+        mine, theirs = (decode_states(gold.states[shard]) for gold in (moved, others))
+        assert {name: told(mine[name]) for name in mine} == {name: told(theirs[name]) for name in theirs}
+        assert [*mine] == [series.name for series in SERIES]
+
+
+def told(stored: bytes) -> tuple[object, ...]:
+    """A state, whatever the order of its owners and rows."""
+    state = GoldShardState.decode(stored)
+    rows, owners, width = state.rows.to_pylist(), state.owners.name.to_pylist(), len(state.metrics)
+    of_owner = zip(
+        owners, *(getattr(state.owners, name).tolist() for name in ("partition", "seen", "newest")), strict=True
+    )
+    of_row = ((row, owners[owner]) for row, owner in zip(rows, state.owner.tolist(), strict=True))
+    tail = zip(
+        *(getattr(state.tail, name).tolist() for name in ("key", "ts", "position", "ordinal", "value")), strict=True
+    )
+    points = ((rows[key // width], state.metrics[key % width], *rest) for key, *rest in tail)
+    older = zip(range(len(state.older)), state.older.some.tolist(), state.older.ts.tolist(), strict=True)
+    gone = ((rows[key // width], key % width, some, ts) for key, some, ts in older)
+    return state.made, *(sorted(part) for part in (of_owner, of_row, points, gone)), state.forgotten.mark.tolist()
+
+
+def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_shard_has_no_state() -> None:
+    series, names = SERIES[0], [f"capture.a{SEPARATOR}{name}" for name in "abcdefgh"]
+    marks = marks_of(names)
+    former, new = [[shard_of("capture.a", name[-1:].encode(), n) for name in names] for n in (3, 4)]
+    rows = pa.table({"shard": pa.array(former, pa.int32()), "newest": range(8), "mark": pa.array(marks, pa.uint64())})
+    kept = Kept(series, "made", rows)
+    marked = MarkedShards.of(pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())}))
+    # One shard has a state, of a making before.
+    stale = encode_states({series.name: GoldShardState.empty("before", METRICS).encode()})
+    states = resharded(GoldResharder(METRICS, (kept,), {series.name: marked}, 4), {0: stale, 1: None, 2: None})
+    for shard, stored in states.items():
+        state = GoldShardState.decode(decode_states(stored)[series.name])
+        mine = [number for number, target in enumerate(new) if target == shard]
+        found, newest = state.forgotten.find([names[number] for number in mine])
+        assert (state.made, len(state.forgotten.mark)) == ("made", len(mine))
+        assert (found.all(), newest.tolist()) == (True, mine)
+
+
+def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_all_have() -> None:
+    forgotten = Forgotten(np.array([3, 5, 9], np.uint64), np.array([30, 50, 90]))
+    marked = MarkedShards.of(
+        pa.table({"shard": pa.array([1, 0, 2], pa.int32()), "mark": pa.array([5, 3, 5], pa.uint64())})
+    )
+    found = marked.spread(forgotten, 4)
+    assert {shard: part.mark.tolist() for shard, part in found.items()} == {0: [3, 9], 1: [5, 9], 2: [5, 9], 3: [9]}
+    assert found[1].newest.tolist() == [50, 90]
+    assert marked.spread(forgotten.take(np.array([1])), 4).keys() == {1, 2}
+
+
+def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    assert Journal.read(settings) is None
+    refuse_half_changed(settings)
+    Journal("a", 7, ["silver"]).write(settings)
+    assert Journal.read(settings) == Journal("a", 7, ["silver"])
+    for refuse in (refuse_half_changed, refuse_interrupted_rebuild):
+        with pytest.raises(LakeError, match=r"a resharding was interrupted: run `sessionlake reshard 7`"):
+            refuse(settings)
+    Journal.end(settings)
+    refuse_half_changed(settings)
