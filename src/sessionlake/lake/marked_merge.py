@@ -190,7 +190,7 @@ def _replaced(file: TableFile, marked: Int64s, vectors: list[Path]) -> list[Acti
     vector, path = write_vector(file.folder, rows)
     vectors.append(path)
     known = {name: add[name] for name in ("path", "size", "modificationTime")}
-    stats = json.dumps(json.loads(add["stats"]) | {"tightBounds": False})
+    stats = json.dumps(file.stats | {"tightBounds": False})
     rest = {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}
     return [_removed(file), {"add": known | rest}]
 

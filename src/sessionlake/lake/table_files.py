@@ -14,6 +14,7 @@ from urllib.request import url2pathname
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.json import decode
 
 from sessionlake.errors import LakeError
 from sessionlake.protocol.types import Int64s
@@ -31,12 +32,14 @@ class TableFile:
 
     Attributes:
         folder: the table's.
-        add: what the log says of it; its statistics tell the number of rows.
+        add: what the log says of it.
+        stats: its statistics; they tell the number of rows.
         gone: its rows that are gone, by number, rising.
     """
 
     folder: Path
     add: Action
+    stats: Action
     gone: Int64s
 
     @property
@@ -47,12 +50,11 @@ class TableFile:
     @property
     def held(self) -> int:
         """How many rows it has, with those that are gone."""
-        return int(json.loads(self.add["stats"])["numRecords"])
+        return int(self.stats["numRecords"])
 
     def may_have(self, ends: Mapping[str, tuple[Any, Any]]) -> bool:
         """Whether its statistics leave it open that it has a row with values between these ends."""
-        stats = json.loads(self.add["stats"])
-        least, most = stats.get("minValues", {}), stats.get("maxValues", {})
+        least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
         return not any(_apart(low, high, least.get(name), most.get(name)) for name, (low, high) in ends.items())
 
 
@@ -78,14 +80,14 @@ def live(delta: DeltaTable) -> list[TableFile]:
         gone[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in _adds(folder, delta.version()):
-        file = TableFile(folder, add, gone.get(folder / unquote(add["path"]), none))
+        stats = json.loads(add.get("stats") or "{}")  # which may have what is no JSON, as an infinity
+        file = TableFile(folder, add, stats, gone.get(folder / unquote(add["path"]), none))
         if len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
             raise LakeError(
                 f"{folder}: of {unquote(add['path'])}, {len(file.gone)} rows are marked, and the log says otherwise"
             )
-        stats = json.loads(add.get("stats") or "{}")
         if "numRecords" not in stats:
-            add["stats"] = json.dumps(stats | {"numRecords": pq.read_metadata(file.path).num_rows})
+            stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
     return found
 
@@ -110,7 +112,7 @@ def _adds(folder: Path, version: int) -> Iterable[Action]:
         found = {add["path"]: _as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None}
     for number in range(base + 1, version + 1):
         with (log / f"{number:020}.json").open("rb") as lines:
-            actions = [json.loads(line) for line in lines]
+            actions = [decode(line) for line in lines]
         for gone in (action["remove"] for action in actions if "remove" in action):
             found.pop(gone["path"], None)
         found |= {action["add"]["path"]: action["add"] for action in actions if "add" in action}
