@@ -209,7 +209,8 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> pa.Table:
             if len(here):
                 parts.append(batch.take(pa.array(here - place)))
             place += batch.num_rows
-        return pa.Table.from_batches(parts, pa.schema([schema.field(name) for name in present]))
+        none = pa.schema([schema.field(name) for name in present]).empty_table()
+        return pa.Table.from_batches(parts) if parts else none
 
 
 def held_rows(found: Iterable[FoundRows], keys: pa.Table, schema: pa.Schema, most: int) -> pa.Table:
