@@ -75,8 +75,9 @@ def merged_by_marking(
     moved = (_moved(file, marked.get(file, _NO_ROWS), schema) for file in absorbed)
     written = _file(folder, chain(*moved, _batches([*updated, inserted], schema)), schema, indexed_columns(delta))
     vectors, changes = list[Path](), [_removed(file) for file in absorbed]
-    for file in marked.keys() - {*absorbed}:
-        changes += _replaced(file, marked[file], vectors)
+    for file in files:
+        if file in marked and file not in absorbed:
+            changes += _replaced(file, marked[file], vectors)
     now = int(time.time() * 1000)
     info = {
         "timestamp": now,
