@@ -16,6 +16,7 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 from sessionlake.errors import LakeError
 from sessionlake.lake import deletion_vectors, marked_merge
 from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
+from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
 
@@ -85,9 +86,10 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     rnd = random.Random(seed)
     keys = rnd.choice([3, 50, 5_000])
     _, held = made(tmp_path, keys)
+    lookup = Lookup(KeyIndexes(rnd.choice([0, 20_000, 1 << 20])))
     for number in range(rnd.choice([3, 40])):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]) if number % 10 else keys, number)
-        assert merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number)
+        assert merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)
         apply(held, rows)
     assert read(tmp_path) == held
     delta = DeltaTable(tmp_path)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch_rows import BatchRows, is_of_session
 from sessionlake.gold.recompute import GROUPS
-from sessionlake.lake.commit import append, merge
+from sessionlake.lake.commit import accumulate, append, merge
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.reading import Condition, TooLargeError, among
 from sessionlake.lake.storage import quote
@@ -31,8 +31,6 @@ from sessionlake.runtime.frames import Mapped, as_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Up to so many values are named to the files.
-_NAMED = 1_000
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _FRESH = "_fresh"
 
@@ -83,18 +81,9 @@ class ProductMerger:
         Raises:
             TooLargeError: the rows that may be touched do not fit into memory.
         """
-        table = product.table
-        held = self.lake.reader(self.spark).table(
-            table, *_touched(product, part), at_most=self.lake.limits.driver_bytes
-        )
-        if held.num_rows:
-            rows = product.merged(part, held)
-            commit = merge(self.spark, self.lake, table, rows, _upsert(product), self.txn)
-        else:
-            rows = part.cast(product.schema())
-            append(self.spark, self.lake, table, rows, self.txn)
-            commit = self.lake.last_commit(self.spark, table)
-        return TableOutput(table, commit.version, rows.num_rows)
+        combine, upsert = product.merged, _upsert(product)
+        commit = accumulate(self.spark, self.lake, product.table, part, combine, upsert, self.txn)
+        return TableOutput(product.table, commit.version, part.num_rows)
 
     def _on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
         from pyspark.sql import functions as F
@@ -120,16 +109,3 @@ def _upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys[-1:]
     return Upsert(product.row_keys, others, bounded=bounded)
-
-
-def _touched(product: Product, part: pa.Table) -> list[Condition]:
-    """Conditions that hold for all rows of the table with these keys, and for few others."""
-    conditions: list[Condition] = []
-    for name in product.row_keys:
-        values = pc.unique(part[name].cast(product.schema().field(name).type))
-        if len(values) <= _NAMED:
-            conditions.append((name, among, values.to_pylist()))
-        else:
-            ends = pc.min_max(values).as_py()
-            conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
-    return conditions

@@ -68,6 +68,7 @@ class Catalog(Storage):
         driver_bytes=384 << 20,
         inline_bytes=256 << 10,
         rewritten_rows=0,
+        index_bytes=0,
     )
     needs_session = True
     keeps_functions = True

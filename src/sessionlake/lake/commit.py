@@ -21,7 +21,7 @@ from sessionlake.lake.storage import Commit
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import conf
 
@@ -105,5 +105,15 @@ def merge(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Ups
     """MERGEs the rows once, whatever the number of replays: see `Storage.merge`."""
     fault_point(f"before:{table}")
     commit = lake.storage.merge(spark, table, source, upsert, txn)
+    fault_point(f"after:{table}")
+    return commit
+
+
+def accumulate(
+    spark: SparkSession, lake: Lake, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
+) -> Commit:
+    """MERGEs once what the rows come to with those that are there: see `Storage.accumulate`."""
+    fault_point(f"before:{table}")
+    commit = lake.storage.accumulate(spark, table, rows, combine, upsert, txn)
     fault_point(f"after:{table}")
     return commit

@@ -27,6 +27,7 @@ from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, txn_properties, without
 from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
 from sessionlake.lake.parquet import FileWriter, indexed_columns, written_by_arrow, written_by_spark
+from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
@@ -45,7 +46,7 @@ from sessionlake.lake.storage import (
 )
 from sessionlake.lake.table_schema import DELETION_VECTORS, TableSchema
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.laptop.home import claim, require_home, turn
 from sessionlake.runtime.frames import Mapped, Rows
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-_Merge = Callable[["LocalTable", pa.Table, Upsert, str, int], bool]
+_Merge = Callable[["LocalTable", pa.Table, Upsert, str, int, Lookup], bool]
 _CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
@@ -78,9 +79,14 @@ class Folders(Storage):
         driver_bytes=384 << 20,
         inline_bytes=256 << 10,
         rewritten_rows=100_000,
+        index_bytes=192 << 20,
     )
     needs_session = False
     keeps_functions = False
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._indexes = KeyIndexes(self.limits.index_bytes)
 
     def path(self, table: str) -> Path:
         """Folder of a table."""
@@ -272,24 +278,39 @@ class Folders(Storage):
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""
+        how = self._engine(spark, table, source)
+        if how is None or not isinstance(source, pa.Table):
+            return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
+        return self._merged(spark, table, source, upsert, txn, how, Lookup(self._indexes))
+
+    def accumulate(
+        self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
+    ) -> Commit:
+        """See `Storage`: in one version of the table the rows are found, read and marked."""
+        how = self._engine(spark, table, rows)
+        if how is None:
+            return super().accumulate(spark, table, rows, combine, upsert, txn)
+        lookup = Lookup(self._indexes, combine, self.limits.driver_bytes)
+        return self._merged(spark, table, rows, upsert, txn, how, lookup)
+
+    def _engine(self, spark: SparkSession, table: str, source: Rows) -> _Merge | None:
+        """What merges without Spark; None where that cannot be."""
         from deltalake import DeltaTable
 
         delta = DeltaTable(self.path(table))
         clustered = _CLUSTERING in (delta.protocol().writer_features or ())
         if isinstance(source, pa.Table) and not clustered and self._is_small(delta, source.num_rows):
-            return self._merged(spark, table, source, upsert, txn, merged_by_delta_rs)
+            return merged_by_delta_rs
         if delta.metadata().configuration.get(DELETION_VECTORS) != "true":
             super().set_property(spark, table, DELETION_VECTORS, "true")
-        if isinstance(source, pa.Table) and can_be_marked(delta):
-            return self._merged(spark, table, source, upsert, txn, merged_by_marking)
-        return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
+        return merged_by_marking if isinstance(source, pa.Table) and can_be_marked(delta) else None
 
     def _is_small(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
         return delta.count() <= (max(few, _REWRITTEN * rows) if few > 0 else few)  # what the log says
 
     def _merged(
-        self, spark: SparkSession, table: str, source: pa.Table, upsert: Upsert, txn: Txn, how: _Merge
+        self, spark: SparkSession, table: str, source: pa.Table, upsert: Upsert, txn: Txn, how: _Merge, lookup: Lookup
     ) -> Commit:
         folder = self.path(table)
         self.make_sure(table)
@@ -297,7 +318,7 @@ class Folders(Storage):
             done = not source.num_rows
             while not done:  # marking is begun again behind one who did not wait for his turn
                 delta = without(folder, table, txn)
-                done = delta is None or how(delta, source, upsert, txn.on(table), txn.version)
+                done = delta is None or how(delta, source, upsert, txn.on(table), txn.version, lookup)
             return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:

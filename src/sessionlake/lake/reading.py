@@ -7,6 +7,7 @@ open are read.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from sessionlake.protocol.types import Row
 # A column, a comparison that both engines' expressions understand (one of the `operator` module, or one of those
 # below), and a value.
 Condition = tuple[str, Callable[[Any, Any], Any], Any]
+# Up to so many values are named to the files.
+_NAMED = 1_000
 
 
 def among(column: Any, values: Sequence[Any]) -> Any:
@@ -37,6 +40,23 @@ def begins_with(column: Any, text: str) -> Any:
 def is_null(column: Any, _: None) -> Any:
     """A comparison: the column has no value."""
     return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
+
+
+def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
+    """Conditions that hold for all rows of a table with the keys of these, and for few others.
+
+    Args:
+        schema: of the table.
+    """
+    conditions: list[Condition] = []
+    for name in keys:
+        values = pc.unique(rows[name].cast(schema.field(name).type))
+        if len(values) <= _NAMED:
+            conditions.append((name, among, values.to_pylist()))
+        else:
+            ends = pc.min_max(values).as_py()
+            conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
+    return conditions
 
 
 class TooLargeError(LakeError):

@@ -7,23 +7,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from sessionlake.lake.parquet import conformed
+from sessionlake.lake.rows_by_key import Lookup
+from sessionlake.lake.table_files import live
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
 
 
-def merged_by_delta_rs(delta: DeltaTable, source: pa.Table, upsert: Upsert, app: str, batch: int) -> bool:
+def merged_by_delta_rs(
+    delta: DeltaTable, source: pa.Table, upsert: Upsert, app: str, batch: int, lookup: Lookup | None = None
+) -> bool:
     """Commits one MERGE, beside which nobody else may commit: always True.
 
     Args:
         app: application id of the transaction.
         batch: its version.
+        lookup: finds the rows that the source is combined with, if it is.
+
+    Raises:
+        TooLargeError: these are too large.
     """
-    from deltalake import CommitProperties, Transaction
+    from deltalake import CommitProperties, Transaction, write_deltalake
 
     properties = CommitProperties(app_transactions=[Transaction(app, batch)])
+    if lookup is not None and lookup.combine is not None:
+        schema = pa.schema(delta.schema().to_arrow())
+        found = lookup.find(live(delta), source, upsert.keys, schema)
+        if not found:
+            rows = pa.Table.from_batches([conformed(batch, schema) for batch in source.to_batches()], schema)
+            write_deltalake(delta, rows, mode="append", commit_properties=properties)
+            return True
+        source = lookup.combined(source, found, upsert.keys, schema)
     same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in upsert.keys)
     # Only of a source that is read before the plan is made are the least and greatest keys known.
     merge = delta.merge(

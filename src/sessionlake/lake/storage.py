@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sessionlake.config import Settings
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.reading import TableReader
+from sessionlake.lake.reading import TableReader, of_keys
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import Upsert
+from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.runtime.frames import Rows
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Limits:
         driver_bytes: that the driver may read for one merge; in all it takes about four times as many.
         inline_bytes: of one payload of a fold; larger ones stay where they were made.
         rewritten_rows: of a table, up to which the driver merges into it by writing the files anew that it touches.
+        index_bytes: that the driver may hold to know where keys are in files, some 12 a row: of more, it reads keys.
     """
 
     few_messages: int
@@ -68,6 +69,7 @@ class Limits:
     driver_bytes: int
     inline_bytes: int
     rewritten_rows: int
+    index_bytes: int
 
 
 @dataclass(frozen=True)
@@ -290,6 +292,29 @@ class Storage(ABC):
         Returns:
             The table's latest commit, which is this one, unless an earlier run made it.
         """
+
+    def accumulate(
+        self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
+    ) -> Commit:
+        """MERGEs what rows come to with those that the table has of their keys: see `merge`.
+
+        Nobody else may write to those rows.
+
+        Args:
+            rows: one a key, of the table's columns; where the table has none of the keys, they are appended.
+            upsert: of all columns, with updates and inserts alone.
+
+        Raises:
+            TooLargeError: the rows that the table has do not fit into memory.
+        """
+        reader = self.reader(spark)
+        conditions = of_keys(rows, upsert.keys, reader.schema(table))
+        held = reader.table(table, *conditions, at_most=self.limits.driver_bytes)
+        if held.num_rows:
+            return self.merge(spark, table, combine(rows, held), upsert, txn)
+        self.make_sure(table)
+        self.append(spark, table, rows.cast(held.schema), txn)
+        return self.last_commit(spark, table)
 
     def make_sure(self, table: str) -> None:
         """Returns if this process is the one that may write, as far as can be told before Delta is asked."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+Combine = Callable[[pa.Table, pa.Table], pa.Table]
+"""Given rows, and those that a table has of their keys: the rows that are to be there, one for each key given."""
 DELETE = "_delete"
 """Of a source whose rows may say that a row is gone: whether this one does."""
 WRITTEN = "_written"

@@ -1,0 +1,239 @@
+"""Finds the rows of a table's files that have given keys, and reads those rows alone.
+
+Files never change. So what is read once of a file's keys is kept in memory, up to a limit: a MERGE of few rows into
+many then reads no keys, but of what is new, and of the other columns only row groups that have such rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.key_index import KeyIndex, Keys
+from sessionlake.lake.reading import TooLargeError
+from sessionlake.lake.table_files import TableFile
+from sessionlake.lake.upsert import Combine
+from sessionlake.protocol.types import Int64s
+
+_Name = tuple[Path, tuple[str, ...]]
+_Groups = tuple[tuple[int, KeyIndex], ...]  # of each row group, the number of its first row in the file
+# What was asked for since so many searches is in use: it is not given up for what is new.
+_IN_USE = 64
+_BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Rows of a file with keys that were asked for.
+
+    Attributes:
+        rows: their numbers in the file, rising.
+        source: of each, the place of its key among those asked for.
+    """
+
+    file: TableFile
+    rows: Int64s
+    source: Int64s
+
+
+class KeyIndexes:
+    """Keeps the keys of files in memory between searches; also for several threads.
+
+    Args:
+        most: bytes that it keeps; of what is beyond, keys are read each time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes, self._searches = most, 0, 0
+        self._kept = OrderedDict[_Name, tuple[_Groups, int, int]]()  # with its bytes, and the search that used it last
+        self._lock = Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """That are kept."""
+        return self._bytes
+
+    def find(
+        self, files: Iterable[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
+    ) -> list[FoundRows]:
+        """The files that have keys of these rows, and where.
+
+        Args:
+            names: of the key columns, which have no nulls.
+            schema: of the table.
+        """
+        if not rows.num_rows:
+            return []
+        self._searches += 1
+        keys = Keys.of(rows, names, schema)
+        ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, keys.columns, strict=True)}
+        found = (self._in_file(file, keys, names, schema) for file in files if file.may_have(ends))
+        return [one for one in found if len(one.rows)]
+
+    def _in_file(self, file: TableFile, keys: Keys, names: Sequence[str], schema: pa.Schema) -> FoundRows:
+        rows, source = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for first, index in self._groups(file, names, schema):
+            at, asked = index.find(keys)
+            rows.append(at + first)
+            source.append(asked)
+        every = np.concatenate(rows)
+        there = np.isin(every, file.gone, assume_unique=True, invert=True)
+        return FoundRows(file, every[there], np.concatenate(source)[there])
+
+    def _groups(self, file: TableFile, names: Sequence[str], schema: pa.Schema) -> Iterator[tuple[int, KeyIndex]]:
+        name = file.path, tuple(names)
+        known = self._used(name)
+        if known is not None:
+            yield from known
+            return
+        new, size = list[tuple[int, KeyIndex]](), 0
+        for group in _read(file.path, names, schema):
+            yield group
+            size += group[1].nbytes
+            if size <= self._most:
+                new.append(group)
+            else:
+                new.clear()
+        self._keep(name, tuple(new), size)
+
+    def _used(self, name: _Name) -> _Groups | None:
+        with self._lock:
+            if name not in self._kept:
+                return None
+            groups, size, _ = self._kept.pop(name)
+            self._kept[name] = groups, size, self._searches
+            return groups
+
+    def _keep(self, name: _Name, groups: _Groups, size: int) -> None:
+        with self._lock:
+            while self._bytes + size > self._most and self._kept:
+                oldest, (_, freed, used) = next(iter(self._kept.items()))
+                if self._searches - used < _IN_USE:
+                    return
+                del self._kept[oldest]
+                self._bytes -= freed
+            if self._bytes + size <= self._most and name not in self._kept:
+                self._kept[name] = groups, size, self._searches
+                self._bytes += size
+
+
+def _ends(values: pa.Array) -> tuple[object, object]:
+    ends = pc.min_max(values).as_py()
+    return ends["min"], ends["max"]
+
+
+def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[tuple[int, KeyIndex]]:
+    texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
+    with pq.ParquetFile(path, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
+        first = 0
+        for number in range(content.num_row_groups):
+            rows = content.read_row_group(number, columns=list(names)).select(list(names))
+            if rows.num_rows:
+                yield first, KeyIndex.of(rows, schema)
+            first += rows.num_rows
+
+
+def _keep_nothing() -> KeyIndexes:
+    return KeyIndexes(0)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What a MERGE does to find the rows that its table has of its source's keys.
+
+    Attributes:
+        indexes: where keys are, as far as is known.
+        combine: what the source becomes with those rows; None: it is merged as it is.
+        most: bytes of them that may be in memory for it.
+    """
+
+    indexes: KeyIndexes = field(default_factory=_keep_nothing)
+    combine: Combine | None = None
+    most: int = 0
+
+    def find(
+        self, files: Iterable[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
+    ) -> list[FoundRows]:
+        """See `KeyIndexes.find`."""
+        return self.indexes.find(files, source, names, schema)
+
+    def combined(
+        self, source: pa.Table, found: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
+    ) -> pa.Table:
+        """The rows that are merged, in the order of the source's.
+
+        Raises:
+            TooLargeError: the rows that were found are too large.
+        """
+        if self.combine is None or not found:
+            return source
+        keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
+        rows = self.combine(source, held_rows(found, keys, schema, self.most))
+        at, asked = KeyIndex.of(rows.select(list(names)), schema).find(Keys.of(source, names, schema))
+        if not len(at) == rows.num_rows == source.num_rows:
+            raise LakeError(f"{source.num_rows} rows were combined into {rows.num_rows}, and not into one for each key")
+        return rows.take(pa.array(at[np.argsort(asked)]))
+
+
+def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> pa.Table:
+    """Rows of a Parquet file: of its row groups only those are read that have any.
+
+    Args:
+        rows: their numbers, rising.
+        columns: of which the file may lack some, as those that are younger than it.
+    """
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
+        schema = content.schema_arrow
+        present = [name for name in columns if name in schema.names]
+        if not present:
+            return pa.table({})
+        footer = content.metadata
+        sizes = np.array([footer.row_group(n).num_rows for n in range(footer.num_row_groups)], np.int64)
+        first = np.cumsum(sizes) - sizes
+        group = np.searchsorted(first, rows, side="right") - 1
+        read = np.unique(group)
+        skipped = np.zeros(len(sizes), np.int64)
+        skipped[read] = first[read] - (np.cumsum(sizes[read]) - sizes[read])
+        wanted, place, parts = rows - skipped[group], 0, list[pa.RecordBatch]()
+        for batch in content.iter_batches(_BATCH, row_groups=read.tolist(), columns=present):
+            here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
+            if len(here):
+                parts.append(batch.take(pa.array(here - place)))
+            place += batch.num_rows
+        none = pa.schema([schema.field(name) for name in present]).empty_table()
+        return pa.Table.from_batches(parts) if parts else none
+
+
+def held_rows(found: Iterable[FoundRows], keys: pa.Table, schema: pa.Schema, most: int) -> pa.Table:
+    """The rows that were found, whole.
+
+    Args:
+        keys: those asked for: they are not read again.
+        schema: of the table.
+        most: bytes in memory.
+
+    Raises:
+        TooLargeError: they have more.
+    """
+    parts, size = [schema.empty_table()], 0
+    others = [name for name in schema.names if name not in keys.column_names]
+    for one in found:
+        rows = read_rows(one.file.path, one.rows, others)
+        size += rows.nbytes
+        if size > most:
+            raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
+        known = keys.take(pa.array(one.source))
+        given = {name: known[name] for name in keys.column_names} | {name: rows[name] for name in rows.column_names}
+        count = len(one.rows)
+        columns = [given[f.name].cast(f.type) if f.name in given else pa.nulls(count, f.type) for f in schema]
+        parts.append(pa.table(columns, schema=schema))
+    return pa.concat_tables(parts)

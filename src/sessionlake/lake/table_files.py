@@ -1,0 +1,126 @@
+"""The files that make up a version of a table, as the log in its folder has them: see Delta's protocol, "Actions"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.json import decode
+
+from sessionlake.errors import LakeError
+from sessionlake.protocol.types import Int64s
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+Action = dict[str, Any]
+_CUT = timedelta(milliseconds=1)  # less than that is left out of a time in statistics, even of the greatest
+
+
+@dataclass(frozen=True, eq=False)
+class TableFile:
+    """A file of a table.
+
+    Attributes:
+        folder: the table's.
+        add: what the log says of it.
+        stats: its statistics; they tell the number of rows.
+        gone: its rows that are gone, by number, rising.
+    """
+
+    folder: Path
+    add: Action
+    stats: Action
+    gone: Int64s
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / unquote(self.add["path"])
+
+    @property
+    def held(self) -> int:
+        """How many rows it has, with those that are gone."""
+        return int(self.stats["numRecords"])
+
+    def may_have(self, ends: Mapping[str, tuple[Any, Any]]) -> bool:
+        """Whether its statistics leave it open that it has a row with values between these ends."""
+        least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
+        return not any(_apart(low, high, least.get(name), most.get(name)) for name, (low, high) in ends.items())
+
+
+def _apart(low: Any, high: Any, least: Any, most: Any) -> bool:
+    """Whether nothing between two values is between those of a file's statistics."""
+    if isinstance(low, datetime) and isinstance(least, str) and isinstance(most, str):
+        try:
+            least, most = datetime.fromisoformat(least), datetime.fromisoformat(most) + _CUT
+        except (ValueError, OverflowError):
+            return False
+    return type(least) is type(most) is type(low) and (low > most or high < least)
+
+
+def live(delta: DeltaTable) -> list[TableFile]:
+    """The files of the table's version.
+
+    Raises:
+        LakeError: a file's deletion vector is not what the log says.
+    """
+    folder = folder_of(delta)
+    vectors, gone = pa.table(delta.deletion_vectors()), dict[Path, Int64s]()
+    for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+        gone[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    found, none = list[TableFile](), np.empty(0, np.int64)
+    for add in _adds(folder, delta.version()):
+        stats = json.loads(add.get("stats") or "{}")  # which may have what is no JSON, as an infinity
+        file = TableFile(folder, add, stats, gone.get(folder / unquote(add["path"]), none))
+        if len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
+            raise LakeError(
+                f"{folder}: of {unquote(add['path'])}, {len(file.gone)} rows are marked, and the log says otherwise"
+            )
+        if "numRecords" not in stats:
+            stats["numRecords"] = pq.read_metadata(file.path).num_rows
+        found.append(file)
+    return found
+
+
+def folder_of(delta: DeltaTable) -> Path:
+    """Where the table is."""
+    return _local(delta.table_uri)
+
+
+def _local(url: str) -> Path:
+    """The file that delta-rs names."""
+    return Path(url2pathname(urlsplit(url).path))
+
+
+def _adds(folder: Path, version: int) -> Iterable[Action]:
+    """The log's `add` of each file of a version."""
+    log, found = folder / "_delta_log", dict[str, Action]()
+    checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet"))
+    base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
+    if base >= 0:
+        held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
+        found = {add["path"]: _as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None}
+    for number in range(base + 1, version + 1):
+        with (log / f"{number:020}.json").open("rb") as lines:
+            actions = [decode(line) for line in lines]
+        for gone in (action["remove"] for action in actions if "remove" in action):
+            found.pop(gone["path"], None)
+        found |= {action["add"]["path"]: action["add"] for action in actions if "add" in action}
+    return found.values()
+
+
+def _as_json(add: Action) -> Action:
+    """An `add` of a checkpoint as a commit has it."""
+    names = ("path", "size", "modificationTime", "stats")
+    vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}
+    return {name: add[name] for name in names} | ({"deletionVector": vector} if vector else {})
