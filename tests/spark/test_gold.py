@@ -375,13 +375,14 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
 
 
 def test_a_difference_is_found_and_told(feed: Feed):
-    feed.write([change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)]).run()
+    beyond = [change("t", "q", i, i * SECOND, price=1.7e308 / i) for i in (3, 4)]  # whose squares no double is
+    feed.write([*(change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)), *beyond]).run()
     feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
     feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
     feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
     found = {one.table: one for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings)) if one.first}
     assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES}
-    assert (found[AVERAGES].rows, found[AVERAGES].different) == (3, 1)
+    assert (found[AVERAGES].rows, found[AVERAGES].different) == (5, 1)
     assert re.search(
         r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 10000.1", str(found[AVERAGES].first)
     )

@@ -158,6 +158,17 @@ def test_variance_merges_stably_far_from_zero(seed: int) -> None:
     assert row["variance"] == pytest.approx(statistics.variance(values), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("values", "told"), [((1e154, -1e154), False), ((1e153, -1e153), True), ((1e200, 1e200), False)]
+)
+def test_no_variance_is_told_where_squares_are_beyond_the_range_of_doubles(
+    values: tuple[float, ...], told: bool
+) -> None:
+    changes: list[Change] = [("s", "a", i * 10, i, value, None, None) for i, value in enumerate(values)]
+    [row] = incremental([table(changes)])["metrics_1m"].to_pylist()
+    assert row["variance"] == (pytest.approx(2e306) if told else None)
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), max_size=40))
 def test_groups_are_reduced_whatever_their_sizes(pairs: list[tuple[int, int]]) -> None:
     rows = pa.table(

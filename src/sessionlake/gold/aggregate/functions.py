@@ -242,18 +242,20 @@ class Variance(Derived):
     value: str = "value"
 
     def of(self, results: Columns) -> Any:
-        """See `Derived`; there is none of a single event."""
+        """See `Derived`; there is none of a single event, nor where the squares are beyond the range of doubles."""
         n, whole, rest = results[self.count], results[self.sum], results[_beside(self.sum, "rest")]
         square, lost = _product(whole, whole)
         mean = square / n
         back, behind = _product(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * whole * rest) / n
         spread = (results[self.squares] - mean) + (results[_beside(self.squares, "rest")] - mean_rest)
-        return np.maximum(spread, 0.0) / np.where(n > 1, n - 1, np.nan)
+        told = (n > 1) & np.isfinite(results[self.squares] * n)  # which no sum is beyond, squared
+        return np.maximum(spread, 0.0) / np.where(told, n - 1, np.nan)
 
     def sql(self) -> str:
         """See `Derived`."""
-        return f"var_samp({self.value})"
+        squares = f"count({self.value}) * sum({self.value} * {self.value})"
+        return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({self.value}) END"
 
     def magnitude(self) -> str:
         """See `Derived`."""
