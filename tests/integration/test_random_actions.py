@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
+from sessionlake.commands.reshard import reshard_all
 from sessionlake.config import Integrity, KafkaSettings, Settings, load_settings
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.verify import verify_gold
@@ -87,6 +88,7 @@ class Keeper:
             self.maintain: 5,
             self.make_anew: 3,
             self.rebuild: 2,
+            self.reshard: 3,
             self.restart_broker: 2,
         }
 
@@ -185,6 +187,15 @@ class Keeper:
         for layer in (SILVER, SILVER_TABLES):
             run_layer(self.spark, self.settings, layer)
         rebuild(self.spark, self.settings)
+
+    def reshard(self) -> None:
+        """States come into another number of shards."""
+        content = yaml.safe_load(self.file.read_text())
+        shards = content["silver"]["shards"] = content["gold"]["shards"] = self.rnd.randint(1, 5)
+        self.told[-1] += f" {shards}"
+        self.file.write_text(yaml.safe_dump(content))
+        self.settings = load_settings(self.file)
+        reshard_all(self.spark, self.settings, shards, wait=0)
 
     def restart_broker(self) -> None:
         """The broker is stopped, and started."""

@@ -1,10 +1,13 @@
 """How fresh the tables are while everything runs at once: producer, broker, and the three layers, on this machine.
 
-    python tests/perf/bench_live.py [--rate 1000] [--seconds 120] [--warm-up 120]
+    python tests/perf/bench_live.py [--rate 1000] [--seconds 120] [--warm-up 120] [--triggers 1 5 20 60]
 
 A message's latency is the time from its Kafka timestamp (set by the producer as it sends) to the commit, by
 Delta's own timestamp, that made it visible in a table. The first `--warm-up` seconds are not counted:
 Spark compiles itself meanwhile.
+
+With `--triggers`, once for each: all layers' triggers are so many seconds, and MERGEs no more often. What freshness
+costs is then one table.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -36,26 +40,49 @@ _SETTLE_SECONDS = 15
 _PARTS = {"kafka.Kafka": "broker", "SparkSubmit": "Spark's JVM", "runtime.daemon": "Python workers"}
 
 
+TABLES = ("silver.session_changes", "silver.session_rows", "gold.rolling_average")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures freshness.")
     parser.add_argument("--rate", type=int, default=1000, help="messages a second")
     parser.add_argument("--seconds", type=int, default=120, help="of measuring")
     parser.add_argument("--warm-up", type=int, default=120, help="seconds before that")
+    parser.add_argument("--triggers", type=float, nargs="*", default=[None], help="seconds; by default as configured")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(
-            home=Path(folder),
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            capture=CaptureSettings(on_violation=OnViolation.ISOLATE),
-        )
-        up(settings)
-        try:
-            measure(settings, arguments)
-        finally:
-            down(settings)
+    curve = {}
+    for trigger in arguments.triggers:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = with_trigger(
+                Settings(
+                    home=Path(folder),
+                    kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+                    capture=CaptureSettings(on_violation=OnViolation.ISOLATE),
+                ),
+                trigger,
+            )
+            up(settings)
+            try:
+                curve[trigger] = measure(settings, arguments)
+            finally:
+                down(settings)
+    if len(curve) > 1:
+        show(curve)
 
 
-def measure(settings: Settings, arguments: argparse.Namespace) -> None:
+def with_trigger(settings: Settings, seconds: float | None) -> Settings:
+    """The same, with a trigger for all layers."""
+    if seconds is None:
+        return settings
+    trigger = timedelta(seconds=seconds)
+    changed = {name: {"trigger": trigger} for name in ("bronze", "silver", "gold")}
+    changed["silver"]["merge_interval"] = max(settings.silver.merge_interval, trigger)
+    sections = {name: getattr(settings, name).model_copy(update=values) for name, values in changed.items()}
+    return settings.model_copy(update=sections)
+
+
+def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, float]:
+    """Median latencies by table, in seconds, and the CPU seconds of the layers for a million messages."""
     total = arguments.warm_up + arguments.seconds
     live = {"mode": "live", "rate": arguments.rate, "duration": total}
     with Pipeline(spark_session(settings, lasting=True), settings) as pipeline:
@@ -67,11 +94,23 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> None:
         source.join()
         spent = Counter(cpu_seconds())
         spent.subtract(before)
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_SETTLE_SECONDS + 2 * settings.silver.trigger.total_seconds())
         pipeline.check()
-    report(settings, (begun + arguments.warm_up) * 1000, (begun + total) * 1000)
+    found = report(settings, (begun + arguments.warm_up) * 1000, (begun + total) * 1000)
     shares = ", ".join(f"{name} {100 * seconds / arguments.seconds:.0f} %" for name, seconds in spent.items())
     Console(width=100).print(f"of one core: {shares}")
+    layers = sum(spent.values()) - spent["broker"]
+    return found | {"cpu": layers / (arguments.rate * arguments.seconds) * 1_000_000}
+
+
+def show(curve: dict[float | None, dict[str, float]]) -> None:
+    """What a longer trigger saves, and what it makes wait."""
+    table = Table(title="Median seconds until a message is seen, and what a million cost", title_justify="left")
+    for name in ("trigger", *TABLES, "CPU s (with the producer)"):
+        table.add_column(name, justify="right")
+    for trigger, found in curve.items():
+        table.add_row(f"{trigger:g} s", *(f"{found[name]:.1f}" for name in (*TABLES, "cpu")))
+    Console(width=120).print(table)
 
 
 def cpu_seconds() -> dict[str, float]:
@@ -93,30 +132,32 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def report(settings: Settings, since: float, until: float) -> None:
+def report(settings: Settings, since: float, until: float) -> dict[str, float]:
+    """Prints latencies by table, and returns their medians."""
     from pyspark.sql import functions as F
 
     spark, lake = spark_session(settings), Lake(settings)
-    ledger = (
-        lake.read(spark, "ops.ledger").select("layer", "batch_id", "source_from", "outputs", "started_at").collect()
-    )
+    ledger = lake.read(spark, "ops.ledger").select("layer", "batch_id", "source_from", "source_to", "outputs").collect()
     changes = lake.read(spark, "silver.session_changes")
     sent = changes.select("_batch", F.unix_millis("kafka_timestamp").alias("sent")).distinct().toPandas()
     sent = sent[(sent["sent"] >= since) & (sent["sent"] < until)]
-    visible: dict[str, dict[int, float]] = {"silver.session_changes": {}, "silver.session_rows": {}}
+    visible: dict[str, dict[int, float]] = {name: {} for name in TABLES}
     for row in ledger:
         for output in row["outputs"] or ():
             if output["table"] in visible:
-                first = row["batch_id"] if row["source_from"] is None else row["source_from"]
+                own = row["layer"] == "silver"  # of others, the source is silver's batches
+                first, last = (row["batch_id"],) * 2 if own else (row["source_from"], row["source_to"])
                 at = committed(lake, output["table"], output["version"])
-                visible[output["table"]] |= dict.fromkeys(range(first, row["batch_id"] + 1), at)
+                visible[output["table"]] |= dict.fromkeys(range(first, last + 1), at)
     table = Table(title="Seconds from the Kafka timestamp to the commit", title_justify="left")
     for name in ("table", "median", "p90", "max", "first half", "second half"):
         table.add_column(name, justify="left" if name == "table" else "right")
+    medians = {}
     for name, commits in visible.items():
         seen = sent[sent["_batch"].isin(list(commits))]
         latency = (seen["_batch"].map(commits) - seen["sent"]).to_numpy() / 1000
         late = seen["sent"].to_numpy() >= (since + until) / 2
+        medians[name] = float(np.median(latency))
         halves = (np.median(latency[~late]), np.median(latency[late]))
         table.add_row(
             name, *(f"{x:.2f}" for x in (np.median(latency), np.quantile(latency, 0.9), latency.max(), *halves))
@@ -124,6 +165,7 @@ def report(settings: Settings, since: float, until: float) -> None:
     Console(width=100).print(table)
     counts = {layer: sum(1 for row in ledger if row["layer"] == layer) for layer in {row["layer"] for row in ledger}}
     Console(width=100).print(f"batches in all: {counts}; messages counted: {len(sent):,} distinct times")
+    return medians
 
 
 def committed(lake: Lake, table: str, version: int) -> float:

@@ -318,10 +318,13 @@ def test_another_number_of_points_is_a_rebuild_and_another_one_of_shards_is_refu
     late = change("s", "r", 9, 1500, price=9.0)
     declared = [{"name": "sensor_average", "early": False}, {"name": "own", "keys": ["metric", "topic"], "points": 2}]
     own = tuple(AverageSettings.model_validate(one) for one in declared)
-    feed.settings = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=4, shards=4, averages=own)})
+    counts = ProductSettings.model_validate({"name": "counts", "keys": ("topic",), "aggregates": {"n": "count"}})
+    gold = GoldSettings(rolling_points=4, shards=4, averages=own, products=(counts,))
+    feed.settings = feed.settings.model_copy(update={"gold": gold})
     with pytest.raises(LakeError, match=r"rolling_average was made by other logic.*rebuild gold.rolling_average"):
         feed.run()
-    job.make_tables(feed.spark, feed.settings, tables_of(feed.settings)[:2])
+    job.make_tables(feed.spark, feed.settings, [*averages_of(feed.settings), products_of(feed.settings)[-1]])
+    feed.lose_last_commit()  # of which they were made
     feed.write(changes[6:7]).run().write([*changes[7:], late]).run()
     feed.lose_last_commit()  # a batch since the making that has died is no hindrance
     feed.run()

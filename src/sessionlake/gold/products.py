@@ -18,8 +18,12 @@ from sessionlake.gold.late import make_late_anew
 from sessionlake.gold.making import note_making
 from sessionlake.gold.recompute import changes_read, recomputed, version_read
 from sessionlake.gold.references.joined import enriched_rows
-from sessionlake.lake.names import AVERAGES, CHANGES
+from sessionlake.lake.commit import retire
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.silver.handover import next_batch
+from sessionlake.streaming.generations import Generations
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -176,6 +180,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         made = Made(rows.count(), _first_other(lake.read(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
+        _pass_over_batches_read(spark, lake, settings, table)
         if isinstance(product, RollingAverage):
             note_making(spark, lake, settings, product, rows)
         elif isinstance(product, Product):
@@ -184,6 +189,15 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
     lake.storage.make_sure(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return made
+
+
+def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
+    """Has a batch that the rows are of change nothing, should it be repeated, as where Spark's note of it is lost."""
+    app_id = Generations(settings.checkpoint(GOLD), GOLD).present.app_id
+    if app_id is not None:
+        last = Txn(app_id, next_batch(settings, GOLD) - 1)
+        for txn in (last, last.second):
+            retire(spark, lake, [table], txn)
 
 
 def _rows(spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame) -> DataFrame:
