@@ -37,7 +37,7 @@ from sessionlake.pipeline import Pipeline
 from sessionlake.runtime.spark import spark_session
 
 _SETTLE_SECONDS = 15
-_PARTS = {"kafka.Kafka": "broker", "SparkSubmit": "Spark's JVM", "runtime.daemon": "Python workers"}
+_PARTS = {"kafka.Kafka": "broker", "SparkSubmit": "Spark's JVM", "laptop.daemon": "Python workers"}
 
 
 TABLES = ("silver.session_changes", "silver.session_rows", "gold.rolling_average")
@@ -114,14 +114,17 @@ def show(curve: dict[float | None, dict[str, float]]) -> None:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """CPU seconds so far: the broker, Spark's JVM, its Python workers, and this process (driver and simulator)."""
+    """CPU seconds so far: the broker, Spark's JVM, its Python workers, and this process (driver and simulator).
+
+    Those of processes that have ended are with who waited for them.
+    """
     me, found = psutil.Process(), Counter()
     brokers = [p for p in psutil.process_iter() if "kafka.Kafka" in _command(p)]
     for process in (me, *me.children(recursive=True), *brokers):
         with contextlib.suppress(psutil.Error):
             times, line = process.cpu_times(), _command(process)
             name = next((name for part, name in _PARTS.items() if part in line), "driver and simulator")
-            found[name] += times.user + times.system
+            found[name] += times.user + times.system + times.children_user + times.children_system
     return dict(found)
 
 
