@@ -22,7 +22,7 @@ def test_streams_of_every_class_equal_the_truth_and_a_replay_changes_nothing(
     assert pipeline.merge() == 1
     pipeline.arrive(second)
     pipeline.stream()
-    pipeline.forget(pipeline.batches()[-1])
+    pipeline.lose_last_commit()
     pipeline.stream()
     assert pipeline.merge() == 1
     assert_silver_is_the_truth(spark, pipeline.settings, [*first, *second])

@@ -37,7 +37,7 @@ from sessionlake.runtime.kafka import client_config
 from sessionlake.silver.rebuild.rebuild import rebuild
 from spark.test_maintenance import eager  # noqa: F401 - a fixture
 from support.crash_worker import LAYERS, run_layer
-from support.crashes import Death, die, lose_last_commit
+from support.crashes import Death, die, lose_last_commits
 from support.lakes import assert_silver_is_the_truth, rows_of
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker
 
@@ -161,7 +161,7 @@ class Keeper:
 
     def lose_a_note(self) -> None:
         """Spark's notes of the last batches that were finished are not on disk: these are made once more."""
-        for lose in (lambda: None, lambda: lose_last_commit(self.settings)):
+        for lose in (lambda: None, lambda: lose_last_commits(self.settings)):
             lose()
             for layer in (BRONZE, SILVER):
                 run_layer(self.spark, self.settings, layer)

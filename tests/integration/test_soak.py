@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import Settings
-from support.crashes import assert_every_message_once, configured, fill, lose_last_commit, make, run, worker
+from support.crashes import assert_every_message_once, configured, fill, lose_last_commits, make, run, worker
 from support.streams import cut
 
 KILLS = 20
@@ -39,7 +39,7 @@ def test_killed_twenty_times_at_random_equals_the_truth(
             process.send_signal(signal.SIGKILL)
             process.wait()
         if rnd.random() < 0.5:
-            lose_last_commit(settings)
+            lose_last_commits(settings)
     ended = run(file, None)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert_every_message_once(spark, settings, messages)

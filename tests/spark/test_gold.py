@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from operator import eq, itemgetter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +35,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
+from support.checkpoints import lose_last_commit
 from support.lakes import limit, rows_of, write_rows
 from support.seeds import seeds
 
@@ -72,10 +72,7 @@ class Feed:
 
     def lose_last_commit(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        commits = Path(self.settings.checkpoint(job.LAYER)) / "commits"
-        last = max((file for file in commits.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
-        last.unlink()
-        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        lose_last_commit(self.settings.checkpoint(job.LAYER))
 
     def declare(self, of: str = "numbers", **aggregates: str) -> Feed:
         """Declares the one product `gold.own`; without aggregates, none."""

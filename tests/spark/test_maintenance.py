@@ -95,7 +95,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     assert require_true(reader)
     last = pipeline.batches()[-1]
     assert max(row["batch_id"] for row in reader.rows(POSITIONS)) == last  # which is made once more all the same
-    pipeline.forget(last)
+    pipeline.lose_last_commit()
     pipeline.stream()
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 

@@ -20,6 +20,7 @@ from sessionlake.processors import keyed
 from sessionlake.processors.rebuild import compared, rebuild
 from sessionlake.protocol.types import Row
 from sessionlake.silver.decisions import decide, stopped_at
+from support.checkpoints import lose_last_commit
 from support.lakes import rows_of, write_bronze, write_rows
 
 HOUR = 3_600_000
@@ -103,10 +104,7 @@ class Counted:
 
     def forget_last_batch(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        commits = Path(self.settings.checkpoint("processor-counted")) / "commits"
-        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink(missing_ok=True)
+        lose_last_commit(self.settings.checkpoint("processor-counted"))
 
 
 def said(kind: str, seq: int) -> str:

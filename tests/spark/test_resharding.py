@@ -6,7 +6,6 @@ import random
 from contextlib import suppress
 from itertools import count
 from operator import eq
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,8 +40,8 @@ from sessionlake.silver import handover, job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.states import state_frame
-from sessionlake.streaming.checkpoint import last_committed
 from spark.test_gold import SECOND, Feed, change
+from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
@@ -99,14 +98,6 @@ def run(spark: Any, settings: Settings, *layers: str) -> None:
         processors.start(spark, settings, "top", once=True).wait()
 
 
-def die_in_last_batch(settings: Settings, layer: str) -> None:
-    """Takes a checkpoint back to a batch that committed its tables and then died."""
-    commits = Path(settings.checkpoint(layer)) / "commits"
-    last = last_committed(settings.checkpoint(layer))
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
-
-
 def numbers(spark: Any, settings: Settings) -> list[int | None]:
     """How many shards the states of each layer are of, and as many there are."""
     for layer in layers_of(settings):
@@ -143,7 +134,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     run(spark, settings)
     arrive(spark, settings, second)
     run(spark, settings, SILVER)  # the others lag behind
-    die_in_last_batch(settings, SILVER)
+    lose_last_commit(settings.checkpoint(SILVER))  # a batch that committed its tables and then died
 
     other = of_shards(settings, 7, 7)
     with pytest.raises(LakeError, match=r"set it back, or move .* with `sessionlake reshard 7`"):

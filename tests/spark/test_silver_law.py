@@ -25,6 +25,7 @@ from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, shard_states
 from sessionlake.silver.stream_times import stored_times
+from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
 from support.views import assert_views_are_the_truth
@@ -73,11 +74,9 @@ class Pipeline:
         commits = Path(self.settings.checkpoint(job.LAYER)) / "commits"
         return sorted(int(file.name) for file in commits.iterdir() if file.name.isdigit())
 
-    def forget(self, batch: int) -> None:
+    def lose_last_commit(self) -> None:
         """Takes the checkpoint back to a batch that committed its tables and then died."""
-        commits = Path(self.settings.checkpoint(job.LAYER)) / "commits"
-        (commits / str(batch)).unlink()
-        (commits / f".{batch}.crc").unlink(missing_ok=True)
+        lose_last_commit(self.settings.checkpoint(job.LAYER))
 
 
 def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[KafkaMessage]]:
@@ -133,7 +132,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
-    pipeline.forget(pipeline.batches()[-1])
+    pipeline.lose_last_commit()
     pipeline.stream()
     assert pipeline.merge() == 0
     assert pipeline.content() == before

@@ -40,6 +40,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.runtime.kafka import client_config
 from sessionlake.streaming.generations import Generations
 from support.attached import open_to_another
+from support.checkpoints import lose_last_commit
 from support.crash_worker import LAYERS, main, run_layer
 from support.lakes import assert_silver_is_the_truth, rows_of
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
@@ -118,14 +119,10 @@ def configured(file: Path, broker: Settings) -> Settings:
     return settings
 
 
-def lose_last_commit(settings: Settings) -> None:
+def lose_last_commits(settings: Settings) -> None:
     """Removes Spark's note of the last batch that each stream finished."""
     for layer in ("bronze", "silver"):
-        notes = (Generations(settings.checkpoint(layer), layer).present.folder / "commits").glob("[0-9]*")
-        last = max(notes, key=lambda note: int(note.name), default=None)
-        if last is not None:
-            last.unlink()
-            last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        lose_last_commit(Generations(settings.checkpoint(layer), layer).present.folder)
 
 
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
@@ -192,7 +189,7 @@ def assert_equal_to_the_truth_when_killed_at(
         if number in arriving:
             fill(settings, arriving[number])
         if number % 4 == 3:
-            lose_last_commit(settings)
+            lose_last_commits(settings)
         pattern = next(patterns) if number < changes else both
         file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | {"topic_pattern": pattern}}))
         die(file, death, spark, fresh=number in arriving)
