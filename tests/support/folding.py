@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
+from sessionlake.protocol.silence import Silence, encode
 from sessionlake.resharding.judging import JudgingResharder
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
@@ -62,9 +63,17 @@ class Silver:
     rows: dict[tuple[str, str], dict[str, Row]] = field(default_factory=dict)
 
 
-def raw_table(messages: Iterable[KafkaMessage], shards: int) -> pa.Table:
-    """Messages as `Packer` takes them."""
-    rows = [(_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value) for m in messages]
+Fact = KafkaMessage | Silence
+
+
+def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
+    """Messages and silences as `Packer` takes them."""
+    rows = [
+        (0, None, None, None, None, None, encode([m]))
+        if isinstance(m, Silence)
+        else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value)
+        for m in facts
+    ]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(_RAW)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)
 
@@ -116,7 +125,7 @@ class Folder:
         """The rows that each batch gave, by kind."""
         self.silver = Silver()
 
-    def batch(self, messages: list[KafkaMessage]) -> None:
+    def batch(self, messages: Sequence[Fact]) -> None:
         """One micro-batch, split over tasks at random.
 
         Raises:
@@ -132,7 +141,7 @@ class Folder:
         violations = [violation for report in reports for violation in report.violations]
         ends = total(reports)
         require_continued("silver", ends, self.ends)
-        self._times = self._times.noted(ends_of(ends))  # before it is sure that the batch is committed
+        self._times = self._times.noted(ends_of(ends, reports))  # before it is sure that the batch is committed
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self.stored = states
@@ -158,8 +167,8 @@ class Folder:
         ]
         return pa.concat_tables([whole.empty_table(), *found]).combine_chunks()
 
-    def _chunks(self, messages: list[KafkaMessage]) -> dict[int, list[bytes]]:
-        tasks: list[list[KafkaMessage]] = [[] for _ in range(self._rnd.randint(1, 3))]
+    def _chunks(self, messages: Sequence[Fact]) -> dict[int, list[bytes]]:
+        tasks: list[list[Fact]] = [[] for _ in range(self._rnd.randint(1, 3))]
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
@@ -255,7 +264,7 @@ def apply_net(rows: dict[tuple[str, str], dict[str, Row]], net: pa.Table, column
 
 
 def fold(
-    messages: Iterable[list[KafkaMessage]],
+    messages: Iterable[Sequence[Fact]],
     capture: CaptureSettings,
     *,
     shards: int,
@@ -300,11 +309,14 @@ def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> Rules:
     )
 
 
-def truth_of(messages: Iterable[KafkaMessage], capture: CaptureSettings, interval: int = INTERVAL) -> Tables:
+def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int = INTERVAL) -> Tables:
     """What silver must hold."""
     truth = Truth(truth_rules(capture, interval))
     for message in messages:
-        truth.feed(message)
+        if isinstance(message, Silence):
+            truth.silence(message.topic, message.partition, message.until)
+        else:
+            truth.feed(message)
     return truth.finish()
 
 

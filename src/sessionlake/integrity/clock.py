@@ -4,12 +4,14 @@ A shard sees some messages of a topic-partition only, and a task some stretch of
 whole says what its messages did to the clock, and from where (its `Segments`, sent to every shard), and each message
 carries the clock within its stretch. Together that is the clock at every message. Of what it is sent, a shard takes
 note where it has messages or sessions, and keeps the topic-partitions of its sessions.
+
+A silence (see `protocol.silence`) moves the clock, too: for all that comes behind its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -17,12 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.integrity.cursor import NO_TIME
+from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 BEGINNING = -1
 """The offset before the first of a topic-partition."""
 _CODEC = "zstd"
 _FIELDS = ("lane", "first", "last", "start", "highest")
+_SILENT = ("silent", "behind", "until")
 
 
 class LaneTime(msgspec.Struct, array_like=True):
@@ -64,6 +68,9 @@ class Segments:
         last: offset.
         start: Kafka timestamp of the first message, ms.
         highest: Kafka timestamp of any message, ms.
+        silent: of each silence, its topic-partition's place in `names`.
+        behind: of each, the offset of the last message before it.
+        until: of each, the stream time that it came to, ms.
     """
 
     names: list[TopicPartition]
@@ -74,6 +81,19 @@ class Segments:
     last: Int64s
     start: Int64s
     highest: Int64s
+    silent: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    behind: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    until: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def silences(self) -> list[LaneTime]:
+        """Where those topic-partitions stand that were silent, behind each silence."""
+        time = np.maximum(self.until, self.before[self.silent])
+        names = [self.names[place] for place in self.silent.tolist()]
+        return [
+            LaneTime(*name, at, offset)
+            for name, at, offset in zip(names, time.tolist(), self.behind.tolist(), strict=True)
+        ]
 
 
 class _Told(msgspec.Struct, array_like=True):
@@ -81,6 +101,8 @@ class _Told(msgspec.Struct, array_like=True):
     count: int
     packed: bytes
     known: bytes
+    silences: int
+    silent: bytes
 
 
 _told = msgspec.msgpack.Decoder(_Told)
@@ -93,14 +115,17 @@ def encode_segments(segments: Segments) -> bytes:
     """
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
-    return msgspec.msgpack.encode(_Told(segments.names, columns.shape[1], _packed(columns), _packed(known)))
+    silent = np.stack([getattr(segments, name) for name in _SILENT])
+    packed = [columns.shape[1], _packed(columns), _packed(known), silent.shape[1], _packed(silent)]
+    return msgspec.msgpack.encode(_Told(segments.names, *packed))
 
 
 def decode_segments(payload: bytes) -> Segments:
     """Reads what `encode_segments` wrote."""
     told = _told.decode(payload)
     known = _unpacked(told.known, 2, len(told.names))
-    return Segments(told.names, *known, *_unpacked(told.packed, len(_FIELDS), told.count))
+    silent = _unpacked(told.silent, len(_SILENT), told.silences)
+    return Segments(told.names, *known, *_unpacked(told.packed, len(_FIELDS), told.count), *silent)
 
 
 def _packed(columns: Int64s) -> bytes:
@@ -119,12 +144,18 @@ def _unpacked(packed: bytes, rows: int, count: int) -> Int64s:
 
 
 def segments_of(
-    lane: Int64s, names: list[TopicPartition], offset: Int64s, kafka_ts: Int64s, times: TimesBefore
+    lane: Int64s,
+    names: list[TopicPartition],
+    offset: Int64s,
+    kafka_ts: Int64s,
+    times: TimesBefore,
+    silences: Sequence[Silence] = (),
 ) -> tuple[Segments, Int64s]:
     """Cuts messages, in any order, into segments.
 
     Args:
         lane: index into `names` of each message's topic-partition.
+        silences: between them, or behind them.
 
     Returns:
         The segments, and for each message the highest timestamp of its segment up to it.
@@ -134,10 +165,15 @@ def segments_of(
     starts = np.flatnonzero((np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1))
     ends = np.append(starts[1:], len(order))[: len(starts)]
     running = running_maximum(at, np.repeat(np.arange(len(starts)), ends - starts))
-    lowest, begins = np.zeros(len(names), np.int64), np.flatnonzero(np.diff(lanes, prepend=-1))
+    places = {name: place for place, name in enumerate(names)}
+    silent = [places.setdefault(silence.place, len(places)) for silence in silences]
+    lowest, begins = np.full(len(places), np.iinfo(np.int64).max), np.flatnonzero(np.diff(lanes, prepend=-1))
     lowest[lanes[begins]] = offsets[begins]
-    known = times.before(names, lowest)
-    told = Segments(names, *known, lanes[starts], offsets[starts], offsets[ends - 1], at[starts], running[ends - 1])
+    gone_by = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T
+    np.minimum.at(lowest, silent, gone_by[0] + 1)
+    known = times.before([*places], lowest)
+    columns = lanes[starts], offsets[starts], offsets[ends - 1], at[starts], running[ends - 1]
+    told = Segments([*places], *known, *columns, np.array(silent, np.int64), *gone_by)
     unsorted = np.empty_like(running)
     unsorted[order] = running
     return told, unsorted
@@ -154,17 +190,19 @@ def running_maximum(values: Int64s, group: Int64s) -> Int64s:
 
 @dataclass(frozen=True)
 class Behind:
-    """A batch's segments by topic-partition and offset, and the clock before each; empty if no segment is behind it.
+    """What the clock said before stretches of a batch; empty if that is behind what their messages say themselves.
 
     Attributes:
-        lane: of each segment, as its place in `Clock.lanes`.
-        first: offset.
-        before: stream time before the segment, ms.
+        lane: of each stretch, as its place in `Clock.lanes`; ascending.
+        first: its first offset; ascending in each lane.
+        before: stream time before it, ms.
+        silences: the same, of the stretches behind silences; each reaches to the end of its lane.
     """
 
     lane: Int64s
     first: Int64s
     before: Int64s
+    silences: Behind | None = None
 
     def times(self, lane: Int64s, offset: Int64s, within: Int64s) -> Int64s:
         """Stream time at each message of the batch.
@@ -172,17 +210,20 @@ class Behind:
         Args:
             within: the highest timestamp of its segment up to it.
         """
-        segments = len(self.first)
-        if not segments or not len(lane):
-            return within
-        # Sorted together, a message comes behind the start of its segment.
-        is_message = np.repeat([False, True], [segments, len(lane)])
+        times = np.maximum(within, self._before(lane, offset)) if len(self.first) and len(lane) else within
+        return times if self.silences is None else self.silences.times(lane, offset, times)
+
+    def _before(self, lane: Int64s, offset: Int64s) -> Int64s:
+        """What the clock said before the stretch that each message is in; `NO_TIME` where it is in none."""
+        stretches = len(self.first)
+        # Sorted together, a message comes behind the start of its stretch.
+        is_message = np.repeat([False, True], [stretches, len(lane)])
         order = np.lexsort((is_message, np.append(self.first, offset), np.append(self.lane, lane)))
         place = np.cumsum(~is_message[order]) - 1
         messages = is_message[order]
-        segment = np.empty(len(lane), np.int64)
-        segment[order[messages] - segments] = place[messages]
-        return np.maximum(within, self.before[segment])
+        stretch = np.empty(len(lane), np.int64)
+        stretch[order[messages] - stretches] = place[messages]
+        return np.where((stretch >= 0) & (self.lane[stretch] == lane), self.before[stretch], NO_TIME)
 
 
 NOTHING_BEHIND = Behind(*(np.zeros(0, np.int64) for _ in range(3)))
@@ -235,8 +276,13 @@ class Clock:
         Args:
             here: the topic-partitions that the shard has messages of: these, and those that it has already, are its.
         """
-        mine = [self._of_mine(segments, here) for segments in told]
-        lane, first, last, start, highest = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
+        mine, silent = zip(*(self._of_mine(segments, here) for segments in told), strict=True) if told else ((), ())
+        behind = self._pass_over(np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1))
+        silences = self._pass_silences(np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1))
+        return behind if silences is None else replace(behind, silences=silences)
+
+    def _pass_over(self, segments: Int64s) -> Behind:
+        lane, first, last, start, highest = segments
         if not len(lane):
             return NOTHING_BEHIND
         order = np.lexsort((first, lane))
@@ -254,8 +300,18 @@ class Clock:
             item.time, item.offset = time, max(item.offset, offset)
         return Behind(lane, first, before) if (before > start).any() else NOTHING_BEHIND
 
-    def _of_mine(self, told: Segments, here: Collection[TopicPartition]) -> Int64s:
-        """The segments that concern the shard, as rows `_FIELDS`; their lanes are there, and stand as before the batch.
+    def _pass_silences(self, silences: Int64s) -> Behind | None:
+        """Moves the lanes on over silences; gives what the clock says behind each, None if there are none."""
+        if not silences.shape[1]:
+            return None
+        silences = silences[:, np.lexsort((silences[1], silences[0]))]
+        lane, behind, until = silences[0], silences[1], running_maximum(silences[2], silences[0])
+        for place, time in zip(lane.tolist(), until.tolist(), strict=True):
+            self.lanes[place].time = max(self.lanes[place].time, time)
+        return Behind(lane, behind + 1, until)
+
+    def _of_mine(self, told: Segments, here: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
+        """What concerns the shard, as rows `_FIELDS` and `_SILENT`; the lanes are there, and stand as before the batch.
 
         What is known further on counts: what the shard has kept, or what it is told.
         """
@@ -267,6 +323,10 @@ class Clock:
                 if since > lane.offset:
                     lane.time, lane.offset = int(told.before[number]), since
                 self.since[name] = lane.offset
-        kept = places[told.lane] >= 0
-        columns = [places[told.lane], told.first, told.last, told.start, told.highest]
-        return np.stack([values[kept] for values in columns])
+        return _at(places, [getattr(told, name) for name in _FIELDS]), _at(places, [getattr(told, n) for n in _SILENT])
+
+
+def _at(places: Int64s, columns: Sequence[Int64s]) -> Int64s:
+    """Rows of which the first column is a topic-partition's place among names, as they are here; not those without."""
+    place = places[columns[0]]
+    return np.stack([place, *columns[1:]])[:, place >= 0]

@@ -210,7 +210,7 @@ class _ProcessorBatch:
                 write(spark, self._lake, entry)
         finally:
             frame.unpersist()
-        self._times.advance(partitions)
+        self._times.advance(partitions, reports)
         self._log.advance(ranges)
         note_going_on(self._settings, own.layer)
         self._few = entry.messages <= self._lake.limits.few_messages

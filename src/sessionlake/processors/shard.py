@@ -91,6 +91,7 @@ class MessageByMessage:
             rows={str(kind): table.num_rows for kind, table in tables.items()},
             violations=first_violations(judged, self.rules),
             failures=sorted(stopped, key=ProcessorFailure.place)[:1],
+            silences=judged.silences,
         )
         rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
         remembered = batch.memory.encode(self.ref.name, self.shards)

@@ -202,7 +202,7 @@ def fold_raw(
     for tasks in batches:
         packer = Packer(rules_of(capture), shards, times=times)
         reports = _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
-        times = times.noted(ends_of(total([*reports])))
+        times = times.noted(ends_of(total([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
     for state in states.values():

@@ -186,7 +186,7 @@ class _SilverBatch:
                 write(spark, self._lake, entry)
         finally:
             frame.unpersist()
-        self._times.advance(partitions)
+        self._times.advance(partitions, reports)
         self._log.advance(ranges)
         note_going_on(self._settings)
         self._few = entry.messages <= self._lake.limits.few_messages

@@ -26,7 +26,7 @@ from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
-from sessionlake.silver.fold.schemas import PartitionCounts
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.streaming.checkpoint import write_whole
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class StreamTimesLog:
         log._store(StreamTimes().noted(LaneTime(*name, known[name], end) for name, end in ends.items()))
         return log
 
-    def advance(self, batch: Iterable[PartitionCounts]) -> None:
+    def advance(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
         """Notes where a batch, of which all else is committed, has come to."""
-        self._store(self._times.noted(ends_of(batch)))
+        self._store(self._times.noted(ends_of(batch, reports)))
         fault_point(f"after:{self._layer}.stream_times")
 
     def _store(self, times: StreamTimes) -> None:
@@ -109,9 +109,14 @@ def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mappin
             )
 
 
-def ends_of(batch: Iterable[PartitionCounts]) -> Iterable[LaneTime]:
-    """Where a batch's topic-partitions stand after it."""
-    return (LaneTime(part.topic, part.partition, part.stream_time, part.last) for part in batch if part.messages)
+def ends_of(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[LaneTime]:
+    """Where a batch's topic-partitions stand after it: those with messages, and those that were but silent."""
+    silent = sorted((lane for report in reports for lane in report.silences), key=lambda lane: (lane.offset, lane.time))
+    ends = {(lane.topic, lane.partition): lane for lane in silent}
+    for part in batch:
+        if part.messages:
+            ends[part.topic, part.partition] = LaneTime(part.topic, part.partition, part.stream_time, part.last)
+    return ends.values()
 
 
 def _read(folder: Path) -> StreamTimes:

@@ -66,6 +66,18 @@ class Truth:
         self._arrive(terms, session, said)
         self._snapshots.after(partition, terms, session)
 
+    def silence(self, topic: str, partition: int, until: int) -> None:
+        """Notes that no message came behind what was fed of a topic-partition, and stream time went on to `until`, ms.
+
+        Raises:
+            Violation: under `fail`, by a message that only an expiry releases, or a gap that was not filled.
+        """
+        found, terms = self._outcomes.partitions.get((topic, partition)), self._terms_of(topic)
+        if found is not None:
+            found.stream_time = max(found.stream_time, until)
+            self._judge.judge_due_holes(found, terms)
+            self._snapshots.pass_time(found, terms)
+
     def finish(self) -> Tables:
         """Expires the sessions that went silent before their topic-partition's last time, and gives the tables.
 

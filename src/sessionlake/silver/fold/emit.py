@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import Clock
+from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
@@ -58,6 +58,7 @@ class Judged:
         cuts: where tables are cut.
         cut_keys: `topic NUL session_id` of each.
         cut_partitions: partition of each.
+        silences: where topic-partitions stand behind silences, if it is for this shard to tell.
     """
 
     messages: pa.Table
@@ -74,6 +75,7 @@ class Judged:
     cuts: Cuts
     cut_keys: pa.Array
     cut_partitions: Int32s
+    silences: list[LaneTime]
 
 
 def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
@@ -95,6 +97,7 @@ def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], r
         violations=first_violations(judged, rules),
         quarantined=_offset_ranges(quarantine),
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
+        silences=judged.silences,
     )
     rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
     return [*rows, (str(SilverOutput.REPORT), write_report(report))]

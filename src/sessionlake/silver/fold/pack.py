@@ -1,12 +1,13 @@
 """Packing: raw messages of one task, decoded and cut into one chunk a shard. Runs before the shuffle.
 
-Every shard is told, besides, what the task's messages did to the clocks of their topic-partitions, and from where.
+Every shard is told, besides, what the task's messages, and silences, did to the clocks of their topic-partitions, and
+from where.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.silence import Silence
+from sessionlake.protocol.silence import decode as decode_silences
 from sessionlake.protocol.types import Int64s
 
 # A block is decoded as one: big enough that a shard's share is worth an IPC stream, small enough for memory.
@@ -34,7 +37,8 @@ PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 class Packer:
     """A `mapInArrow` function: record batches of raw messages in, `shard int, chunk binary` out.
 
-    Input columns: `shard int32, topic, partition, offset, timestamp, key, value`.
+    Input columns: `shard int32, topic, partition, offset, timestamp, key, value`. A row without a topic tells of
+    silences (see `protocol.silence`).
     """
 
     rules: DecodeRules
@@ -43,6 +47,8 @@ class Packer:
     """Pattern of whole names: messages of other topics are passed over."""
     times: TimesBefore = field(default_factory=StreamTimes)
     """Where stream times before the batch are looked up; by default there are none: the batch is the first."""
+    silences: tuple[Silence, ...] = ()
+    """Silences of the batch, besides those of its rows."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages block by block."""
@@ -64,10 +70,13 @@ class Packer:
             return
         for batch in batches:
             names = batch.column("topic").unique()
-            wanted = [name for name in names.to_pylist() if re.fullmatch(self.topics, name)]
+            wanted = [name for name in names.to_pylist() if name is None or self._wants(name)]
             kept = batch.filter(pc.is_in(batch.column("topic"), value_set=pa.array(wanted, names.type)))
             if kept.num_rows:
                 yield kept
+
+    def _wants(self, topic: str) -> bool:
+        return re.fullmatch(self.topics, topic) is not None
 
     def pack(self, raw: pa.Table) -> pa.RecordBatch:
         """Packs one block; what it raises says whose messages they were."""
@@ -78,24 +87,33 @@ class Packer:
             raise
 
     def _packed(self, raw: pa.Table) -> pa.RecordBatch:
+        silences, raw = self._without_silences(raw)
         raw = raw.take(pa.array(np.argsort(raw["shard"].to_numpy(), kind="stable"))).combine_chunks()
         shards = raw["shard"].to_numpy()
         chunk = decode(
             raw.drop_columns(["shard", "timestamp"]).append_column("kafka_ts", _ms(raw["timestamp"])), self.rules
         )
-        segments, clock = _clock(chunk, self.times)
+        segments, clock = _clock(chunk, self.times, silences)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
-        ends = np.append(starts[1:], len(shards))
+        ends = np.append(starts[1:], len(shards))[: len(starts)]
         packed = [write_ipc(chunk.slice(a, b - a)) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
         numbers = np.concatenate([shards[starts], np.arange(self.shards)])
         payloads = [*packed, *[encode_segments(segments)] * self.shards]
         return pa.record_batch([pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED)
 
+    def _without_silences(self, raw: pa.Table) -> tuple[list[Silence], pa.Table]:
+        silences = [*self.silences]
+        if raw["topic"].null_count:
+            silences += decode_silences(raw.filter(raw["topic"].is_null())["value"].to_pylist())
+            raw = raw.filter(raw["topic"].is_valid())
+        return [silence for silence in silences if self._wants(silence.topic)], raw
+
 
 def _place(raw: pa.Table) -> str:
     """The offsets in a block, by topic-partition; of many, the first few."""
+    raw = raw.filter(raw["topic"].is_valid())
     ranges = raw.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
     rows = sorted(ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_lane)
     named = [
@@ -109,12 +127,13 @@ def _lane(row: dict[str, Any]) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def _clock(chunk: pa.Table, times: TimesBefore) -> tuple[Segments, Int64s]:
+def _clock(chunk: pa.Table, times: TimesBefore, silences: Sequence[Silence]) -> tuple[Segments, Int64s]:
     topic, topics = codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
-    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), chunk["kafka_ts"].to_numpy(), times)
+    offset, kafka_ts = chunk["offset"].to_numpy(), chunk["kafka_ts"].to_numpy()
+    return segments_of(lane.reshape(-1), names, offset, kafka_ts, times, silences)
 
 
 def _ms(timestamps: Any) -> Any:

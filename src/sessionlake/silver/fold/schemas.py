@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.integrity.clock import BEGINNING
+from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
@@ -155,6 +155,7 @@ class ShardReport(msgspec.Struct):
     Attributes:
         rows: rows by kind of output.
         decided: topics, sessions and offsets at which an operator's decision was taken.
+        silences: where topic-partitions stand behind silences of the batch; one shard tells all.
         quarantined: topic, partition, first and last offset of what was quarantined: some of it was held back, and is
             older than the batch.
     """
@@ -164,6 +165,7 @@ class ShardReport(msgspec.Struct):
     violations: list[Violation] = []
     quarantined: list[tuple[str, int, int, int]] = []
     decided: list[tuple[str, str, int]] = []
+    silences: list[LaneTime] = []
     format: int = 1
 
 

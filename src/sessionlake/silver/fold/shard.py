@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.capture import CaptureSettings
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Clock, decode_segments
+from sessionlake.integrity.clock import NOTHING_BEHIND, Behind, Clock, LaneTime, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_due, no_cuts
 from sessionlake.integrity.outcome import Outcome, Verdict
@@ -52,17 +52,18 @@ class SilverFold:
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
         """Folds the batch's chunks."""
-        del shard
         self._rules = self._rules or RuleBook(self.capture, self.snapshot_interval)
         batch = read_chunks([chunk for chunk in chunks if is_chunk(chunk)], self.columns)
         segments = [decode_segments(chunk) for chunk in chunks if not is_chunk(chunk)]
         judging, memory = split(state)
         after = ShardState.decode(judging, self.columns)
         behind = after.clock.advance(segments, _topic_partitions(batch))
-        judge = ShardJudge(after, self._rules, self.decisions, behind)
+        # Every shard is told of every silence, of lanes that none of them may have: one passes them on.
+        silences = [] if shard else [silence for told in segments for silence in told.silences]
+        judge = ShardJudge(after, self._rules, self.decisions, behind, silences)
         processor = self.processor or Rebuild(self.columns, self._rules)
         sent: Payloads = []
-        if batch.num_rows or judge.is_time_for_any or _is_due(processor.due(memory), after.clock):
+        if batch.num_rows or silences or judge.is_time_for_any or _is_due(processor.due(memory), after.clock):
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
@@ -87,12 +88,18 @@ class ShardJudge:
     """Judges one shard's batch: finds the sessions it is time for, and puts back what came of them."""
 
     def __init__(
-        self, state: ShardState, rules: RuleBook, decisions: dict[DecisionKey, Decision], behind: Behind
+        self,
+        state: ShardState,
+        rules: RuleBook,
+        decisions: dict[DecisionKey, Decision],
+        behind: Behind,
+        silences: list[LaneTime],
     ) -> None:
         self._state = state
         self._rules = rules
         self._decisions = decisions
         self._behind = behind
+        self._silences = silences
 
     @property
     def is_time_for_any(self) -> bool:
@@ -180,6 +187,7 @@ class ShardJudge:
             cuts=cuts,
             cut_keys=state.keys.take(pa.array(cuts["session"])),
             cut_partitions=state.cursors["partition"][cuts["session"]],
+            silences=self._silences,
         )
 
     def _lanes(self, messages: pa.Table) -> Int64s:
@@ -278,7 +286,7 @@ class ShardJudge:
             return
         silence, timeout = self._silence()
         gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
-        gone &= state.cursors["position"] < state.clock.offsets[state.cursors["lane"]]
+        gone &= state.cursors["position"] <= state.clock.offsets[state.cursors["lane"]]
         state.keep(~gone)
 
 

@@ -89,7 +89,7 @@ class Slices(Generic[R]):
             self._refuse_violations(settings, reports)
             partitions = total([*reports])
             self._take_note(log, partitions, allow_gaps=settings.allows_offset_gaps)
-            times = times.noted(ends_of(partitions))
+            times = times.noted(ends_of(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield Slice(number, folded, reports, partitions, states)
 

@@ -1,0 +1,94 @@
+"""The law with silences: where bronze says that a topic-partition brought nothing for so long, stream time goes on."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from sessionlake.config import CaptureSettings
+from sessionlake.errors import LakeError
+from sessionlake.integrity.state_difference import first_difference
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.silence import Silence, decode, encode
+from support.folding import Fact, Folder, fold, of_silver, of_truth, truth_of
+from support.seeds import seeds
+from support.streams import COLUMNS, SESSION_TIMEOUT, START, cut
+from unit.test_law import CASES, assert_same, capture, interval, stream
+
+
+def with_silences(rnd: random.Random, messages: list[KafkaMessage]) -> list[Fact]:
+    """The messages, and behind some of them that of their topic-partition nothing more came for a while."""
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    facts: list[Fact] = []
+    for message in messages:
+        place = message[:2]
+        times[place] = max(times[place], message.timestamp)
+        facts.append(message)
+        for _ in range(rnd.choice([0, 0, 0, 0, 1, 2])):
+            lasted = rnd.choice([1, 3_000, 20_000, 600_000, SESSION_TIMEOUT, 2 * SESSION_TIMEOUT]) + rnd.choice([0, 1])
+            facts.append(Silence(*place, message.offset, times[place] + lasted, lasted))
+    return facts
+
+
+def facts_of(seed: int) -> tuple[random.Random, list[Fact], CaptureSettings, int]:
+    """A stream with silences, the rules that it is judged by, and how often tables are cut."""
+    rnd, messages = stream(seed)
+    return rnd, with_silences(rnd, messages), capture(*rnd.choice(CASES), seed), interval(seed)
+
+
+@pytest.mark.parametrize("seed", seeds(60, 400, 21_000))
+def test_any_batches_and_shards_equal_the_truth(seed: int) -> None:
+    rnd, facts, rules, every = facts_of(seed)
+    found = fold(cut(rnd, facts, rnd.randint(1, 9)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
+    assert_same(of_silver(found), of_truth(truth_of(facts, rules, every)))
+
+
+@pytest.mark.parametrize("seed", seeds(30, 200, 22_000))
+def test_the_state_after_any_batches_is_that_after_one(seed: int) -> None:
+    rnd, facts, rules, every = facts_of(seed)
+    shards = rnd.randint(1, 4)
+    found, whole = (Folder(rules, shards, rnd, interval=every, bulk=rnd.random() < 0.7) for _ in range(2))
+    for batch in cut(rnd, facts, rnd.randint(1, 9)):
+        found.batch(batch)
+    whole.batch(facts)
+    for mine, other in zip(found.states().values(), whole.states().values(), strict=True):
+        assert first_difference(mine, other) is None
+
+
+def test_a_session_of_which_nothing_more_comes_expires_and_is_forgotten() -> None:
+    rules, place = CaptureSettings(columns=COLUMNS), ("capture.a", 0)
+    said = KafkaMessage(*place, 0, START, b"s", b'{"type":"snapshot","seq":0,"ts":0,"rows":[]}')
+    folder = Folder(rules, 2, random.Random(1))
+    folder.batch([said])
+    assert folder.silver.sessions["capture.a", "s"]["status"] == "open"
+    folder.batch([Silence(*place, 0, START + SESSION_TIMEOUT + 1, SESSION_TIMEOUT + 1)])
+    session = folder.silver.sessions["capture.a", "s"]
+    assert (session["status"], session["ended_at"]) == ("expired", START + SESSION_TIMEOUT)
+    assert sum(len(state.cursors) for state in folder.states().values()) == 1
+    folder.batch([Silence(*place, 0, START + 2 * SESSION_TIMEOUT + 1, 2 * SESSION_TIMEOUT + 1)])
+    assert [(len(state.cursors), state.clock.lanes) for state in folder.states().values()] == [(0, []), (0, [])]
+
+
+def test_a_silence_is_known_to_messages_behind_it_though_no_shard_has_kept_it() -> None:
+    rules, place = CaptureSettings(columns=COLUMNS), ("capture.a", 0)
+    until = START + 10 * SESSION_TIMEOUT
+    value = b'{"type":"snapshot","seq":0,"ts":0,"rows":[{"id":"r"}]}'
+    first, second = (KafkaMessage(*place, n, START + n, key, value) for n, key in enumerate((b"s", b"t")))
+    for batches in ([[first], [Silence(*place, 0, until, 1)], [second]], [[first, Silence(*place, 0, until, 1), second]]):
+        folder = Folder(rules, 3, random.Random(1))
+        for batch in batches:
+            folder.batch(batch)
+        assert [row["_applied_at"] for row in folder.silver.changes if row["session_id"] == "t"] == [until] * 2
+
+
+def test_silences_are_read_as_they_were_written() -> None:
+    silences = [Silence("capture.ö", 3, 41, START, 5), Silence("capture.a", 0, 0, -1, 2**40)]
+    assert [*decode([encode(silences), encode([])])] == silences
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b'{"silences":[{"topic":"t"}]}', b"\xff", b'{"silences":[1]}'])
+def test_a_row_without_a_topic_that_is_nothing_of_the_kind_is_refused(value: bytes) -> None:
+    with pytest.raises(LakeError, match="tells of no silence"):
+        [*decode([value])]
