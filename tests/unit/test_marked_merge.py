@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
@@ -17,7 +18,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake import deletion_vectors, marked_merge
 from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
-from sessionlake.lake.table_schema import APPEND_ONLY
+from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
 
 SCHEMA = pa.schema(
@@ -97,6 +98,45 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     assert len(delta.get_add_actions()) < 40, "small files are put together"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_change_feed_tells_what_each_merge_has_changed(tmp_path: Path, seed: int) -> None:
+    rnd = random.Random(seed)
+    keys = rnd.choice([3, 50, 2_000])
+    delta, held = made(tmp_path, keys)
+    delta.alter.set_table_properties({CHANGE_FEED: "true"})
+    first = DeltaTable(tmp_path).version() + 1
+    for number in range(20):
+        rows = source(rnd, keys, rnd.choice([1, 5, keys]), number)
+        assert merged_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number)
+        before = dict(held)
+        apply(held, rows)
+        told: dict[str, Rows] = {"delete": {}, "update_preimage": {}, "update_postimage": {}, "insert": {}}
+        for change, at, key, *values in fed(tmp_path, first + number):
+            assert (key, at) not in told[change]
+            told[change][key, at] = values
+        assert told["insert"] == {key: held[key] for key in held.keys() - before.keys()}
+        assert told["delete"] == {key: before[key] for key in before.keys() - held.keys()}
+        touched = {(key, at) for key, at, *_ in rows} & before.keys() & held.keys()
+        assert told["update_preimage"] == {key: before[key] for key in touched}
+        assert told["update_postimage"] == {key: held[key] for key in touched}
+    assert read(tmp_path) == held
+
+
+def fed(folder: Path, version: int) -> list[list[Any]]:
+    """The file of changes that a commit names."""
+    lines = (folder / "_delta_log" / f"{version:020}.json").read_text(encoding="utf-8").splitlines()
+    named = [action["cdc"] for action in map(json.loads, lines) if "cdc" in action]
+    rows = pa.concat_tables([pq.read_table(folder / one["path"]) for one in named]) if named else None
+    if rows is None:
+        return []
+    assert [(folder / one["path"]).stat().st_size for one in named] == [one["size"] for one in named]
+    rows = rows.set_column(rows.column_names.index("at"), "at", rows["at"].cast(pa.int64()))
+    return [list(row) for row in zip(*(rows[n].to_pylist() for n in _FED), strict=True)]
+
+
+_FED = ("_change_type", "at", "key", "value", "kept", "other")
+
+
 @pytest.mark.parametrize("name", ["a+b", "a=b @c", "d'(é),&;:!*#?", "link"])
 def test_rows_stay_gone_whatever_the_folder_is_called(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
@@ -157,8 +197,13 @@ def test_a_table_whose_protocol_asks_more_of_writers_is_not_marked(tmp_path: Pat
     delta, _ = made(tmp_path, 3)
     assert can_be_marked(delta)
     delta.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    assert can_be_marked(DeltaTable(tmp_path))
+    unused = [TableFeatures.CheckConstraints, TableFeatures.GeneratedColumns]
+    delta.alter.add_feature(unused, allow_protocol_versions_increase=True)
+    assert can_be_marked(DeltaTable(tmp_path))
+    delta.alter.add_constraint({"few": "value < 1000000"})
     assert not can_be_marked(DeltaTable(tmp_path))
-    delta.alter.set_table_properties({"delta.enableChangeDataFeed": "false"})
+    delta.alter.drop_constraint("few")
     assert can_be_marked(DeltaTable(tmp_path))
     delta.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
     assert not can_be_marked(DeltaTable(tmp_path))

@@ -87,7 +87,7 @@ class Processing:
         packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
         reports = _keep(self.result, "test", list(_folded(fold, [packed], self.states)))
-        self._times = self._times.noted(ends_of(total([*reports])))
+        self._times = self._times.noted(ends_of(total([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(RuleBook(self._rules), shards), self.states))

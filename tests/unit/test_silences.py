@@ -76,7 +76,10 @@ def test_a_silence_is_known_to_messages_behind_it_though_no_shard_has_kept_it() 
     until = START + 10 * SESSION_TIMEOUT
     value = b'{"type":"snapshot","seq":0,"ts":0,"rows":[{"id":"r"}]}'
     first, second = (KafkaMessage(*place, n, START + n, key, value) for n, key in enumerate((b"s", b"t")))
-    for batches in ([[first], [Silence(*place, 0, until, 1)], [second]], [[first, Silence(*place, 0, until, 1), second]]):
+    for batches in (
+        [[first], [Silence(*place, 0, until, 1)], [second]],
+        [[first, Silence(*place, 0, until, 1), second]],
+    ):
         folder = Folder(rules, 3, random.Random(1))
         for batch in batches:
             folder.batch(batch)

@@ -1,7 +1,8 @@
 """MERGE that marks the rows it replaces and appends the new ones: it costs what the source is, not what the table is.
 
 Where the keys are is known, or read once (`rows_by_key`); rows that are replaced are marked in deletion vectors.
-Neither delta-rs nor Arrow writes these, so the commit is written here, as Delta's protocol has it.
+Neither delta-rs nor Arrow writes these, so the commit is written here, as Delta's protocol has it: with the rows'
+changes in a file of their own, where the table has a change feed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,16 +37,20 @@ if TYPE_CHECKING:
 # Who writes to a table must know all that its protocol lists: of these nothing follows for what is written here.
 # delta-rs lists the last for any table that it sets a property of.
 _FEATURES = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "variantType"})
+# A table of an older protocol lists these when it gets vectors, whether or not it has any of the kind.
+_UNUSED = {"checkConstraints": "delta.constraints.", "generatedColumns": "delta.generationExpression"}
 _CROWD = 16
 _LARGEST_TIER = 5  # of a million rows and more
 _NO_ROWS = np.empty(0, np.int64)
+_FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
 _CHECKPOINT = 50  # so many commits later the log is put together, which readers begin at
 
 
 def can_be_marked(delta: DeltaTable) -> bool:
     """Whether the table asks nothing of its writers that is not done here."""
-    features = delta.protocol().writer_features or ()
-    return _FEATURES.issuperset(features) and delta.metadata().configuration.get(CHANGE_FEED) != "true"
+    said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json()
+    unused = {feature for feature, mark in _UNUSED.items() if mark not in said}
+    return (_FEATURES | unused).issuperset(delta.protocol().writer_features or ())
 
 
 def merged_by_marking(
@@ -65,44 +71,95 @@ def merged_by_marking(
     """
     lookup = lookup or Lookup()
     folder, schema, files = folder_of(delta), pa.schema(delta.schema().to_arrow()), live(delta)
-    found = lookup.find(files, source, upsert.keys, schema)
-    source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
-    inserted, former = _inserted(source, upsert, found), _former(found, source, upsert)
-    updated = [_updated(one, source, upsert, schema) for one in former] if upsert.updates else []
-    only_grows = delta.metadata().configuration.get(APPEND_ONLY) == "true"
+    only_grows, fed = (delta.metadata().configuration.get(name) == "true" for name in (APPEND_ONLY, CHANGE_FEED))
+    merged = _Merged.of(files, source, upsert, schema, lookup, whole=fed)
     absorbed = [] if only_grows else _crowded(files)
-    marked = {one.file: one.rows for one in former}
+    marked = {one.file: one.rows for one in merged.former}
     moved = (_moved(file, marked.get(file, _NO_ROWS), schema) for file in absorbed)
-    written = _file(folder, chain(*moved, _batches([*updated, inserted], schema)), schema, indexed_columns(delta))
-    vectors, changes = list[Path](), [_removed(file) for file in absorbed]
+    rows = chain(*moved, _batches([*merged.updated, merged.inserted], schema))
+    written = _file(folder, rows, schema, indexed_columns(delta))
+    told = _feed(folder, merged.changes(), schema) if fed else None
+    new, changes = [folder / one.path for one in (written, told) if one], [_removed(file) for file in absorbed]
     for file in files:
         if file in marked and file not in absorbed:
-            changes += _replaced(file, marked[file], vectors)
+            changes += _replaced(file, marked[file], new)
     now = int(time.time() * 1000)
-    info = {
-        "timestamp": now,
-        "engineInfo": "sessionlake",
-        "operation": "MERGE",
-        "operationMetrics": _metrics(inserted.num_rows, sum(map(len, updated)), sum(map(len, marked.values()))),
-    }
+    info = {"timestamp": now, "engineInfo": "sessionlake", "operation": "MERGE", "operationMetrics": merged.metrics()}
     actions = [{"commitInfo": info}, {"txn": {"appId": app, "version": batch, "lastUpdated": now}}, *changes]
     actions += [] if written is None else [{"add": _added(written, now)}]
+    actions += [] if told is None else [{"cdc": _named(told) | {"dataChange": False}}]
     if _committed(folder, delta.version() + 1, actions):
         if (delta.version() + 1) % _CHECKPOINT == 0:
             type(delta)(folder).create_checkpoint()
         return True
-    for path in (*vectors, *([] if written is None else [folder / written.path])):
+    for path in new:
         path.unlink(missing_ok=True)
     return False
 
 
-def _metrics(inserted: int, updated: int, marked: int) -> dict[str, str]:
-    """What Delta calls the rows that a MERGE has touched."""
-    return {
-        "numTargetRowsInserted": str(inserted),
-        "numTargetRowsUpdated": str(updated),
-        "numTargetRowsDeleted": str(marked - updated),
-    }
+@dataclass(frozen=True)
+class _Merged:
+    """What a MERGE makes of the rows that the table has of its source's keys, and of the others.
+
+    Attributes:
+        former: rows that do not stay, by file.
+        gone: of each of them, whether nothing takes its place.
+        held: they, as they were: all columns, or those that the rows in their places may take from them.
+        updated: these rows, by file.
+        inserted: rows of keys that the table has not.
+    """
+
+    former: list[FoundRows]
+    gone: list[Bools]
+    held: list[pa.Table]
+    updated: list[pa.Table]
+    inserted: pa.Table
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[TableFile],
+        source: pa.Table,
+        upsert: Upsert,
+        schema: pa.Schema,
+        lookup: Lookup,
+        *,
+        whole: bool,
+    ) -> _Merged:
+        """Finds and reads what is needed.
+
+        Args:
+            whole: whether all columns of rows that do not stay are.
+        """
+        found = lookup.find(files, source, upsert.keys, schema)
+        source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
+        former, removed = _former(found, source, upsert), _removes(source, upsert)
+        columns = schema.names if whole else _others(upsert, schema)
+        held = [read_rows(one.file.path, one.rows, columns) for one in former]
+        gone = [removed[one.source] for one in former]
+        updated = [_updated(*each, source, upsert, schema) for each in zip(former, gone, held, strict=True)]
+        return cls(former, gone, held, updated, _inserted(source, upsert, found))
+
+    def metrics(self) -> dict[str, str]:
+        """What Delta calls the rows that it has touched."""
+        updated, marked = sum(map(len, self.updated)), sum(len(one.rows) for one in self.former)
+        return {
+            "numTargetRowsInserted": str(self.inserted.num_rows),
+            "numTargetRowsUpdated": str(updated),
+            "numTargetRowsDeleted": str(marked - updated),
+        }
+
+    def changes(self) -> Iterator[pa.Table]:
+        """The rows that a change feed tells, each with what has become of it."""
+        for gone, before, after in zip(self.gone, self.held, self.updated, strict=True):
+            yield _changed(before.filter(pa.array(gone)), "delete")
+            yield _changed(before.filter(pa.array(~gone)), "update_preimage")
+            yield _changed(after, "update_postimage")
+        yield _changed(self.inserted, "insert")
+
+
+def _changed(rows: pa.Table, change: str) -> pa.Table:
+    return rows.append_column(_CHANGE, pa.array([change] * rows.num_rows, _CHANGE.type))
 
 
 def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
@@ -121,17 +178,23 @@ def _removes(source: pa.Table, upsert: Upsert) -> Bools:
     return pc.fill_null(source[DELETE], False).to_numpy()  # noqa: FBT003
 
 
-def _updated(former: FoundRows, source: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
+def _others(upsert: Upsert, schema: pa.Schema) -> list[str]:
+    """The columns that a row does not take from the source, or not always."""
+    return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
+
+
+def _updated(
+    former: FoundRows, gone: Bools, held: pa.Table, source: pa.Table, upsert: Upsert, schema: pa.Schema
+) -> pa.Table:
     """The rows in the place of those that are marked."""
-    stays = ~_removes(source, upsert)[former.source]
-    given, rows = source.take(pa.array(former.source[stays])), former.rows[stays]
+    given = source.take(pa.array(former.source[~gone]))
     columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
-    others = [name for name in schema.names if name not in columns]
-    held = read_rows(former.file.path, rows, others)
-    columns |= {name: held[name].cast(schema.field(name).type) for name in held.column_names}
+    for name in _others(upsert, schema):
+        if name in held.column_names:  # the file may be older than the column
+            columns[name] = held[name].filter(pa.array(~gone)).cast(schema.field(name).type)
     for i, name in enumerate(upsert.kept):
         new = given[name].cast(schema.field(name).type)
-        before = columns.get(name, pa.nulls(len(new), new.type))  # the file may be older than the column
+        before = columns.get(name, pa.nulls(len(new), new.type))
         columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, before)
     return pa.table(columns)
 
@@ -141,6 +204,14 @@ def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> p
     for one in found:
         new[one.source] = False
     return source.select([*upsert.keys, *upsert.columns, *upsert.kept]).filter(pa.array(new))
+
+
+def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
+    """Writes the file from which readers of the change feed take what a commit has changed; None if that is nothing."""
+    own, told = folder / _FEED, schema.append(_CHANGE)
+    own.mkdir(exist_ok=True)
+    written = _file(own, _batches(changes, told), told, ())
+    return None if written is None else replace(written, path=f"{_FEED}/{written.path}")
 
 
 def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -197,8 +268,11 @@ def _replaced(file: TableFile, marked: Int64s, vectors: list[Path]) -> list[Acti
 
 
 def _added(file: WrittenFile, now: int) -> Action:
-    whole = {"path": file.path, "size": file.size, "partitionValues": {}, "modificationTime": now}
-    return whole | {"dataChange": True, "stats": file.stats}
+    return _named(file) | {"modificationTime": now, "dataChange": True, "stats": file.stats}
+
+
+def _named(file: WrittenFile) -> Action:
+    return {"path": file.path, "size": file.size, "partitionValues": {}}
 
 
 def _committed(folder: Path, version: int, actions: Iterable[Action]) -> bool:
