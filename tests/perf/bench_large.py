@@ -32,9 +32,11 @@ from stages import cpu_seconds
 
 from sessionlake.config import CaptureSettings, Integrity, Settings
 from sessionlake.history.asof import session_as_of
+from sessionlake.lake.folder_upkeep import ROW_GROUP
 from sessionlake.lake.names import MESSAGES, ROWS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.interpreted import conf
 from sessionlake.runtime.spark import spark_session
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -138,7 +140,8 @@ def load(spark: SparkSession, lake: Lake, held: int) -> None:
     values = [f"CAST({given.get(name, 'NULL')} AS {sql}) AS {name}" for name, sql in columns.items()]
     count = held * ROWS_A_SESSION
     rows = spark.range(0, count, numPartitions=math.ceil(count / ROWS_A_FILE)).selectExpr(*values)
-    lake.storage.save(rows.write.format("delta").mode("append"), ROWS)
+    with conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
+        lake.storage.save(rows.write.format("delta").mode("append"), ROWS)
 
 
 def arrive(lake: Lake, batch: int, chosen: list[tuple[str, str]], ends: Counter[str]) -> None:

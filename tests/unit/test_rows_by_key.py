@@ -79,9 +79,16 @@ def test_every_row_of_a_key_is_found_that_is_there_more_than_once() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 5_000, 1 << 20])
-def test_rows_are_found_the_same_whatever_of_the_keys_fits_into_memory(tmp_path: Path, most: int) -> None:
+@pytest.mark.parametrize("large", [0, 100, 1 << 18])
+def test_rows_are_found_the_same_whatever_of_the_keys_fits_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, large: int
+) -> None:
+    """And whether it is whole keys, or what rows beside each other have in common."""
+    monkeypatch.setattr(rows_by_key, "_LARGE", large)
+    monkeypatch.setattr(rows_by_key, "_LONG", 2)
     rnd = random.Random(7)
-    keys = random_keys(rnd, 1_000)
+    keys = sorted(random_keys(rnd, 1_000)) if large else random_keys(rnd, 1_000)
+
     files = [
         file(tmp_path, keys[:350], gone=(0, 99, 100, 349)),
         file(tmp_path, keys[350:360]),

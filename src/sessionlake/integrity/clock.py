@@ -89,11 +89,9 @@ class Segments:
     def silences(self) -> list[LaneTime]:
         """Where those topic-partitions stand that were silent, behind each silence."""
         time = np.maximum(self.until, self.before[self.silent])
-        names = [self.names[place] for place in self.silent.tolist()]
-        return [
-            LaneTime(*name, at, offset)
-            for name, at, offset in zip(names, time.tolist(), self.behind.tolist(), strict=True)
-        ]
+        names = (self.names[place] for place in self.silent.tolist())
+        stands = zip(names, time.tolist(), self.behind.tolist(), strict=True)
+        return [LaneTime(topic, partition, at, offset) for (topic, partition), at, offset in stands]
 
 
 class _Told(msgspec.Struct, array_like=True):
@@ -226,7 +224,8 @@ class Behind:
         return np.where((stretch >= 0) & (self.lane[stretch] == lane), self.before[stretch], NO_TIME)
 
 
-NOTHING_BEHIND = Behind(*(np.zeros(0, np.int64) for _ in range(3)))
+_NONE = np.zeros(0, np.int64)
+NOTHING_BEHIND = Behind(_NONE, _NONE, _NONE)
 
 
 @dataclass

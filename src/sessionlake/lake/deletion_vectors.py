@@ -11,6 +11,7 @@ import base64
 import struct
 import uuid
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _MAGIC = 1681511377
 _NO_RUNS = 12346
 _ARRAY = 4096  # so many values of a container are listed; of more, there is a bit for each value
 _CONTAINER = 1 << 16
+_NAME = 20  # characters of a file's name; more of them name a folder before it
 
 
 def write_vector(folder: Path, rows: Int64s) -> tuple[dict[str, Any], Path]:
@@ -48,6 +50,43 @@ def write_vector(folder: Path, rows: Int64s) -> tuple[dict[str, Any], Path]:
         "cardinality": len(rows),
     }
     return named, path
+
+
+def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
+    """The rows of a vector as `write_vector` writes it; None if it is of another form, or not whole.
+
+    Args:
+        named: how the log names it.
+    """
+    if named["storageType"] != "u" or len(named["pathOrInlineDv"]) != _NAME:
+        return None
+    name = uuid.UUID(bytes=base64.b85decode(named["pathOrInlineDv"].encode().translate(_FROM_Z85)))
+    with (folder / f"deletion_vector_{name}.bin").open("rb") as file:
+        file.seek(named["offset"])
+        length, content = file.read(4), file.read(named["sizeInBytes"])
+        check = file.read(4)
+    whole = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
+    return _rows(content) if whole and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+
+
+def _rows(content: bytes) -> Int64s | None:
+    """The numbers in the one bitmap of a vector; None if it has runs."""
+    high, cookie, count = struct.unpack_from("<iII", content, 12)
+    if cookie != _NO_RUNS:
+        return None
+    sizes = np.frombuffer(content, "<u2", 2 * count, 24).astype(np.int64)
+    keys, sizes = sizes[::2] << 16 | high << 32, sizes[1::2] + 1
+    found, place = [np.empty(0, np.int64)], 24 + 8 * count
+    for key, size in zip(keys.tolist(), sizes.tolist(), strict=True):
+        if size <= _ARRAY:
+            low = np.frombuffer(content, "<u2", size, place).astype(np.int64)
+            place += 2 * size
+        else:
+            bits = np.frombuffer(content, np.uint8, _CONTAINER // 8, place)
+            low = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            place += _CONTAINER // 8
+        found.append(low + key)
+    return np.concatenate(found)
 
 
 def _bitmaps(rows: Int64s) -> bytes:
@@ -83,6 +122,5 @@ def _z85(content: bytes) -> str:
 
 
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-_TO_Z85 = bytes.maketrans(
-    _B85, b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-)
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_TO_Z85, _FROM_Z85 = bytes.maketrans(_B85, _Z85), bytes.maketrans(_Z85, _B85)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # An append takes milliseconds: whoever loses so often meets something else.
 _ATTEMPTS = 20
 _GATHERED_BYTES = 32 << 20
+ROW_GROUP = 1 << 20
+"""Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
@@ -81,6 +83,7 @@ def _optimizing(bound: int) -> dict[str, str]:
         "spark.databricks.delta.optimize.maxFileSize": str(LARGEST),
         f"{clustering}.threshold": str(bound),
         f"{clustering}.targetCubeSize": str(LARGEST),
+        "parquet.block.size": str(ROW_GROUP),
     }
 
 
@@ -113,12 +116,13 @@ def rows_of(folder: Path, files: Iterable[LiveFile], schema: pa.Schema) -> Itera
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Larger batches of the same rows: each becomes a row group."""
-    held: list[pa.RecordBatch] = []
+    held, size = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(batch)
-        if sum(part.nbytes for part in held) >= _GATHERED_BYTES:
+        size += batch.nbytes
+        if size >= _GATHERED_BYTES:
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held = []
+            held, size = [], 0
     if held:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 

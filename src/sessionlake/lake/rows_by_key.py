@@ -1,7 +1,8 @@
 """Finds the rows of a table's files that have given keys, and reads those rows alone.
 
 Files never change. So what is read once of a file's keys is kept in memory, up to a limit: a MERGE of few rows into
-many then reads no keys, but of what is new, and of the other columns only row groups that have such rows.
+many then reads no keys, but of what is new, and of the other columns only row groups that have such rows. Of a large
+file whose rows have the beginnings of their keys in common, as those of a session do, these beginnings are kept.
 """
 
 from __future__ import annotations
@@ -18,17 +19,59 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.key_index import KeyIndex, Keys
+from sessionlake.lake.key_index import KeyIndex, Keys, RunIndex
 from sessionlake.lake.reading import TooLargeError
 from sessionlake.lake.table_files import TableFile
 from sessionlake.lake.upsert import Combine
+from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Int64s
 
 _Name = tuple[Path, tuple[str, ...]]
-_Groups = tuple[tuple[int, KeyIndex], ...]  # of each row group, the number of its first row in the file
+_Part = tuple[int, KeyIndex | RunIndex]  # of a file, with the number of its first row
 # What was asked for since so many searches is in use: it is not given up for what is new.
 _IN_USE = 64
 _BATCH = 1 << 16
+# Of a file with so many rows, the heads of keys are enough if there are so many rows to each.
+_LARGE = 1 << 18
+_LONG = 16
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Keys that are asked for, row by row.
+
+    Attributes:
+        keys: they, whole.
+        heads: the distinct ones without the last column.
+        head: of each row, the place of its own among these.
+        tail: the last column.
+    """
+
+    keys: Keys
+    heads: Keys
+    head: Int64s
+    tail: pa.Array
+
+    @classmethod
+    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _Asked:
+        number = np.zeros(rows.num_rows, np.int64)
+        for name in names[:-1]:
+            code, values = codes(rows[name])
+            number = np.unique(number * (len(values) + 1) + code, return_inverse=True)[1].reshape(-1)
+        _, first, head = np.unique(number, return_index=True, return_inverse=True)
+        heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
+        return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
+
+    def told_apart(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+        """Which of some rows have one of the keys, and which.
+
+        Args:
+            head: of each row, the place of its own among `heads`.
+            tail: the last column of its key.
+        """
+        pair = pa.schema([("head", pa.int64()), ("tail", tail.type)])
+        index = KeyIndex.of(pa.table([pa.array(head), tail], schema=pair), pair)
+        return index.find(Keys.of(pa.table({"head": self.head, "tail": self.tail}), pair.names, pair))
 
 
 @dataclass(frozen=True)
@@ -54,7 +97,9 @@ class KeyIndexes:
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes, self._searches = most, 0, 0
-        self._kept = OrderedDict[_Name, tuple[_Groups, int, int]]()  # with its bytes, and the search that used it last
+        self._kept = OrderedDict[
+            _Name, tuple[tuple[_Part, ...], int, int]
+        ]()  # with its bytes, and the search that used it last
         self._lock = Lock()
 
     @property
@@ -74,28 +119,37 @@ class KeyIndexes:
         if not rows.num_rows:
             return []
         self._searches += 1
-        keys = Keys.of(rows, names, schema)
-        ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, keys.columns, strict=True)}
-        found = (self._in_file(file, keys, names, schema) for file in files if file.may_have(ends))
+        asked = _Asked.of(rows, names, schema)
+        ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
+        found = (self._in_file(file, asked, names, schema) for file in files if file.may_have(ends))
         return [one for one in found if len(one.rows)]
 
-    def _in_file(self, file: TableFile, keys: Keys, names: Sequence[str], schema: pa.Schema) -> FoundRows:
-        rows, source = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for first, index in self._groups(file, names, schema):
-            at, asked = index.find(keys)
-            rows.append(at + first)
-            source.append(asked)
-        every = np.concatenate(rows)
-        there = np.isin(every, file.gone, assume_unique=True, invert=True)
-        return FoundRows(file, every[there], np.concatenate(source)[there])
+    def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> FoundRows:
+        none = np.empty(0, np.int64)
+        rows, source, near, heads = [none], [none], [none], [none]
+        for first, index in self._parts(file, names, schema):
+            by_head = isinstance(index, RunIndex)
+            at, place = index.find(asked.heads if by_head else asked.keys)
+            (near if by_head else rows).append(at + first)
+            (heads if by_head else source).append(place)
+        candidates = np.concatenate(near)
+        if len(candidates):
+            tail = read_rows(file.path, candidates, [names[-1]])[names[-1]].cast(schema.field(names[-1]).type)
+            at, place = asked.told_apart(np.concatenate(heads), tail)
+            rows.append(candidates[at])
+            source.append(place)
+        every, places = np.concatenate(rows), np.concatenate(source)
+        there = np.flatnonzero(np.isin(every, file.gone, assume_unique=True, invert=True))
+        there = there[np.argsort(every[there])]
+        return FoundRows(file, every[there], places[there])
 
-    def _groups(self, file: TableFile, names: Sequence[str], schema: pa.Schema) -> Iterator[tuple[int, KeyIndex]]:
+    def _parts(self, file: TableFile, names: Sequence[str], schema: pa.Schema) -> Iterator[_Part]:
         name = file.path, tuple(names)
         known = self._used(name)
         if known is not None:
             yield from known
             return
-        new, size = list[tuple[int, KeyIndex]](), 0
+        new, size = list[_Part](), 0
         for group in _read(file.path, names, schema):
             yield group
             size += group[1].nbytes
@@ -105,7 +159,7 @@ class KeyIndexes:
                 new.clear()
         self._keep(name, tuple(new), size)
 
-    def _used(self, name: _Name) -> _Groups | None:
+    def _used(self, name: _Name) -> tuple[_Part, ...] | None:
         with self._lock:
             if name not in self._kept:
                 return None
@@ -113,7 +167,7 @@ class KeyIndexes:
             self._kept[name] = groups, size, self._searches
             return groups
 
-    def _keep(self, name: _Name, groups: _Groups, size: int) -> None:
+    def _keep(self, name: _Name, groups: tuple[_Part, ...], size: int) -> None:
         with self._lock:
             while self._bytes + size > self._most and self._kept:
                 oldest, (_, freed, used) = next(iter(self._kept.items()))
@@ -131,15 +185,33 @@ def _ends(values: pa.Array) -> tuple[object, object]:
     return ends["min"], ends["max"]
 
 
-def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[tuple[int, KeyIndex]]:
+def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[_Part]:
     texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
+    heads, first = list(names[:-1]), 0
     with pq.ParquetFile(path, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
-        first = 0
-        for number in range(content.num_row_groups):
-            rows = content.read_row_group(number, columns=list(names)).select(list(names))
-            if rows.num_rows:
+        large = heads and content.metadata.num_rows >= _LARGE
+        for groups in _together(content.metadata):
+            runs = RunIndex.of(content.read_row_groups(groups, columns=heads).select(heads), schema) if large else None
+            if runs is not None and len(runs.first) * _LONG <= (count := int(runs.length.sum())):
+                yield first, runs
+            else:
+                rows = content.read_row_groups(groups, columns=list(names)).select(list(names))
+                count = rows.num_rows
                 yield first, KeyIndex.of(rows, schema)
-            first += rows.num_rows
+            first += count
+
+
+def _together(footer: pq.FileMetaData) -> Iterator[list[int]]:
+    """Row groups that are read as one: they are small where single rows are to be found in them."""
+    groups, rows = list[int](), 0
+    for number in range(footer.num_row_groups):
+        groups.append(number)
+        rows += footer.row_group(number).num_rows
+        if rows >= _LARGE:
+            yield groups
+            groups, rows = [], 0
+    if rows:
+        yield groups
 
 
 def _keep_nothing() -> KeyIndexes:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from msgspec.json import decode
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.deletion_vectors import read_vector
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -75,11 +76,9 @@ def live(delta: DeltaTable) -> list[TableFile]:
         LakeError: a file's deletion vector is not what the log says.
     """
     folder = folder_of(delta)
-    vectors, gone = pa.table(delta.deletion_vectors()), dict[Path, Int64s]()
-    for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        gone[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
-    found, none = list[TableFile](), np.empty(0, np.int64)
-    for add in _adds(folder, delta.version()):
+    adds = list(_adds(folder, delta.version()))
+    gone, found, none = _gone(delta, folder, adds), list[TableFile](), np.empty(0, np.int64)
+    for add in adds:
         stats = json.loads(add.get("stats") or "{}")  # which may have what is no JSON, as an infinity
         file = TableFile(folder, add, stats, gone.get(folder / unquote(add["path"]), none))
         if len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
@@ -90,6 +89,18 @@ def live(delta: DeltaTable) -> list[TableFile]:
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
     return found
+
+
+def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
+    """The rows that vectors mark, by file; read by delta-rs, a flag for each row there is, if others wrote some."""
+    marked = [add for add in adds if add.get("deletionVector")]
+    own = {folder / unquote(add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    read = {path: rows for path, rows in own.items() if rows is not None}
+    if len(read) < len(marked):
+        vectors = pa.table(delta.deletion_vectors())
+        for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+            read[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
