@@ -183,6 +183,9 @@ class BronzeSettings(Section):
     trigger: Duration = timedelta(seconds=1)
     topic_refresh: Duration = timedelta(seconds=3)
     """How soon a new topic or partition is noticed."""
+    silent_after: Duration | None = timedelta(hours=1)
+    """A topic-partition without a message for so long, and for `capture.session_timeout`, is noted as silent: stream
+    time goes on there, so that its sessions expire. None: never."""
 
     @model_validator(mode="after")
     def _has_its_source(self) -> Self:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
 from sessionlake.bronze.query import BronzeQuery, Start
+from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
@@ -67,13 +68,14 @@ def start(
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     book, forgotten = TopicBook(spark, lake, settings), erasures(lake.reader(spark))
+    silences = Silences(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
         Generations(settings.checkpoint(LAYER), LAYER),
         book,
         source=lambda start: (
             _source(spark, settings, start, book.shifts, forgotten),
-            _BronzeBatch(lake, settings, book, start.generation, on_batch),
+            _BronzeBatch(lake, settings, book, silences, start.generation, on_batch),
         ),
         settle=lambda generation: _settle(spark, lake, settings, generation),
         give_up=lambda generation: _give_up(spark, lake, generation),
@@ -132,12 +134,14 @@ class _BronzeBatch:
         lake: Lake,
         settings: Settings,
         book: TopicBook,
+        silences: Silences,
         generation: Generation,
         on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self._lake = lake
         self._settings = settings
         self._book = book
+        self._silences = silences
         self._generation = generation
         self._shifts = book.shifts
         self._on_batch = on_batch
@@ -150,6 +154,14 @@ class _BronzeBatch:
             if self._retired:
                 raise SessionlakeError("bronze: the query was started anew before this batch")
             self._commit(rows, txn)
+
+    def note_silences(self, *, at_end: bool = False) -> None:
+        """Notes which topic-partitions are silent, if it is time to look; see `Batches`."""
+        if self._silences.is_time() or at_end:
+            found = self._silences.found()
+            with self._busy:
+                if not self._retired:
+                    self._silences.write(found)
 
     def retire(self) -> None:
         """Waits for a batch under way; refuses those that come later."""
@@ -178,6 +190,7 @@ class _BronzeBatch:
         write(spark, lake, entry)
         self._log.advance(ranges)
         self._book.advance(ranges)
+        self._silences.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +32,16 @@ class Batches(Protocol):
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         """Commits one."""
+
+    def note_silences(self, *, at_end: bool = False) -> None:
+        """Notes which topic-partitions are silent, now and then.
+
+        Args:
+            at_end: whether the query has ended, so that it is now or never.
+
+        Raises:
+            BrokerError: Kafka does not answer.
+        """
 
     def retire(self) -> None:
         """Waits for a batch under way; refuses those that come later."""
@@ -152,6 +163,7 @@ class BronzeQuery(LayerQuery):
             self._halt = Halt()
         if self._halt is None:
             super().check()
+            self._note_silences()
         else:
             self._go_on(self._halt)
 
@@ -167,6 +179,7 @@ class BronzeQuery(LayerQuery):
                     self._halt = Halt(error)
                 else:
                     if ended:
+                        self._note_silences(at_end=True)
                         self._book.close()
                     return ended
             self._go_on(self._halt)
@@ -208,6 +221,11 @@ class BronzeQuery(LayerQuery):
         if not self._book.away:
             self._say_back()
         return disturbed
+
+    def _note_silences(self, *, at_end: bool = False) -> None:
+        if self._batches is not None and not self._stopped:
+            with suppress(BrokerError):  # there is time
+                self._batches.note_silences(at_end=at_end)
 
     def _go_on(self, halt: Halt) -> None:
         """Starts the query again if Kafka answers by now, and its topics are no reason against that.

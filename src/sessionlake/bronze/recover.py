@@ -25,6 +25,7 @@ from sessionlake.lake.ledger import RECOVERED, OffsetRange, write
 from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.silences import messages_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
@@ -147,7 +148,7 @@ def _behind(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int])
     known = spark.createDataFrame(
         [(*place, end) for place, end in ends.items()], "topic string, partition int, end long"
     )
-    rows = lake.read(spark, MESSAGES).join(F.broadcast(known), ["topic", "partition"], "left")
+    rows = messages_of(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
     later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
     found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
     return tuple(OffsetRange(*row) for row in sorted(found))

@@ -79,6 +79,29 @@ class TopicBook:
             for part in row.partitions
         }
 
+    def ends(self) -> dict[TopicPartition, int]:
+        """One past the last offset that bronze has, of topic-partitions of subscribed topics that have any message."""
+        return {
+            (row.topic, part.partition): part.next_offset
+            for row in self.topics.values()
+            if row.state in READ and self._matches(row.topic)
+            for part in row.partitions
+            if part.next_offset > part.first_offset
+        }
+
+    def has_older(self, moment: datetime) -> bool:
+        """Whether a topic was seen before a moment."""
+        return any(row.first_seen < moment for row in self._rows.values())
+
+    def read_whole(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those of some topic-partitions of which Kafka has no message that bronze lacks.
+
+        Raises:
+            BrokerError: Kafka does not answer, or has one of them no longer.
+        """
+        asked, positions = list(places), self.positions()
+        return {place for place, (_, end) in self._admin.offsets(asked).items() if end == positions.get(place)}
+
     @property
     def away(self) -> bool:
         """Whether Kafka did not answer the last question."""

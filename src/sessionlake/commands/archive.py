@@ -67,13 +67,16 @@ def messages_of(
 
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.commands.query import one_line
+    from sessionlake.lake.silences import messages_of
     from sessionlake.lake.tables import Lake
 
     lake = Lake(settings)
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
-        rows = lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.last_commit(spark, MESSAGES).version})
+        rows = messages_of(
+            lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.last_commit(spark, MESSAGES).version})
+        )
         chosen = rows if where is None else rows.where(where)
         found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:

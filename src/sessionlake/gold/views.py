@@ -98,7 +98,7 @@ WITH entries AS (
   SELECT m.topic, {m_hour} AS hour, count(*) AS messages,
     count_if(judged.last IS NULL OR m.offset > judged.last) AS waiting
   FROM {messages} m LEFT JOIN judged ON m.topic = judged.topic AND m.partition = judged.partition
-  WHERE {m_since} AND NOT m.key <=> {erased}
+  WHERE {m_since} AND m.topic IS NOT NULL AND NOT m.key <=> {erased}
   GROUP BY m.topic, {m_hour}
 ), event_counts AS (
   SELECT topic, {hour} AS hour, event, count(*) AS n FROM {events} WHERE {since} AND {told}

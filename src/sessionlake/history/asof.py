@@ -19,8 +19,10 @@ from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SN
 from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
+from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.message import INT64_MAX
+from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
@@ -217,13 +219,19 @@ class _Question:
             raise LakeError(f"{begins(place, gone)}: stream time with offset {until} cannot be told")
         if gone is not None and gone.highest_ms >= ts:
             return True
-        return self._reader.any(
+        place = self._session.topic, self._session.partition
+        silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
+        return any(one.until >= ts for one in silent) or self._reader.any(
             MESSAGES,
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
             ("timestamp", operator.ge, _from_ms(ts)),
         )
+
+    @cached_property
+    def _silences(self) -> list[Silence]:
+        return silences(self._reader)
 
     @cached_property
     def _beginnings(self) -> Mapping[TopicPartition, Beginning]:

@@ -23,6 +23,7 @@ from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.retained import beginnings, begins
+from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -74,6 +75,9 @@ class StreamTimesLog:
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
         known |= _of_bronze(spark, Lake(settings), missing)
+        for silence in silences(Lake(settings).reader(spark)):
+            if silence.behind <= ends.get(silence.place, BEGINNING):  # read, or about to be, before what comes behind
+                known[silence.place] = max(known[silence.place], silence.until)
         log = cls(layer, folder, StreamTimes())
         log._store(StreamTimes().noted(LaneTime(*name, known[name], end) for name, end in ends.items()))
         return log

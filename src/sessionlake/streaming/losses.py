@@ -13,11 +13,12 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import Books, rows_of, stored_sums
 from sessionlake.lake.erasures import erasures
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import GOLD, LEDGER, POSITIONS, PROCESSOR_ERRORS, SILVER
+from sessionlake.lake.names import GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.silences import NO_MESSAGE
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.errors import failure_of
@@ -204,6 +205,8 @@ def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
         if booked[table] and not lake.exists(spark, table):
             raise LossError(f"{table} is gone", mended(table))
     held = {table: lake.read(spark, table).count() if lake.exists(spark, table) else 0 for table in tables}
+    if held.get(MESSAGES):
+        held[MESSAGES] -= sum(batch.num_rows for batch in lake.reader(spark).batches(MESSAGES, NO_MESSAGE))
     gone = gone_rows(lake.reader(spark))
     for table, rows in held.items():
         removed = gone.get(table, 0)

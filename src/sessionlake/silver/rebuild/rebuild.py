@@ -32,6 +32,7 @@ from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import forget, retained
+from sessionlake.lake.silences import messages_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
@@ -203,7 +204,7 @@ def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
         raise LakeError(
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
         )
-    bronze = lake.read(spark, MESSAGES, version).groupBy("topic", "partition").agg(F.max("offset"))
+    bronze = messages_of(lake.read(spark, MESSAGES, version)).groupBy("topic", "partition").agg(F.max("offset"))
     if {(row[0], row[1]): row[2] for row in bronze.collect()} != dict(OffsetLog.load(spark, lake, LAYER).ends):
         raise LakeError(
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "

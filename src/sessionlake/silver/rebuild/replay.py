@@ -27,6 +27,7 @@ from sessionlake.lake.names import (
     QUARANTINE,
     ROWS,
     SESSIONS,
+    SILVER,
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
@@ -51,6 +52,7 @@ from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots
 from sessionlake.silver.rebuild.slices import Slices
+from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.streaming.folded import Folded
 
@@ -169,7 +171,8 @@ def replay(
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
-    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends=ends, messages=slice_messages)
+    noted = stored_times(settings, SILVER)
+    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends, slice_messages, noted=noted)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
     for part in slices.folded(spark, settings, source, fold):

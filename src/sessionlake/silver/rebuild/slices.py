@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.integrity.clock import BEGINNING, TimesBefore
+from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lake.ledger import config_hash
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
+from sessionlake.lake.silences import messages_of, silences_of
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
@@ -58,6 +64,7 @@ class Slices(Generic[R]):
         ends: last offset to take in of each topic-partition; all others are left out. By default everything.
         messages: about how many to take in at a time.
         topics: pattern of whole names of those that are wanted.
+        noted: the stream times that whoever has taken in messages up to `ends` had come to.
     """
 
     doing: str
@@ -66,6 +73,7 @@ class Slices(Generic[R]):
     ends: Mapping[TopicPartition, int] | None = None
     messages: int | None = None
     topics: str = ".*"
+    noted: TimesBefore | None = None
 
     def folded(self, spark: SparkSession, settings: Settings, source: DataFrame, fold: ShardFold) -> Iterator[Slice[R]]:
         """Folds slice after slice; what is made of one must be done with before the next is asked for.
@@ -79,9 +87,12 @@ class Slices(Generic[R]):
         """
         lake = Lake(settings)
         log, times = OffsetLog.empty(spark, lake), StreamTimes()
+        source, silences = messages_of(source), self._taken_in(silences_of(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
-            packed = self._packed(settings, source.where(within(part)), times)
+            told = {one for one in silences if one.place in part and one.behind <= part[one.place][1]}
+            silences -= told
+            packed = self._packed(settings, source.where(within(part)), times, told)
             shards = fold_slice(packed, states, fold).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
@@ -92,6 +103,20 @@ class Slices(Generic[R]):
             times = times.noted(ends_of(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield Slice(number, folded, reports, partitions, states)
+
+    def _taken_in(self, silences: Iterable[Silence]) -> set[Silence]:
+        """Those up to `ends`: one behind the last message may be there, and not be read yet."""
+        if self.ends is None:
+            return set(silences)
+        names, last = list(self.ends), np.array([*self.ends.values()], np.int64)
+        known = zip(names, (self.noted or StreamTimes()).before(names, last + 1)[0].tolist(), strict=True)
+        times = {name: time for name, time in known if time != NO_TIME}
+        return {
+            one
+            for one in silences
+            if one.behind < (end := self.ends.get(one.place, BEGINNING))
+            or (one.behind == end and one.until <= times.get(one.place, one.until))
+        }
 
     def _cut(self, source: DataFrame) -> Iterator[OffsetRanges]:
         """Cuts every topic-partition's offsets into the same number of ranges."""
@@ -110,13 +135,16 @@ class Slices(Generic[R]):
         number = max(1, -(-messages // (self.messages or SLICE_MESSAGES)), -(-weight // SLICE_BYTES))
         yield from slices(held, number)
 
-    def _packed(self, settings: Settings, messages: DataFrame, times: StreamTimes) -> DataFrame:
+    def _packed(
+        self, settings: Settings, messages: DataFrame, times: StreamTimes, silences: Iterable[Silence]
+    ) -> DataFrame:
         from pyspark.sql import functions as F
 
         shards = settings.silver.shards
         shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
         raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
-        return raw.mapInArrow(Packer(rules_of(settings.capture), shards, self.topics, times), PACKED_SCHEMA)
+        packer = Packer(rules_of(settings.capture), shards, self.topics, times, tuple(silences))
+        return raw.mapInArrow(packer, PACKED_SCHEMA)
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
         violation = violation_of([*reports])

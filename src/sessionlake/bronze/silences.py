@@ -1,0 +1,161 @@
+"""Notes which topic-partitions have been silent for long: as a fact in `bronze.messages`, at its place in the order.
+
+A silence is written down when Kafka says that there is no message behind those that bronze has, and before any that
+comes later is: see `protocol.silence`. It is noted twice, when the sessions before it have expired, and when they are
+forgotten. Since when a topic-partition is silent, the ledger tells.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from operator import eq, ge
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.config import Settings
+from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.commit import append, retire
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.names import BRONZE, MESSAGES
+from sessionlake.lake.offset_ranges import within
+from sessionlake.lake.schemas import arrow_schema
+from sessionlake.lake.silences import messages_of, silences
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.types import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+_APP = "silences"
+# Between two looks.
+_LOOK_SECONDS = 60.0
+# Of a topic-partition's last messages, so many offsets are asked for the time that they had come to.
+_LAST = 1_000
+# As many topic-partitions are asked for at once, and told of in one row.
+_AT_ONCE = 500
+
+
+class Silences:
+    """What bronze knows of silent topic-partitions.
+
+    Args:
+        book: says how far each has been read, and what Kafka has of it.
+    """
+
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicBook) -> None:
+        self._spark, self._lake, self._book = spark, lake, book
+        after = settings.bronze.silent_after
+        self._after = None if after is None else max(after, settings.capture.session_timeout)
+        self._last: dict[TopicPartition, datetime] | None = None
+        self._noted: dict[TopicPartition, tuple[int, timedelta]] = {}
+        self._looked_at = time.monotonic()
+        self._token, self._writes, self._wrote = lake.storage.token(BRONZE), count(), False
+
+    def is_time(self) -> bool:
+        """Whether to look for silent topic-partitions once more."""
+        if self._after is None:
+            return False
+        pause = min(_LOOK_SECONDS, self._after.total_seconds() / 4)
+        return time.monotonic() - self._looked_at >= pause
+
+    def advance(self, ranges: Iterable[OffsetRange]) -> None:
+        """Takes note of a batch that is committed."""
+        if self._last is not None:
+            now = datetime.now(UTC)
+            self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
+
+    def found(self) -> list[tuple[Silence, int]]:
+        """The silences that are to be written down, each with the offset that the next message would have.
+
+        Raises:
+            BrokerError: Kafka does not answer.
+        """
+        self._looked_at = time.monotonic()
+        if self._after is None:
+            return []
+        now = datetime.now(UTC)
+        ends = self._book.ends()
+        lasting = {place: now - last for place, last in self._since(now, self._after, ends).items()}
+        due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted, self._after)]
+        silent = self._book.read_whole(due) if due else set()
+        new: list[tuple[Silence, int]] = []
+        for places in _some(sorted(silent)):
+            for place, (behind, highest) in self._ends_of({place: ends[place] for place in places}).items():
+                lasted = lasting[place] // timedelta(milliseconds=1)
+                new.append((Silence(*place, behind, highest + lasted, lasted), ends[place]))
+        return new
+
+    def write(self, found: Iterable[tuple[Silence, int]]) -> None:
+        """Writes silences down; not those that a message has ended since. No batch may be committed meanwhile."""
+        ends = self._book.ends()
+        silent = [silence for silence, end in found if ends.get(silence.place) == end]
+        if not silent:
+            return
+        if self._token and not self._wrote:  # what a holder before may yet write would come too late
+            retire(self._spark, self._lake, [MESSAGES], Txn.before(_APP, self._token))
+        values = [encode(some) for some in _some(silent)]
+        written = datetime.now(UTC)
+        rows = pa.Table.from_pylist(
+            [{"value": value, "ingested_at": written} for value in values], arrow_schema(MESSAGES)
+        )
+        append(self._spark, self._lake, MESSAGES, rows, self._txn())
+        self._wrote = True
+        for silence in silent:
+            self._noted[silence.place] = ends[silence.place], timedelta(milliseconds=silence.lasted)
+
+    def _txn(self) -> Txn:
+        """The next; without leases the clock tells them apart."""
+        number = next(self._writes) if self._token else time.time_ns() // 1_000_000
+        return Txn(_APP, number).under(self._token)
+
+    def _since(
+        self, now: datetime, after: timedelta, ends: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, datetime]:
+        """When each topic-partition's last message came, as far as that matters."""
+        if self._last is None:
+            if not self._book.has_older(now - after):
+                return {}
+            reader = self._lake.reader(self._spark)
+            self._last = dict.fromkeys(ends, now - 2 * after) | dict(
+                _of_ledger(self._lake, self._spark, now - 2 * after)
+            )
+            for silence in silences(reader):
+                if silence.behind < ends.get(silence.place, 0):
+                    self._noted[silence.place] = silence.behind + 1, timedelta(milliseconds=silence.lasted)
+        return {place: last for place, last in self._last.items() if place in ends}
+
+    def _is_due(self, place: TopicPartition, end: int, lasted: timedelta, after: timedelta) -> bool:
+        known, before = self._noted.get(place, (end, timedelta(0)))
+        before = before if known == end else timedelta(0)
+        return lasted >= after > before or lasted >= 2 * after > before
+
+    def _ends_of(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
+        """The last message's offset, and the highest Kafka timestamp (ms) of the last ones."""
+        from pyspark.sql import functions as F
+
+        messages = messages_of(self._lake.read(self._spark, MESSAGES))
+        last = messages.where(within({place: (end - _LAST, end - 1) for place, end in ends.items()}))
+        found = last.groupBy("topic", "partition").agg(F.max("offset"), F.unix_millis(F.max("timestamp")))
+        return {(row[0], row[1]): (row[2], row[3]) for row in found.collect()}
+
+
+def _some(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
+
+
+def _of_ledger(lake: Lake, spark: SparkSession, since: datetime) -> Iterator[tuple[TopicPartition, datetime]]:
+    """The topic-partitions that a batch of late had messages of, and when the last did."""
+    books = Books(lake.reader(spark), "offsets", whole=True, carried=False)
+    entries = rows_of(books.entries(("layer", eq, BRONZE), ("committed_at", ge, since)))
+    for entry in sorted(entries, key=lambda entry: entry["committed_at"]):
+        for item in entry["offsets"]:
+            if item["messages"]:
+                yield (item["topic"], item["partition"]), entry["committed_at"]
