@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from operator import eq, ge
+from operator import attrgetter, eq, ge
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from sessionlake.lake.commit import append, retire
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import BRONZE, MESSAGES
 from sessionlake.lake.offset_ranges import within
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.silences import messages_of, silences
 from sessionlake.lake.tables import Lake
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _APP = "silences"
+_MS = timedelta(milliseconds=1)
 # Between two looks.
 _LOOK_SECONDS = 60.0
 # Of a topic-partition's last messages, so many offsets are asked for the time that they had come to.
@@ -55,7 +57,8 @@ class Silences:
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
         self._last: dict[TopicPartition, datetime] | None = None
-        self._noted: dict[TopicPartition, tuple[int, timedelta]] = {}
+        self._noted: dict[TopicPartition, Silence] = {}
+        self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
         self._looked_at = time.monotonic()
         self._token, self._writes, self._wrote = lake.storage.token(BRONZE), count(), False
 
@@ -69,7 +72,7 @@ class Silences:
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""
         if self._last is not None:
-            now = datetime.now(UTC)
+            now = _now()
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
     def found(self) -> list[tuple[Silence, int]]:
@@ -81,16 +84,18 @@ class Silences:
         self._looked_at = time.monotonic()
         if self._after is None:
             return []
-        now = datetime.now(UTC)
+        now = _now()
         ends = self._book.ends()
         lasting = {place: now - last for place, last in self._since(now, self._after, ends).items()}
-        due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted, self._after)]
+        due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
         silent = self._book.read_whole(due) if due else set()
         new: list[tuple[Silence, int]] = []
         for places in _some(sorted(silent)):
             for place, (behind, highest) in self._ends_of({place: ends[place] for place in places}).items():
-                lasted = lasting[place] // timedelta(milliseconds=1)
-                new.append((Silence(*place, behind, highest + lasted, lasted), ends[place]))
+                self._behind[place] = ends[place], behind
+                if self._is_due(place, ends[place], lasting[place]):
+                    lasted = lasting[place] // _MS
+                    new.append((Silence(*place, behind, highest + lasted, lasted), ends[place]))
         return new
 
     def write(self, found: Iterable[tuple[Silence, int]]) -> None:
@@ -102,14 +107,14 @@ class Silences:
         if self._token and not self._wrote:  # what a holder before may yet write would come too late
             retire(self._spark, self._lake, [MESSAGES], Txn.before(_APP, self._token))
         values = [encode(some) for some in _some(silent)]
-        written = datetime.now(UTC)
+        written = _now()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written} for value in values], arrow_schema(MESSAGES)
         )
         append(self._spark, self._lake, MESSAGES, rows, self._txn())
         self._wrote = True
         for silence in silent:
-            self._noted[silence.place] = ends[silence.place], timedelta(milliseconds=silence.lasted)
+            self._noted[silence.place] = silence
 
     def _txn(self) -> Txn:
         """The next; without leases the clock tells them apart."""
@@ -124,18 +129,19 @@ class Silences:
             if not self._book.has_older(now - after):
                 return {}
             reader = self._lake.reader(self._spark)
-            self._last = dict.fromkeys(ends, now - 2 * after) | dict(
-                _of_ledger(self._lake, self._spark, now - 2 * after)
-            )
-            for silence in silences(reader):
-                if silence.behind < ends.get(silence.place, 0):
-                    self._noted[silence.place] = silence.behind + 1, timedelta(milliseconds=silence.lasted)
+            long_ago = now - 3 * after
+            self._last = dict.fromkeys(ends, long_ago) | dict(_of_ledger(reader, long_ago))
+            self._noted = {one.place: one for one in sorted(silences(reader), key=attrgetter("behind", "lasted"))}
         return {place: last for place, last in self._last.items() if place in ends}
 
-    def _is_due(self, place: TopicPartition, end: int, lasted: timedelta, after: timedelta) -> bool:
-        known, before = self._noted.get(place, (end, timedelta(0)))
-        before = before if known == end else timedelta(0)
-        return lasted >= after > before or lasted >= 2 * after > before
+    def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
+        """Whether a silence before the offset `end` is to be told, for the first time or for the second."""
+        noted, (known, behind) = self._noted.get(place), self._behind.get(place, (end, end - 1))
+        told = timedelta(0)
+        if noted is not None and noted.behind == (behind if known == end else end - 1):
+            told = noted.lasted * _MS
+        after = self._after or lasted
+        return told <= after < lasted or told <= 2 * after < lasted
 
     def _ends_of(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
         """The last message's offset, and the highest Kafka timestamp (ms) of the last ones."""
@@ -147,13 +153,17 @@ class Silences:
         return {(row[0], row[1]): (row[2], row[3]) for row in found.collect()}
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 def _some(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
 
 
-def _of_ledger(lake: Lake, spark: SparkSession, since: datetime) -> Iterator[tuple[TopicPartition, datetime]]:
+def _of_ledger(reader: TableReader, since: datetime) -> Iterator[tuple[TopicPartition, datetime]]:
     """The topic-partitions that a batch of late had messages of, and when the last did."""
-    books = Books(lake.reader(spark), "offsets", whole=True, carried=False)
+    books = Books(reader, "offsets", whole=True, carried=False)
     entries = rows_of(books.entries(("layer", eq, BRONZE), ("committed_at", ge, since)))
     for entry in sorted(entries, key=lambda entry: entry["committed_at"]):
         for item in entry["offsets"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
@@ -11,29 +12,35 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from sessionlake.config import Settings, TopicRule, milliseconds
 from sessionlake.errors import BrokerError
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake.protocol.silence import Silence
 from sessionlake.runtime.kafka import client_config, require_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TIMEOUT_S = 30.0
 FETCH = 10_000
 
 
-def truth_from_broker(settings: Settings, rules: Rules | None = None) -> Tables:
+def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: Iterable[Silence] = ()) -> Tables:
     """What silver must hold, given what the topics of `kafka.topic_pattern` hold now.
 
     Args:
         settings: where Kafka is, and which topics count.
         rules: how to judge; the settings' own unless given.
+        silences: that bronze tells of.
 
     Raises:
         BrokerError: Kafka cannot be read.
         Violation: under `on_violation: fail`, at the message where silver must stop.
     """
-    truth = Truth(rules or rules_of(settings))
+    truth, told = Truth(rules or rules_of(settings)), defaultdict[tuple[str, int, int], list[int]](list)
+    for silence in silences:
+        told[silence.topic, silence.partition, silence.behind].append(silence.until)
     for message in read_back(settings):
         truth.feed(message)
+        for until in told[message[:3]]:
+            truth.silence(message.topic, message.partition, until)
     return truth.finish()
 
 

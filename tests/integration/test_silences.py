@@ -1,0 +1,151 @@
+"""Sensors that say nothing more, over a real broker: their sessions expire and are forgotten, in every replay, too."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.test_topics import World
+from sessionlake.bronze.silences import Silences
+from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.commands import doctor
+from sessionlake.commands.doctor import Level
+from sessionlake.config import Settings
+from sessionlake.integrity.state import ShardState
+from sessionlake.lab.compare import verify
+from sessionlake.lab.simulate.readback import truth_from_broker
+from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
+from sessionlake.lake.silences import silences
+from sessionlake.lake.tables import Lake
+from sessionlake.pipeline import Layer, Pipeline
+from sessionlake.protocol.silence import Silence
+from sessionlake.silver.fold.process import split
+from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.verify import verify as verify_silver
+from support.crash_worker import run_layer
+from support.lakes import rows_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
+    """Messages are of the year 1970; a session expires after an hour."""
+    made = World(spark, broker_settings, tmp_path.name)
+    made.settings = made.settings.model_copy(update={"silver": made.settings.silver.model_copy(update={"shards": 2})})
+    return made
+
+
+def take_in(world: World) -> None:
+    for layer in (BRONZE, SILVER, SILVER_TABLES):
+        run_layer(world.spark, world.settings, layer)
+
+
+def statuses(world: World) -> Counter[str]:
+    return Counter(row["status"] for row in rows_of(world.spark, Lake(world.settings), SESSIONS))
+
+
+def remembered(world: World) -> int:
+    """How many sessions the states have."""
+    states = world.spark.read.format("statestore").load(world.settings.checkpoint(SILVER))
+    held = [bytes(row[0]) for row in states.select("value.groupState.state").collect() if row[0] is not None]
+    return sum(len(ShardState.decode(split(state)[0], world.settings.capture.declared).cursors) for state in held)
+
+
+def told(world: World) -> list[Silence]:
+    return silences(Lake(world.settings).reader(world.spark))
+
+
+def assert_exact(world: World) -> None:
+    truth = truth_from_broker(world.settings, silences=told(world))
+    compared = verify(world.spark, Lake(world.settings), truth)
+    assert (compared.exact, compared.differences) == (compared.sessions, {})
+    assert verify_silver(world.spark, world.settings).exact
+
+
+def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
+    """Bronze takes it to be so much later."""
+    monkeypatch.setattr("sessionlake.bronze.silences._now", lambda: datetime.now(UTC) + by)
+
+
+def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.create("t", 2)
+    world.send("t", 0, 3)
+    world.send("t", 0, 2, partition=1)
+    take_in(world)
+    assert (statuses(world), told(world)) == (Counter(open=2), [])
+    later(monkeypatch, 1.5 * HOUR)
+    take_in(world)
+    assert statuses(world) == Counter(expired=2)
+    first = sorted(told(world), key=lambda one: one.partition)
+    assert [(one.place, one.behind, one.until - one.lasted) for one in first] == [
+        ((world.name("t"), 0), 2, 1002),
+        ((world.name("t"), 1), 1, 1001),
+    ]
+    run_layer(world.spark, world.settings, BRONZE)
+    assert len(told(world)) == 2, "they are told once"
+    assert_exact(world)
+    later(monkeypatch, 2.5 * HOUR)
+    run_layer(world.spark, world.settings, BRONZE)
+    assert len(told(world)) == 4
+    assert_exact(world)  # though silver has not read what bronze tells now
+    take_in(world)
+    assert (statuses(world), remembered(world)) == (Counter(expired=2), 0)
+    world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
+    take_in(world)
+    assert_exact(world)
+    assert [found for found in doctor._books(world.settings) if found.level is Level.FAIL] == []
+    rebuild(world.spark, world.settings)
+    run_layer(world.spark, world.settings, SILVER)
+    assert_exact(world)
+
+
+def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.create("t", 3)
+    for partition in range(3):
+        world.send("t", 0, 3, partition=partition)
+    run_layer(world.spark, world.settings, BRONZE)
+    later(monkeypatch, 2.5 * HOUR)
+    lake = Lake(world.settings)
+    book = TopicBook(world.spark, lake, world.settings)
+    try:
+        watch = Silences(world.spark, lake, world.settings, book)
+        topic = world.name("t")
+        assert [one.partition for one, _ in watch.found()] == [0, 1, 2]
+        watch.advance([OffsetRange(topic, 0, 3, 3, 1)])
+        world.send("t", 3, 1, partition=1)
+        found = watch.found()
+        assert [(one.partition, one.behind) for one, _ in found] == [(2, 2)]
+        book.advance([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
+        watch.write(found)
+        assert told(world) == []
+    finally:
+        book.close()
+
+
+def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
+    short, often = {"session_timeout": timedelta(seconds=3)}, {"silent_after": timedelta(seconds=1)}
+    own = world.settings
+    changed = {"capture": own.capture.model_copy(update=short), "bronze": own.bronze.model_copy(update=often)}
+    world.settings = own.model_copy(update=changed)
+    world.create("t")
+    world.send("t", 0, 3)
+    with Pipeline(world.spark, world.settings, Layer.ALL) as pipeline:
+        deadline = time.monotonic() + 120
+        while statuses(world) != Counter(expired=1) or remembered(world):
+            assert time.monotonic() < deadline
+            pipeline.check()
+            time.sleep(0.5)
+    assert len(told(world)) in (1, 2)  # if nobody looked sooner, both times at once
+    assert_exact(world)
