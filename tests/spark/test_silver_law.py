@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from sessionlake.silver.states import shard_of, shard_states
 from sessionlake.silver.stream_times import stored_times
 from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
-from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker, cut
+from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, Fact, StreamMaker, cut, with_silences
 from support.views import assert_views_are_the_truth
 
 APPENDED = ("session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events")
@@ -58,7 +58,7 @@ class Pipeline:
         self.lake = Lake(self.settings)
         self.lake.ensure(spark, ["bronze.messages"])
 
-    def arrive(self, messages: list[KafkaMessage]) -> None:
+    def arrive(self, messages: Sequence[Fact]) -> None:
         write_bronze(self.spark, self.lake, messages)
 
     def stream(self) -> None:
@@ -79,14 +79,15 @@ class Pipeline:
         lose_last_commit(self.settings.checkpoint(job.LAYER))
 
 
-def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[KafkaMessage]]:
-    """Thirty streams or less, each to a topic of its own, interleaved and cut into micro-batches."""
+def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
+    """Thirty streams or less, each to a topic of its own, interleaved and cut into micro-batches; some fall silent."""
     rnd = random.Random(5)
     cuts = []
     for seed in range(seeds):
         for integrity, policy in CASES:
             maker = StreamMaker(rnd, rnd.choice([LIGHT, WILD]), [topic_of(integrity, policy, seed)])
-            cuts.append(list(cut(rnd, maker.make(rnd.choice([40, 80, 120])), batches)))
+            messages = maker.make(rnd.choice([40, 80, 120]))
+            cuts.append(list(cut(rnd, with_silences(rnd, messages) if seed % 2 else [*messages], batches)))
     for parts in zip(*cuts, strict=True):
         yield [message for messages in parts for message in messages]
 
@@ -109,7 +110,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
         patch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[3])
-    judged = [message for batch in batches[:3] for message in batch]
+    judged = [fact for batch in batches[:3] for fact in batch]
     assert_views_are_the_truth(spark, pipeline.settings, judged, batches[3])
     shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()

@@ -25,6 +25,7 @@ from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import total
 from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import net_changes, refolded
+from support.streams import Fact
 
 INT64_MAX = 2**63 - 1
 INTERVAL = 600_000
@@ -61,9 +62,6 @@ class Silver:
     events: list[Row] = field(default_factory=list)
     counts: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
     rows: dict[tuple[str, str], dict[str, Row]] = field(default_factory=dict)
-
-
-Fact = KafkaMessage | Silence
 
 
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:

@@ -16,15 +16,17 @@ import pytest
 from chispa import assert_df_equality
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.lab.truth import KafkaMessage, Tables
+from sessionlake.lab.truth import Tables
 from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.silence import Silence, encode
 from sessionlake.runtime.frames import as_frame
 from support.folding import capped, closed, cut_of, truth_of
+from support.streams import Fact
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,12 +47,14 @@ def limit(patch: pytest.MonkeyPatch, **limits: int) -> None:
         patch.setattr(storage, "limits", replace(storage.limits, **limits))
 
 
-def write_bronze(spark: SparkSession, lake: Lake, messages: list[KafkaMessage]) -> None:
-    """Appends messages to `bronze.messages` as one commit of one file."""
-    rows = [
-        {"topic": m.topic, "partition": m.partition, "offset": m.offset, "key": m.key, "value": m.value}
+def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None:
+    """Appends messages and silences to `bronze.messages` as one commit of one file."""
+    rows: list[Row] = [
+        {"value": encode([m])}
+        if isinstance(m, Silence)
+        else {"topic": m.topic, "partition": m.partition, "offset": m.offset, "key": m.key, "value": m.value}
         | {"timestamp": datetime.fromtimestamp(m.timestamp / 1000, UTC), "timestamp_type": 0}
-        for m in messages
+        for m in facts
     ]
     write_rows(spark, lake, MESSAGES, rows)
 
@@ -70,7 +74,7 @@ def rows_of(spark: SparkSession, lake: Lake, table: str, *conditions: Condition)
 def assert_silver_is_the_truth(
     spark: SparkSession,
     settings: Settings,
-    messages: Iterable[KafkaMessage],
+    messages: Iterable[Fact],
     *,
     ledger: bool = True,
     cut: Collection[str] = (),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.silence import Silence
 from support.malformed import MALFORMED, Broken
 
+Fact = KafkaMessage | Silence
+T = TypeVar("T")
 COLUMNS = {
     "price": "double",
     "qty": "bigint",
@@ -243,7 +247,26 @@ def spelled(rnd: random.Random, body: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-def cut(rnd: random.Random, messages: list[KafkaMessage], batches: int) -> Iterator[list[KafkaMessage]]:
+def with_silences(rnd: random.Random, messages: Sequence[KafkaMessage]) -> list[Fact]:
+    """The messages, and behind some of them that of their topic-partition nothing more came for a while."""
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    facts: list[Fact] = []
+    for message in messages:
+        place = message[:2]
+        times[place] = max(times[place], message.timestamp)
+        facts.append(message)
+        for _ in range(rnd.choice([0, 0, 0, 0, 1, 2])):
+            lasted = rnd.choice([1, 3_000, 20_000, 600_000, SESSION_TIMEOUT, 2 * SESSION_TIMEOUT]) + rnd.choice([0, 1])
+            facts.append(Silence(*place, message.offset, times[place] + lasted, lasted))
+    return facts
+
+
+def messages_of(facts: Sequence[Fact]) -> list[KafkaMessage]:
+    """Without the silences."""
+    return [fact for fact in facts if not isinstance(fact, Silence)]
+
+
+def cut(rnd: random.Random, messages: list[T], batches: int) -> Iterator[list[T]]:
     """The stream in at most so many consecutive micro-batches, none empty."""
     inside = range(1, len(messages))
     cuts = sorted(rnd.sample(inside, min(batches - 1, len(inside))))

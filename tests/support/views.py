@@ -13,11 +13,12 @@ from sessionlake.commands.query import fetch
 from sessionlake.commands.show import Rows, collected
 from sessionlake.config import Settings
 from sessionlake.gold.views import create_views
-from sessionlake.lab.truth import KafkaMessage, Tables
+from sessionlake.lab.truth import Tables
 from sessionlake.lake.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
 from sessionlake.lake.tables import Lake
 from support.folding import truth_of
 from support.lakes import rows_of
+from support.streams import Fact, messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ _TAKEN = ("status", "messages", "duplicates", "gaps", "late", "first_ts", "last_
 
 
 def assert_views_are_the_truth(
-    spark: SparkSession, settings: Settings, judged: Sequence[KafkaMessage], waiting: Sequence[KafkaMessage]
+    spark: SparkSession, settings: Settings, judged: Sequence[Fact], waiting: Sequence[Fact]
 ) -> None:
     """Every row of every view.
 
@@ -48,7 +49,7 @@ def assert_views_are_the_truth(
         late = _named(*fetch(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
         assert sorted(map(repr, late)) == sorted(repr(row) for row in quality.values() if row["hour"] >= since)
     fresh = _freshness(spark, settings)
-    expected = _quality(truth, judged, waiting)
+    expected = _quality(truth, messages_of(judged), messages_of(waiting))
     assert {key: {name: row[name] for name in expected[key]} for key, row in quality.items()} == expected
     for key, row in quality.items():
         assert row["used"] == row["messages"] - row["waiting"] - row["duplicates"] - row["quarantined"]
@@ -86,9 +87,7 @@ def _summary(truth: Tables, session: Row) -> Row:
     }
 
 
-def _quality(
-    truth: Tables, judged: Sequence[KafkaMessage], waiting: Sequence[KafkaMessage]
-) -> dict[tuple[str, float], Row]:
+def _quality(truth: Tables, judged: Sequence[Fact], waiting: Sequence[Fact]) -> dict[tuple[str, float], Row]:
     arrived = Counter(_hour(message.topic, message.timestamp) for message in (*judged, *waiting))
     left = Counter(_hour(message.topic, message.timestamp) for message in waiting)
     events: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)

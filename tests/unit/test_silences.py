@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 
 import pytest
 
@@ -12,24 +11,10 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.protocol.silence import Silence, decode, encode
-from support.folding import Fact, Folder, fold, of_silver, of_truth, truth_of
+from support.folding import Folder, fold, of_silver, of_truth, truth_of
 from support.seeds import seeds
-from support.streams import COLUMNS, SESSION_TIMEOUT, START, cut
+from support.streams import COLUMNS, SESSION_TIMEOUT, START, Fact, cut, with_silences
 from unit.test_law import CASES, assert_same, capture, interval, stream
-
-
-def with_silences(rnd: random.Random, messages: list[KafkaMessage]) -> list[Fact]:
-    """The messages, and behind some of them that of their topic-partition nothing more came for a while."""
-    times: dict[tuple[str, int], int] = defaultdict(int)
-    facts: list[Fact] = []
-    for message in messages:
-        place = message[:2]
-        times[place] = max(times[place], message.timestamp)
-        facts.append(message)
-        for _ in range(rnd.choice([0, 0, 0, 0, 1, 2])):
-            lasted = rnd.choice([1, 3_000, 20_000, 600_000, SESSION_TIMEOUT, 2 * SESSION_TIMEOUT]) + rnd.choice([0, 1])
-            facts.append(Silence(*place, message.offset, times[place] + lasted, lasted))
-    return facts
 
 
 def facts_of(seed: int) -> tuple[random.Random, list[Fact], CaptureSettings, int]:
