@@ -87,7 +87,7 @@ class BusyTimes(Processor[Busy]):
 
 # COMMAND ----------
 
-messages = book.table("bronze.messages")
+messages = book.table("bronze.messages").where("topic IS NOT NULL")  # others tell of silences
 if wanted := book.parameter("topic"):
     messages = messages.where(F.col("topic") == wanted)
 largest = messages.groupBy("topic", "partition").count().orderBy(F.desc("count"), "topic", "partition").first()
