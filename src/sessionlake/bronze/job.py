@@ -189,8 +189,8 @@ class _BronzeBatch:
         entry = entry_of(self._settings, txn, ranges, commit.version, started)
         write(spark, lake, entry)
         self._log.advance(ranges)
+        self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
         self._book.advance(ranges)
-        self._silences.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)
 

@@ -7,6 +7,7 @@ forgotten. Since when a topic-partition is silent, the ledger tells.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -56,7 +57,8 @@ class Silences:
         self._spark, self._lake, self._book = spark, lake, book
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
-        self._last: dict[TopicPartition, datetime] | None = None
+        self._last: dict[TopicPartition, datetime] = {}
+        self._begun, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
         self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
         self._looked_at = time.monotonic()
@@ -71,8 +73,8 @@ class Silences:
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""
-        if self._last is not None:
-            now = _now()
+        now = _now()
+        with self._lock:
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
     def found(self) -> list[tuple[Silence, int]]:
@@ -125,14 +127,17 @@ class Silences:
         self, now: datetime, after: timedelta, ends: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, datetime]:
         """When each topic-partition's last message came, as far as that matters."""
-        if self._last is None:
+        if not self._begun:
             if not self._book.has_older(now - after):
                 return {}
             reader = self._lake.reader(self._spark)
             long_ago = now - 3 * after
-            self._last = dict.fromkeys(ends, long_ago) | dict(_of_ledger(reader, long_ago))
+            before = dict.fromkeys(ends, long_ago) | dict(_of_ledger(reader, long_ago))
             self._noted = {one.place: one for one in sorted(silences(reader), key=attrgetter("behind", "lasted"))}
-        return {place: last for place, last in self._last.items() if place in ends}
+            with self._lock:
+                self._begun, self._last = True, before | self._last
+        with self._lock:
+            return {place: last for place, last in self._last.items() if place in ends}
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Whether a silence before the offset `end` is to be told, for the first time or for the second."""

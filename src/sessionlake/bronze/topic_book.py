@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -80,27 +80,31 @@ class TopicBook:
         }
 
     def ends(self) -> dict[TopicPartition, int]:
-        """One past the last offset that bronze has, of topic-partitions of subscribed topics that have any message."""
-        return {
-            (row.topic, part.partition): part.next_offset
-            for row in self.topics.values()
-            if row.state in READ and self._matches(row.topic)
-            for part in row.partitions
-            if part.next_offset > part.first_offset
-        }
+        """One past the last offset that bronze has, of topic-partitions that it has any message of."""
+        with self._lock:
+            parts = ((row.topic, part) for row in self.topics.values() for part in row.partitions)
+            return {
+                (topic, part.partition): part.next_offset
+                for topic, part in parts
+                if part.next_offset > part.first_offset
+            }
 
     def has_older(self, moment: datetime) -> bool:
         """Whether a topic was seen before a moment."""
         return any(row.first_seen < moment for row in self._rows.values())
 
-    def read_whole(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Those of some topic-partitions of which Kafka has no message that bronze lacks.
+    def read_whole(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Those of some topic-partitions of which Kafka has no message that bronze may yet read.
 
         Raises:
             BrokerError: Kafka does not answer, or has one of them no longer.
         """
-        asked, positions = list(places), self.positions()
-        return {place for place, (_, end) in self._admin.offsets(asked).items() if end == positions.get(place)}
+        known, ends = self.topics, self.ends()
+        lasting = {name for name, row in known.items() if row.state not in GONE and self._matches(name)}
+        asked = [place for place in places if place[0] in lasting]
+        held = self._admin.offsets(asked) if asked else {}
+        waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != ends[place]}
+        return {*places} - waiting
 
     @property
     def away(self) -> bool:
