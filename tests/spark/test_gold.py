@@ -19,6 +19,7 @@ from sessionlake.errors import LakeError, MachineError, NotThereError, UsageErro
 from sessionlake.gold import job, recover
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared import averages_of, products_of, tables_of
+from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.query import metrics
 from sessionlake.gold.verify import verify_gold
 from sessionlake.gold_settings import AverageSettings, ProductSettings
@@ -110,7 +111,8 @@ class Feed:
         """These tables, or all, equal a recomputation by SQL."""
         wanted = [one for one in tables_of(self.settings) if not tables or one.table in tables]
         found = verify_gold(self.spark, self.settings, wanted)
-        assert [one.table for one in found] == [one.table for one in wanted]
+        told = [RESTATEMENTS] * any(isinstance(one, RollingAverage) for one in wanted)
+        assert [one.table for one in found] == [one.table for one in wanted] + told
         assert [one.first for one in found] == [None] * len(found)
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -380,8 +382,12 @@ def test_a_difference_is_found_and_told(feed: Feed):
     feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
     feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
     feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
+    feed.lake.delta(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
     found = {one.table: one for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings)) if one.first}
-    assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES}
+    assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES, RESTATEMENTS}
+    told = f"{SENSOR_AVERAGES}: topic=capture.a, row_id=r, metric=price, ts=0, partition=0, offset=0, ordinal=0: "
+    assert (found[RESTATEMENTS].rows, found[RESTATEMENTS].different) == (0, 1)
+    assert found[RESTATEMENTS].first == f"{told}has revision 1, and 0 restatements"
     assert (found[AVERAGES].rows, found[AVERAGES].different) == (5, 1)
     assert re.search(
         r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 10000.1", str(found[AVERAGES].first)

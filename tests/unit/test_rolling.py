@@ -261,6 +261,13 @@ def test_a_point_at_either_end_of_time_has_an_average(ts: int):
     assert tables.averages[0, ts, 0, 0] == (1.0, 1.0, 1)
 
 
+def test_a_point_that_is_late_by_more_than_numbers_tell_is_late_by_the_most_they_do():
+    tables = Tables(1, window=2, keep=2)
+    tables.fold([(0, 2**63 - 1, 0, 0, 1.0)])
+    tables.fold([(0, -(2**63), 1, 0, 2.0)])
+    assert tables.restated == {(0, 2**63 - 1, 0, 0, 1, 2**63 - 1, -(2**63))}
+
+
 def test_sums_beyond_the_range_of_doubles_are_infinite_and_silent():
     tables = Tables(1, window=2, keep=2)
     tables.fold([(0, i, i, 0, 1.7e308) for i in range(3)])

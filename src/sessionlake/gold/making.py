@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 MADE = "sessionlake.made"
-"""Property of a table of averages: a name for when it was made anew last, to which states must belong."""
+"""Property of a table of averages: a name for when it was made anew last, to which states must belong.
+
+In front of a dash it has the last of gold's batches that the table was made of.
+"""
 
 
 def folder(settings: Settings) -> Path:
@@ -45,9 +48,20 @@ def shard_of(owner: Sequence[str], shards: int) -> Column:
 
 def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame) -> None:
     """Has the states begin anew by the table's rows."""
-    made = uuid4().hex[:12]
+    made = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
     _store(settings, series, made, _held(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table, MADE, made)
+
+
+def made_behind(spark: SparkSession, lake: Lake, series: RollingAverage) -> int | None:
+    """The last of gold's batches that the table was made anew of: what is restated behind it, is of its present rows.
+
+    Returns:
+        -1 if it was never made anew; None if a version did so that did not note it.
+    """
+    made = lake.storage.properties(spark, series.table).get(MADE, "")
+    behind, noted, _ = made.rpartition("-")
+    return int(behind) if noted else None if made else -1
 
 
 def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> Kept:

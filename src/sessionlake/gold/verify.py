@@ -19,6 +19,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.recompute import changes_read, refuse_removed, version_read
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.gold.references.verify import verify_references
+from sessionlake.gold.restated import verify_restatements
 from sessionlake.lake.names import CHANGES, LATE_POINTS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -41,12 +42,13 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         return []
     kept = (*MARKS, APPLIED, *PLACE)
     numbers, texts = (events_of(changes, declared, kept, numbers=kind) for kind in (True, False))
-    found, late = [], []
+    found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, Enriched):
             truth = enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), table)
         elif isinstance(table, RollingAverage):
             truth = _averages(numbers, table)
+            averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
             truth = _by_sql(events.where(~is_late(table)), table)
@@ -57,6 +59,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         told = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
         found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", *PLACE), told, truth))
+    if averages:
+        found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_references(spark, lake, settings, tables)
     rules = verify_rules(spark, settings)
     return found if rules is None else [*found, rules]

@@ -309,9 +309,15 @@ def _averages(line: Line, chosen: Bools, times: Times, series: RollingAverage) -
         was=was.take(written),
         causes=causes,
         order=order,
-        late_ms=np.maximum(times.before[line.points.key[rows]] - oldest, 0),
+        late_ms=_behind(times.before[line.points.key[rows]], oldest),
     )
     return replace(averages, points=replace(averages.points, revision=revision[rows])), revision
+
+
+def _behind(newest: Int64s, oldest: Int64s) -> Int64s:
+    """By how much one time is after another; 0 if it is not, and the most there is if that is beyond it."""
+    apart = newest - oldest
+    return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
 
 
 def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> Figures:
