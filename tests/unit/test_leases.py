@@ -124,14 +124,17 @@ def test_giving_back_asks_nobody(place):
 
 
 def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_whom(place, caplog):
-    place.claim("runs silver")
+    former = place.claim("runs silver")
     place.clock.go_on(LENGTH - SECOND)
     with pytest.raises(ClaimedError):
         place.claim()
     place.clock.go_on(SECOND)
     with caplog.at_level(logging.WARNING):
-        place.claim()
+        holder = place.claim()
     assert "silver: taken over from a process that runs silver" in caplog.text
+    assert (former.overtook, holder.overtook) == (False, True)
+    holder.release()
+    assert not place.claim().overtook
 
 
 def test_a_renewed_lease_lasts_from_its_renewal(place):

@@ -62,7 +62,9 @@ class Silences:
         self._noted: dict[TopicPartition, Silence] = {}
         self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
         self._looked_at = time.monotonic()
-        self._token, self._writes, self._wrote = lake.storage.token(BRONZE), count(), False
+        self._token, self._writes = lake.storage.token(BRONZE), count()
+        if self._after is not None and lake.storage.overtook(BRONZE):  # what the holder before may write comes too late
+            retire(spark, lake, [MESSAGES], Txn.before(_APP, self._token))
 
     def is_time(self) -> bool:
         """Whether to look for silent topic-partitions once more."""
@@ -106,15 +108,12 @@ class Silences:
         silent = [silence for silence, end in found if ends.get(silence.place) == end]
         if not silent:
             return
-        if self._token and not self._wrote:  # what a holder before may yet write would come too late
-            retire(self._spark, self._lake, [MESSAGES], Txn.before(_APP, self._token))
         values = [encode(some) for some in _some(silent)]
         written = _now()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written} for value in values], arrow_schema(MESSAGES)
         )
         append(self._spark, self._lake, MESSAGES, rows, self._txn())
-        self._wrote = True
         for silence in silent:
             self._noted[silence.place] = silence
 

@@ -16,7 +16,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.lease_table import SparkLeases
-from sessionlake.lake.leases import holding, require_held, token_of
+from sessionlake.lake.leases import holding, overtook, require_held, token_of
 from sessionlake.lake.names import LEASES
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
@@ -105,6 +105,10 @@ class Catalog(Storage):
     def token(self, name: str) -> int:
         """See `Storage`."""
         return token_of(self.identifier(LEASES), name)
+
+    def overtook(self, name: str) -> bool:
+        """See `Storage`."""
+        return overtook(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
         """See `Storage`: schemas beside the lake's."""

@@ -125,6 +125,11 @@ class Folders(Storage):
         del name
         return 0
 
+    def overtook(self, name: str) -> bool:
+        """See `Storage`: a process that stands still has its lock."""
+        del name
+        return False
+
     def staging(self) -> Settings:
         """See `Storage`: a home inside this one."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})

@@ -122,6 +122,9 @@ class Claim:
     Args:
         doing: what it does under it, as in "runs silver".
         clock: tells the moment.
+
+    Attributes:
+        overtook: whether it was taken from a process that had not given it back, and may yet go on.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class Claim:
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
         self._known = True  # whether the row's number is: not if a write fails, which may have been committed
-        self.name = name
+        self.name, self.overtook = name, False
         self._renewed, self._lease = self._acquire(Holder.here(doing))
 
     @property
@@ -200,6 +203,7 @@ class Claim:
             )
             if found is not None and found.claim == self._id:
                 if before is not None and before.holder is not None:
+                    self.overtook = True
                     _tell_taken_over(before)
                 return begun, found
         raise ClaimedError(f"{self.name}: several processes try to have it in {self._settings.place}: run it again")
@@ -311,3 +315,8 @@ def require_held(table: str) -> None:
 def token_of(table: str, name: str) -> int:
     """The token of what this process has claimed so; 0 without."""
     return next((claim.token for claim in _HELD.get(table, ()) if claim.name == name), 0)
+
+
+def overtook(table: str, name: str) -> bool:
+    """Whether what this process has claimed so was taken from one that had not given it back."""
+    return any(claim.overtook for claim in _HELD.get(table, ()) if claim.name == name)

@@ -197,6 +197,10 @@ class Storage(ABC):
         """
 
     @abstractmethod
+    def overtook(self, name: str) -> bool:
+        """Whether what this process has claimed was taken from one that had not given it back, and may yet go on."""
+
+    @abstractmethod
     def staging(self) -> Settings:
         """Settings of a place of its own for tables that are only built to be copied."""
 
