@@ -33,7 +33,11 @@ class Clock:
 
 
 class Table:
-    """Rows of `ops.leases`, where one change comes of a number, as Delta has it."""
+    """Rows of `ops.leases`, where one change comes of a number, as Delta has it.
+
+    Attributes:
+        in_the_way: whether the next change meets that of another row.
+    """
 
     identifier = "a.test"
 
@@ -41,17 +45,23 @@ class Table:
         self.rows: dict[str, Lease] = {}
         self.reads = self.writes = 0
         self.before_write: Callable[[], None] = lambda: None
+        self.after_write: Callable[[], None] = lambda: None
+        self.in_the_way = False
 
     def read(self, name: str) -> Lease | None:
         self.reads += 1
         return self.rows.get(name)
 
-    def write(self, lease: Lease) -> None:
+    def write(self, lease: Lease) -> bool:
         self.writes += 1
         interposed, self.before_write = self.before_write, lambda: None
         interposed()
-        if lease.number > (self.rows[lease.name].number if lease.name in self.rows else 0):
+        met, self.in_the_way = self.in_the_way, False
+        if not met and lease.number > (self.rows[lease.name].number if lease.name in self.rows else 0):
             self.rows[lease.name] = lease
+        interposed, self.after_write = self.after_write, lambda: None
+        interposed()
+        return not met
 
 
 class Place:
@@ -88,14 +98,29 @@ def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of
 
 def test_what_is_given_back_while_another_row_is_changed_is_given_back(place):
     holder = place.claim()
-
-    def meet() -> None:
-        row = place.table.rows["silver"]
-        place.table.rows["silver"] = replace(row, number=row.number + 1)  # so that the change is passed over
-
-    place.table.before_write = meet
+    place.table.in_the_way = True
     holder.release()
     place.claim()
+
+
+def test_what_is_given_back_behind_a_renewal_whose_answer_was_lost_is_given_back(place):
+    holder = place.claim()
+
+    def lose() -> None:
+        raise OSError("the store does not answer")
+
+    place.table.after_write = lose
+    with pytest.raises(OSError, match="does not answer"):
+        holder.renew()
+    holder.release()
+    place.claim()
+
+
+def test_giving_back_asks_nobody(place):
+    holder = place.claim()
+    asked = place.table.reads
+    holder.release()
+    assert place.table.reads == asked
 
 
 def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_whom(place, caplog):

@@ -13,7 +13,8 @@ from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.leases import Lease
 from sessionlake.lake.names import LEASES
 from sessionlake.lake.schemas import TABLES, arrow_schema
-from sessionlake.lake.storage import Storage
+from sessionlake.lake.spark_reader import literal
+from sessionlake.lake.storage import Storage, appending
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import conf, interpreted
@@ -31,7 +32,7 @@ class SparkLeases:
     """
 
     def __init__(self, spark: SparkSession, storage: Storage) -> None:
-        self._spark = own_session(spark)  # a MERGE sets its transaction in the session: nobody else may use it
+        self._spark = own_session(spark)  # an UPDATE's transaction is set in it: nobody else may use it
         self._storage = storage
         self.identifier = storage.identifier(LEASES)
         if storage.exists(self._spark, LEASES):
@@ -44,10 +45,17 @@ class SparkLeases:
         found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
-    def write(self, lease: Lease) -> None:
-        """See `LeaseTable`; passed over, too, if a change of another row was in its way."""
+    def write(self, lease: Lease) -> bool:
+        """See `LeaseTable`."""
+        from pyspark.sql import functions as F
+
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         with interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
-            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES))).alias("s")
-            merged = self._storage.delta(spark, LEASES).alias("t").merge(row, "t.name = s.name")
-            merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+            if lease.number == 1:  # a new row
+                row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+                self._storage.save(appending(row, LEASES, txn), LEASES)
+            else:  # an UPDATE joins nothing, as a MERGE would, at twice its cost
+                values = {name: F.lit(literal(value)) for name, value in asdict(lease).items()}
+                self._storage.delta(spark, LEASES).update(F.col("name") == lease.name, values)
+            return True
+        return False

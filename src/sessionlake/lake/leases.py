@@ -34,7 +34,7 @@ from sessionlake.laptop.home import Holder, refusal
 _LOG = logging.getLogger(__name__)
 
 LENGTH = timedelta(minutes=2)
-# How often in its length it is renewed (a MERGE costs some two seconds of CPU), and the part that its holder relies on.
+# How often in its length it is renewed (which costs a second of CPU), and the part that its holder relies on.
 _RENEWED = 3
 _TRUSTED = 2
 # Two that change a row at once do not stay in step.
@@ -91,8 +91,12 @@ class LeaseTable(Protocol):
     def read(self, name: str) -> Lease | None:
         """The row of this name, as it is now."""
 
-    def write(self, lease: Lease) -> None:
-        """Makes it the row of its name; passed over if another of its number, or of a later one, has been before."""
+    def write(self, lease: Lease) -> bool:
+        """Makes it the row of its name; passed over if another of its number, or of a later one, has been before.
+
+        Returns:
+            False if another commit was in its way, and it is not the row.
+        """
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class Claim:
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
+        self._known = True  # whether the row's number is: not if a write fails, which may have been committed
         self.name = name
         self._renewed, self._lease = self._acquire(Holder.here(doing))
 
@@ -171,7 +176,11 @@ class Claim:
             for _ in range(_ATTEMPTS):
                 if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
                     return
-                self._lease = self._write(self._lease, holder=None, expires_at=self._clock().wall) or self._lease
+                freed = _changed(self._lease, holder=None, expires_at=self._clock().wall)
+                if self._table.write(freed) and self._known:
+                    self._lease = freed  # or passed over, since another has it, and there is nothing to give back
+                    return
+                self._lease, self._known = self._table.read(self.name) or self._lease, True
 
     def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
@@ -197,8 +206,11 @@ class Claim:
 
     def _write(self, before: Lease, **changed: object) -> Lease | None:
         """Changes the row that was found before; returns what it is then, by whomever."""
-        self._table.write(replace(before, number=before.number + 1, **changed))  # type: ignore[arg-type]
-        return self._table.read(self.name)
+        self._known = False
+        self._table.write(_changed(before, **changed))
+        found = self._table.read(self.name)
+        self._known = True
+        return found
 
     def _loss(self, found: Lease | None) -> ClaimedError:
         if found is None or found.holder is None:
@@ -209,6 +221,11 @@ class Claim:
             f"{self.name}: this process did not renew its lease before {_told(self._lease.expires_at)}, and {then}: "
             "nothing more is written here; what was committed stays, and is gone on from there"
         )
+
+
+def _changed(before: Lease, **changed: object) -> Lease:
+    """The row as its next change makes it."""
+    return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]
 
 
 def _told(moment: datetime) -> str:

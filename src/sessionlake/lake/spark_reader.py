@@ -108,14 +108,14 @@ class SparkReader(TableReader):
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(name), _literal(value)))
+            frame = frame.where(compare(F.col(name), literal(value)))
         return frame
 
 
-def _literal(value: Any) -> Any:
+def literal(value: Any) -> Any:
     """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
     from pyspark.sql import functions as F
 
     if isinstance(value, datetime) and value.tzinfo is not None:
         return F.timestamp_micros(F.lit((value - _EPOCH) // timedelta(microseconds=1)))
-    return [_literal(one) for one in value] if isinstance(value, list | tuple) else value
+    return [literal(one) for one in value] if isinstance(value, list | tuple) else value
