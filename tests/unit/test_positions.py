@@ -17,7 +17,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import LakeError
 from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
-from sessionlake.lake import positions, progress
+from sessionlake.lake import books, positions, progress
 from sessionlake.lake.books import Books, rows_of, stored_sums
 from sessionlake.lake.ledger import COUNTS, REBUILD
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
@@ -192,6 +192,17 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
 @pytest.fixture
 def configured(settings: Settings) -> Settings:
     return settings.model_copy(update={"processors": (ProcessorSettings(name="p", target="a:B"),)})
+
+
+@pytest.mark.parametrize("at_once", [0, 25])
+def test_a_ledger_of_more_rows_than_fit_into_memory_gives_the_same_answers(at_once, configured, monkeypatch):
+    rows = Ledger(random.Random(2)).grow(70).table()
+    assert any(row["app_id"].startswith(REBUILD) for row in rows.to_pylist())
+    expected = answers(whole(rows), configured, monkeypatch)
+    monkeypatch.setattr(books, "_AT_ONCE", at_once)
+    parts = pa.concat_tables([rows.slice(start, 10) for start in range(0, rows.num_rows, 10)])
+    assert len(parts.to_batches()) > at_once // 10 + 1
+    assert answers(whole(parts), configured, monkeypatch) == expected
 
 
 @pytest.mark.parametrize("seed", seeds(4, 20))

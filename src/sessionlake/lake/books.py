@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from operator import ge, lt
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 """What every row has of the last batch that it is of."""
 SUMS = ("batches", "unaccounted")
 """Columns of sums alone: how many entries there are, and how many of their messages became nothing."""
+# Of a ledger, so many rows may be in memory at once.
+_AT_ONCE = 50_000
 # Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
 _RISING = {SILVER: "batch_id", SILVER_TABLES: "batch_id"}
 
@@ -134,9 +137,16 @@ class Books:
             yield from self._kept(batch)
 
     def current(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
-        """As `entries`, of the layers as they are now: without the rows from before their last rebuild."""
-        since = self.rebuilds()
-        for batch in self._read(conditions, self._columns):
+        """As `entries`, of the layers as they are now: without the rows from before their last rebuild.
+
+        Args:
+            conditions: on the layer alone.
+        """
+        batches = self._read(conditions, self._columns)
+        first = list(_up_to(_AT_ONCE, batches))
+        # What is all at hand tells of its rebuilds by itself.
+        since = rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
+        for batch in chain(first, batches):
             yield from self._kept(batch.filter(is_current(batch, since)))
 
     def rebuilds(self) -> Rebuilds:
@@ -161,6 +171,15 @@ class Books:
             behind = (pc.field("app_id") == self._before.app_id) & (pc.field("batch_id") >= self._before.version)
             rows = rows.filter(~behind)
         yield from rows.to_batches()
+
+
+def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The first of the batches: all, or as many as it takes to have more rows."""
+    for batch in batches:
+        yield batch
+        rows -= batch.num_rows
+        if rows < 0:
+            return
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
