@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from statistics import median
@@ -74,7 +75,14 @@ PURE_ROOMS = (
 PURE = sorted(file for room in PURE_ROOMS for file in ROOT.glob(f"{room.replace('.', '/')}/*.py"))
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
 OUTSIDE |= {"time", "datetime", "random", "threading", "asyncio", "tempfile", "logging", "urllib", "pickle", "uuid"}
+HEAVY = {"pyspark", "delta", "py4j", "matplotlib", "databricks"}
 CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    """A module; each is looked at from several sides."""
+    return ast.parse(file.read_text())
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -104,19 +112,26 @@ def room_of(module: str) -> str:
     return max(found, key=len)
 
 
+@cache
 def uses(module: str) -> set[str]:
     """The modules of the package that a module imports, wherever in it that is written."""
-    found = {name for name in imported(ast.parse(MODULES[module].read_text())) if name in MODULES}
+    found = {name for name in imported(parsed(MODULES[module])) if name in MODULES}
     # `from package import name` names the package, too, of which nothing is taken if the name is a module of it.
     return {name for name in found if not any(other.startswith(f"{name}.") for other in found)} - {module}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_run_down_only(module: str) -> None:
-    if (mine := room_of(module)) == "sessionlake":
-        return
-    allowed = {*ROOMS[: ROOMS.index(mine) + 1], "sessionlake"}
-    assert {name for name in uses(module) if room_of(name) not in allowed} == set()
+def of_every_module(fault: Callable[[Path], object]) -> dict[str, object]:
+    """What is wrong, by module: one test for all, since each of a thousand costs more than what it looks at."""
+    return {module: found for module, file in MODULES.items() if (found := fault(file))}
+
+
+def test_imports_run_down_only() -> None:
+    def upward(file: Path) -> set[str]:
+        mine = room_of(module := name_of(file))
+        allowed = set(ROOMS) if mine == "sessionlake" else {*ROOMS[: ROOMS.index(mine) + 1], "sessionlake"}
+        return {name for name in uses(module) if room_of(name) not in allowed}
+
+    assert of_every_module(upward) == {}
 
 
 def test_there_are_no_import_circles() -> None:
@@ -126,7 +141,7 @@ def test_there_are_no_import_circles() -> None:
 
 @pytest.mark.parametrize("file", PURE, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_core_module_imports_neither_spark_nor_clock_nor_what_does_io(file: Path) -> None:
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     found = set(imported(tree))
     if {name for name in found if name.startswith("io.")} == {"io.BytesIO"}:  # bytes in memory
         found -= {"io", "io.BytesIO"}
@@ -139,31 +154,29 @@ def test_a_core_module_imports_neither_spark_nor_clock_nor_what_does_io(file: Pa
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("lab/truth/*.py")), ids=lambda file: file.name)
 def test_the_ground_truth_shares_no_code_with_the_pipeline(file: Path) -> None:
-    own = {name for name in imported(ast.parse(file.read_text())) if name.startswith("sessionlake")}
+    own = {name for name in imported(parsed(file)) if name.startswith("sessionlake")}
     allowed = ("sessionlake.errors", "sessionlake.lab.truth")
     assert {name for name in own if not name.startswith(allowed)} == set()
-    assert {name for name in imported(ast.parse(file.read_text())) if name.split(".")[0] not in known()} == set()
+    assert {name for name in imported(parsed(file)) if name.split(".")[0] not in known()} == set()
 
 
 def known() -> set[str]:
     return {*sys.stdlib_module_names, "sessionlake"}
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_spark_is_imported_where_it_is_used_so_that_the_command_line_answers_at_once(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    at_start = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-    heavy = {
-        name
-        for name in imported(at_start)
-        if name.split(".")[0] in {"pyspark", "delta", "py4j", "matplotlib", "databricks"}
-    }
-    assert heavy == set()
+def test_spark_is_imported_where_it_is_used_so_that_the_command_line_answers_at_once() -> None:
+    def heavy(file: Path) -> set[str]:
+        at_start = [node for node in parsed(file).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        return {name for name in imported(ast.Module(at_start, [])) if name.split(".")[0] in HEAVY}
+
+    assert of_every_module(heavy) == {}
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_nothing_that_lasts_is_pickled(file: Path) -> None:
-    assert {name.split(".")[0] for name in imported(ast.parse(file.read_text()))} & {"pickle", "cloudpickle"} == set()
+def test_nothing_that_lasts_is_pickled() -> None:
+    def pickles(file: Path) -> set[str]:
+        return {name.split(".")[0] for name in imported(parsed(file))} & {"pickle", "cloudpickle"}
+
+    assert of_every_module(pickles) == {}
 
 
 def test_the_page_on_architecture_names_the_rooms_from_the_top_down() -> None:
@@ -187,7 +200,9 @@ def test_a_file_fits_in_the_head() -> None:
     assert median(n for n in lengths if n) < 130
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_functions_read_at_a_glance(module: str) -> None:
-    functions = (n for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.FunctionDef))
-    assert {f.name for f in functions if f.end_lineno - f.lineno + 1 > 50} == set()
+def test_functions_read_at_a_glance() -> None:
+    def long(file: Path) -> set[str]:
+        functions = (node for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef))
+        return {f.name for f in functions if f.end_lineno - f.lineno + 1 > 50}
+
+    assert of_every_module(long) == {}
