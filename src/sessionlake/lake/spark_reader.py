@@ -82,6 +82,10 @@ class SparkReader(TableReader):
         version = self._storage.last_commit(self._spark, table).version
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
 
+    def count(self, table: str) -> int:
+        """See `TableReader`."""
+        return self._storage.read(self._spark, table, {}).count() if self.exists(table) else 0
+
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
         """See `TableReader`: which files are opened is the platform's to know."""
         del table, conditions
