@@ -33,8 +33,10 @@ class SparkReader(TableReader):
         return self._storage.exists(self._spark, table)
 
     def schema(self, table: str) -> pa.Schema:
-        """See `TableReader`."""
-        return self._storage.read(self._spark, table, {}).limit(0).toArrow().schema
+        """See `TableReader`: what `toArrow` gives, for which nothing has to be executed."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
