@@ -26,7 +26,6 @@ from sessionlake.runtime.spark import on_platform
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
-    gone_rows,
     has_committed,
     less,
     refuse_lost_files,
@@ -250,9 +249,8 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
 
 
 def _as_booked(spark: SparkSession | None, lake: Lake) -> str:
-    refuse_lost_rows(spark, lake, _GROWING)
-    gone = sum(rows for table, rows in gone_rows(lake.reader(spark)).items() if table in _GROWING)
-    return f"hold what the ledger says was written{less(gone)}"
+    gone = refuse_lost_rows(spark, lake, _GROWING)
+    return f"hold what the ledger says was written{less(sum(gone[table] for table in _GROWING))}"
 
 
 def _put_right(layer: str) -> str:

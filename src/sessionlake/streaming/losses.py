@@ -187,11 +187,14 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
             raise LossError(f"{table} cannot be read ({failure_of(error)})", mended(table)) from error
 
 
-def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
+def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
     """Returns if the lake's own tables are there, and those that only grow hold what the ledger says was written.
 
     Args:
         tables: that only grow.
+
+    Returns:
+        How many rows of each table are gone rightly: see `gone_rows`.
 
     Raises:
         LossError: naming one that is not, or does not.
@@ -211,6 +214,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             booking = f"{booked[table]}{less(removed)}"
             lost = f"{table} holds {rows} rows, the ledger says {booking}: rows were removed by hand"
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
+    return gone
 
 
 def gone_rows(reader: TableReader) -> Counter[str]:
