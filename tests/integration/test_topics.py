@@ -359,7 +359,7 @@ def test_a_batch_that_died_before_another_topic_came_is_read_with_it(world, monk
     world.assert_one_query_read_everything_once(a=3, b=2)
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(world, monkeypatch, partitions):
     world.send("a", 0, 3)
     world.send("b", 0, 3)

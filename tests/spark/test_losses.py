@@ -205,6 +205,13 @@ def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
         assert (finding.what, "`sessionlake recover silver`" in finding.detail) == ("states", True)
 
 
+def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sessionlake.runtime.spark.spark_session", power_cut)
+    assert faults(run.settings) == set()
+    next(folder_of(run.lake, MESSAGES).glob("*.parquet")).unlink()
+    assert faults(run.settings) == {"files"}
+
+
 def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     spark: Any, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,6 @@ from sessionlake.runtime.spark import on_platform
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
-    gone_rows,
     has_committed,
     less,
     refuse_lost_files,
@@ -183,7 +182,7 @@ def _books(settings: Settings) -> list[Finding]:
     ran = [layer for layer in _checkpointed(settings) if has_committed(settings, layer)]
     if not ran and not begun(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
-    spark = spark_session(settings, app="doctor")
+    spark = spark_session(settings, app="doctor") if lake.storage.needs_session else None
     there = [_finding("states", lambda: _states(settings)), _finding("files", lambda: _files(spark, lake))]
     lost = _finding("ledger", lambda: _ledger_is_there(spark, settings, ran))
     if lost.level is Level.FAIL:
@@ -206,14 +205,14 @@ def _states(settings: Settings) -> str:
     return "every layer has the states of its last batch"
 
 
-def _files(spark: SparkSession, lake: Lake) -> str:
+def _files(spark: SparkSession | None, lake: Lake) -> str:
     known = [table for table in TABLES if lake.exists(spark, table)]
     for table in known:
         refuse_lost_files(spark, lake, table)
     return f"all that {len(known)} tables name are there"
 
 
-def _ledger_is_there(spark: SparkSession, settings: Settings, ran: Sequence[str]) -> str:
+def _ledger_is_there(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
     for layer in ran:
         refuse_lost_ledger(spark, settings, layer)
     return "is there"
@@ -249,10 +248,9 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
     return f"contiguous in {len({(span.topic, span.partition) for span in found})} topic-partitions"
 
 
-def _as_booked(spark: SparkSession, lake: Lake) -> str:
-    refuse_lost_rows(spark, lake, _GROWING)
-    gone = sum(rows for table, rows in gone_rows(lake.reader(spark)).items() if table in _GROWING)
-    return f"hold what the ledger says was written{less(gone)}"
+def _as_booked(spark: SparkSession | None, lake: Lake) -> str:
+    gone = refuse_lost_rows(spark, lake, _GROWING)
+    return f"hold what the ledger says was written{less(sum(gone[table] for table in _GROWING))}"
 
 
 def _put_right(layer: str) -> str:
@@ -277,7 +275,7 @@ def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
     return "every layer that has run has its checkpoint"
 
 
-def _topics(spark: SparkSession, lake: Lake) -> Finding:
+def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
     rows = read_topics(spark, lake)
     now = latest(rows).values()
     known = ", ".join(

@@ -172,7 +172,7 @@ class Catalog(Storage):
 
         return DeltaTable.forName(spark, self.identifier(table))
 
-    def lost_files(self, spark: SparkSession, table: str) -> list[str]:
+    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """See `Storage`: a catalog's files are its own matter."""
         del spark, table
         return []

@@ -206,7 +206,7 @@ class Folders(Storage):
 
         return DeltaTable.forPath(spark, str(self.path(table)))
 
-    def lost_files(self, spark: SparkSession, table: str) -> list[str]:
+    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """See `Storage`."""
         from deltalake import DeltaTable
 

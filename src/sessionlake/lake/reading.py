@@ -116,6 +116,10 @@ class TableReader(ABC):
         The table must be there.
         """
 
+    def count(self, table: str) -> int:
+        """How many rows a table has, by its log; none if it is not there."""
+        return self.size(table).rows if self.exists(table) else 0
+
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows that meet all conditions; times are aware, in UTC."""
         for batch in self.batches(table, *conditions, columns=columns):

@@ -33,8 +33,10 @@ class SparkReader(TableReader):
         return self._storage.exists(self._spark, table)
 
     def schema(self, table: str) -> pa.Schema:
-        """See `TableReader`."""
-        return self._storage.read(self._spark, table, {}).limit(0).toArrow().schema
+        """See `TableReader`: what `toArrow` gives, for which nothing has to be executed."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -81,6 +83,10 @@ class SparkReader(TableReader):
             rows = self._storage.read(self._spark, table, {}).count()
         version = self._storage.last_commit(self._spark, table).version
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
+
+    def count(self, table: str) -> int:
+        """See `TableReader`."""
+        return self._storage.read(self._spark, table, {}).count() if self.exists(table) else 0
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
         """See `TableReader`: which files are opened is the platform's to know."""

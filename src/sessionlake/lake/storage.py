@@ -235,7 +235,7 @@ class Storage(ABC):
         """The table's Delta handle, for MERGE and history."""
 
     @abstractmethod
-    def lost_files(self, spark: SparkSession, table: str) -> list[str]:
+    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Files that the table's present version names and that are gone; none where files cannot be seen."""
 
     @abstractmethod

@@ -92,7 +92,7 @@ class Topic:
         return max((max(p.next_offset, p.first_offset) for p in self.partitions), default=self.offset_shift)
 
 
-def read_topics(spark: SparkSession, lake: Lake) -> list[Topic]:
+def read_topics(spark: SparkSession | None, lake: Lake) -> list[Topic]:
     """All rows of `ops.topics`, by topic and generation; none before bronze has run."""
     return topics_of(lake.reader(spark).rows(TOPICS))
 

@@ -87,7 +87,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         judgements=_counted(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=crosstab(reader.counts(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
-        series=few_series(reader, few_enough(batches, PROGRESS, _all_rows(reader, PROGRESS), _PROGRESS)),
+        series=few_series(reader, few_enough(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
         alerts=latest_alerts(reader),
         tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.own_tables)]),
     )
@@ -99,10 +99,6 @@ def _counted(
     window = few_enough(batches, table, total, _COUNTED)
     found = crosstab(reader.counts(table, ("topic", kind), *window), kinds)
     return Counted(found, window[0][2] if window else None)
-
-
-def _all_rows(reader: TableReader, table: str) -> int:
-    return reader.size(table).rows if reader.exists(table) else 0
 
 
 def _sizes(reader: TableReader, tables: Iterable[str]) -> list[tuple[str, TableSize]]:

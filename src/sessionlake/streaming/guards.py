@@ -49,7 +49,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         )
 
 
-def is_filled(spark: SparkSession, lake: Lake, layer: str) -> bool:
+def is_filled(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Whether the layer has taken in anything, by its tables alone."""
     return any(lake.reader(spark).any(table) for table in _FILLED.get(layer, ()))
 

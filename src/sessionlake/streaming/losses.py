@@ -47,7 +47,7 @@ def has_committed(settings: Settings, layer: str) -> bool:
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 
-def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> None:
+def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
     """Stops a job that has committed batches of which the ledger has none: it would balance, and know nothing of them.
 
     Raises:
@@ -71,12 +71,12 @@ def refuse_lost_ledger(spark: SparkSession, settings: Settings, layer: str) -> N
         raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", remedy)
 
 
-def lacks_batches(spark: SparkSession, lake: Lake, layer: str) -> bool:
+def lacks_batches(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Whether the ledger has no batch of a layer that has begun."""
     return last_batch(lake.reader(spark), layer) is None and has_begun(spark, lake, layer)
 
 
-def has_begun(spark: SparkSession, lake: Lake, layer: str) -> bool:
+def has_begun(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Whether a layer has taken in anything, by its checkpoint, its tables or the ledger."""
     noted = has_committed(lake.settings, layer) or is_filled(spark, lake, layer)
     return noted or last_batch(lake.reader(spark), layer) is not None
@@ -141,7 +141,7 @@ def _stores(checkpoint: Path, batch: int, layer: str) -> int:
         raise LossError(lost, way_on(layer)) from None
 
 
-def refuse_lost_files(spark: SparkSession, lake: Lake, table: str) -> None:
+def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
     """Returns if every file that the table's present version names is there, as far as that can be seen.
 
     Raises:
@@ -188,33 +188,35 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
             raise LossError(f"{table} cannot be read ({failure_of(error)})", mended(table)) from error
 
 
-def refuse_lost_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
     """Returns if the lake's own tables are there, and those that only grow hold what the ledger says was written.
 
     Args:
         tables: that only grow.
 
+    Returns:
+        How many rows of each table are gone rightly: see `gone_rows`.
+
     Raises:
         LossError: naming one that is not, or does not.
     """
-    booked: Counter[str] = Counter()
-    for row in rows_of(Books(lake.reader(spark), "outputs").current()):
+    reader, booked = lake.reader(spark), Counter[str]()
+    for row in rows_of(Books(reader, "outputs").current()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
             raise LossError(f"{table} is gone", mended(table))
-    held = {table: lake.read(spark, table).count() if lake.exists(spark, table) else 0 for table in tables}
-    if held.get(MESSAGES):
-        held[MESSAGES] -= sum(batch.num_rows for batch in lake.reader(spark).batches(MESSAGES, NO_MESSAGE))
-    gone = gone_rows(lake.reader(spark))
-    for table, rows in held.items():
-        removed = gone.get(table, 0)
+    gone = gone_rows(reader)
+    for table in tables:
+        silent = sum(part.num_rows for part in reader.batches(table, NO_MESSAGE)) if table == MESSAGES else 0
+        rows, removed = reader.count(table) - silent, gone.get(table, 0)
         # A batch between its tables and its ledger row is not booked yet: more is no loss, less is.
         if rows < booked[table] - removed:
             booking = f"{booked[table]}{less(removed)}"
             lost = f"{table} holds {rows} rows, the ledger says {booking}: rows were removed by hand"
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
+    return gone
 
 
 def gone_rows(reader: TableReader) -> Counter[str]:
