@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from enum import StrEnum
+from itertools import pairwise
 from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
@@ -44,6 +45,7 @@ class AggregateKind(StrEnum):
     APPROX_DISTINCT = "approx_distinct"
 
 
+_RETENTION = Field(None, ge=timedelta(hours=1))
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # An event's place in time is one among those of the same metric of the same row alone.
 _IN_ORDER = {AggregateKind.FIRST, AggregateKind.LAST}
@@ -71,6 +73,8 @@ class ProductSettings(Section):
     """Length of the buckets of event time; unless set, all time is one."""
     lateness: Duration | None = Field(None, ge=timedelta(0))
     """How long after its bucket's end, in stream time, an event may come; unless set, for ever."""
+    retention: Duration | None = _RETENTION
+    """How long after its bucket's end, in stream time of its topic, a row stays; unless set, for good."""
     aggregates: dict[str, AggregateKind] = Field(default_factory=dict)
     """The columns and what they come from."""
 
@@ -100,6 +104,8 @@ class ProductSettings(Section):
             raise ValueError("a column is named twice")
         if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:
             raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
+        if self.retention is not None and (self.bucket is None or "topic" not in self.keys):
+            raise ValueError("what is kept for a time has a bucket, and topic among its keys, whose stream time counts")
         if lacking := sorted({*self.aggregates.values()} - _OF[self.of]):
             raise ValueError(
                 f"{self.of} have no {', '.join(lacking)}; of them there are {', '.join(sorted(_OF[self.of]))}"
@@ -152,6 +158,27 @@ STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic"
 """The tables of averages that every lake has, and their keys."""
 
 
+class TierSettings(Section):
+    """How long rows of the standard tiers stay after their bucket's end, in stream time of their topic."""
+
+    metrics_1m: Duration | None = _RETENTION
+    metrics_1h: Duration | None = _RETENTION
+    metrics_1d: Duration | None = _RETENTION
+
+    @model_validator(mode="after")
+    def _coarser_is_longer(self) -> Self:
+        spans = [(name, getattr(self, name) or timedelta.max) for name in type(self).model_fields]
+        for (finer, short), (coarser, long) in pairwise(spans):
+            if long < short:
+                raise ValueError(f"{coarser} is kept shorter than {finer}, of which ranges are put together with it")
+        return self
+
+    @property
+    def least(self) -> timedelta | None:
+        """How long all of them are there; None: for good."""
+        return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
+
+
 class GoldSettings(Section):
     """Session changes to analytics."""
 
@@ -169,6 +196,8 @@ class GoldSettings(Section):
     shards: int = Field(64, gt=0, le=65_536)
     products: tuple[ProductSettings, ...] = ()
     """Tables of your own."""
+    retention: TierSettings = TierSettings()
+    """How long `metrics_1m`, `metrics_1h` and `metrics_1d` are kept; unless set, for good."""
     references: tuple[ReferenceSettings, ...] = ()
     """Slowly changing tables, `reference.<name>`, that others write."""
     enriched: tuple[EnrichedSettings, ...] = ()

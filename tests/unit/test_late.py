@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,10 +19,11 @@ from pydantic import ValidationError
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.late import LATE_KEYS
+from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, first_kept, is_late, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of
+from sessionlake.gold.expiry import due
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 
@@ -145,3 +148,25 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
     gold = GoldSettings.model_validate({"products": [{"name": "own", "python": "own_late:OWN"}]})
     with pytest.raises(ConfigError, match=r"is made from gold.metrics_1h, which does not tell what is late"):
         products_of(Settings(home=tmp_path, gold=gold))
+
+
+@given(st.integers(-(10**14), 10**14), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(-3, 3))
+def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now: int, bucket: int, kept: int, by: int):
+    first = first_kept(now, bucket, kept)
+    ts = first + by * bucket
+    changes = pa.table({"ts": [ts], APPLIED: [now]})
+    assert (ts < first) == is_late(changes, bucket, kept)[0]
+
+
+def test_stream_times_are_told_by_topic_and_of_changes_that_have_one():
+    topics, applied = ["a", "b", "a", "c", "b"], [5, None, 9, None, 3]
+    found = stream_times(pa.table({"topic": pa.array(topics).dictionary_encode(), APPLIED: pa.array(applied)}))
+    assert found == {"a": 9, "b": 3, "c": NEVER}
+
+
+def test_a_topic_whose_stream_time_is_ahead_of_the_clock_loses_no_more_than_by_the_clock():
+    kept = replace(product(60 * SECOND, None), retention_ms=3_600 * SECOND)
+    found = due(kept, {"right": 7_205 * SECOND, "ahead": 10**15, "unknown": NEVER})
+    assert found.keys() == {"right", "ahead"}
+    assert found["right"] == 3_600 * SECOND
+    assert 0 <= time.time() * SECOND - 3_600 * SECOND - found["ahead"] < 120 * SECOND

@@ -6,9 +6,11 @@ import math
 import random
 import re
 import statistics
+import sys
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -254,8 +256,48 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
         ({"aggregates": {"a": "median"}}, "aggregates.a"),
         ({"bucket": "0 s"}, "bucket"),
         ({"name": "metrics_1m"}, "gold.metrics_1m is a table of every lake's"),
+        ({"retention": "1 day", "bucket": None}, "what is kept for a time has a bucket, and topic among its keys"),
+        ({"retention": "1 day", "bucket": "1 hour", "keys": ["metric"]}, "and topic among its keys"),
+        ({"retention": "59 minutes", "bucket": "1 minute"}, "retention"),
     ],
 )
 def test_what_cannot_be_declared_is_refused_with_what_can(changed: dict[str, Any], said: str) -> None:
     with pytest.raises((ValidationError, ConfigError), match=re.escape(said)):
         products_of(declared(**changed))
+
+
+@pytest.mark.parametrize(
+    ("retention", "said"),
+    [
+        ({"metrics_1m": "2 days", "metrics_1h": "1 day"}, "metrics_1h is kept shorter than metrics_1m"),
+        ({"metrics_1d": "1 day"}, "metrics_1d is kept shorter than metrics_1h"),
+        ({"metrics_1m": "59 minutes"}, "greater than or equal"),
+        ({"distinct_values": "1 day"}, "distinct_values"),
+    ],
+)
+def test_a_coarser_tier_is_kept_no_shorter_than_a_finer_one(retention: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        GoldSettings.model_validate({"retention": retention})
+    kept = GoldSettings.model_validate({"retention": {"metrics_1m": "7 days", "metrics_1h": "90 days"}})
+    days = [one.retention_ms and one.retention_ms / 86_400_000 for one in products_of(Settings(gold=kept))]
+    assert days == [7, 90, None, None]
+    assert [one.logic for one in products_of(Settings(gold=kept))] == [one.logic for one in STANDARD]
+
+
+def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_path: Path, monkeypatch: Any) -> None:
+    code = "from sessionlake.gold import Count, Product\nOWN = Product('own', {keys}, {{'n': Count()}}, {more})\n"
+    own = {"products": [{"name": "own", "python": "kept_for:OWN"}]}
+    monkeypatch.chdir(tmp_path)
+    settings_ = Settings(gold=GoldSettings.model_validate(own))
+    for keys, more, is_right in (
+        (("topic", "metric"), "bucket_ms=60_000, retention_ms=3_600_000", True),
+        (("topic", "metric"), "retention_ms=3_600_000", False),
+        (("metric",), "bucket_ms=60_000, retention_ms=3_600_000", False),
+    ):
+        (tmp_path / "kept_for.py").write_text(code.format(keys=keys, more=more))
+        sys.modules.pop("kept_for", None)
+        if is_right:
+            assert products_of(settings_)[-1].retention_ms == 3_600_000
+        else:
+            with pytest.raises(ConfigError, match="has a bucket_ms, and topic among its keys"):
+                products_of(settings_)

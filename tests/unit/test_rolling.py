@@ -261,6 +261,15 @@ def test_a_point_at_either_end_of_time_has_an_average(ts: int):
     assert tables.averages[0, ts, 0, 0] == (1.0, 1.0, 1)
 
 
+@pytest.mark.parametrize("watermark", [0, 10])
+def test_the_first_point_is_on_time_at_the_lowest_time_too_where_the_watermark_ends(watermark: int):
+    tables = Tables(1, window=2, keep=2, watermark_ms=watermark, early=False)
+    for position in range(2):
+        tables.fold([(0, -(2**63), position, 0, 1.0)])
+        assert tables.averages[0, -(2**63), position, 0] == (1.0, 1.0, position + 1)
+        assert tables.told[0, -(2**63), position, 0] == (0, Pane.ON_TIME)
+
+
 def test_a_point_that_is_late_by_more_than_numbers_tell_is_late_by_the_most_they_do():
     tables = Tables(1, window=2, keep=2)
     tables.fold([(0, 2**63 - 1, 0, 0, 1.0)])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.gold.declared import tables_of
+from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.job import make_tables
 from sessionlake.gold.products import whole
 from sessionlake.gold.recompute import refuse_removed
@@ -27,11 +28,14 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
         products = tables_of(settings)
         complete = whole(spark, Lake(settings), products)
         found = verify_gold(spark, settings, complete)
+        begins = floors_in(Lake(settings).reader(spark), [product.table for product in complete])
     for one in found:
         if one.first is None:
             say(f"{one.table} is exact: {one.rows:,} rows")
         else:
             say(f"{one.table}: {one.different:,} of {one.rows:,} rows differ; the first difference:\n  {one.first}")
+    for table, floors in begins.items():
+        say(f"{told(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared: it is yet to be made, by `sessionlake run gold`")
@@ -50,3 +54,5 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
         for name, made in make_tables(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
             say(f"{name} is made anew: {made.rows:,} rows; {what}")
+        for name, floors in floors_in(Lake(settings).reader(spark), [product.table for product in chosen]).items():
+            say(told(name, floors))

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sessionlake.commands.context import say
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
 from sessionlake.commands.sql_names import COMMENT, QUOTED
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.aggregate.tiers import TIERS
 from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
+from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
@@ -74,12 +77,17 @@ def require_reading(sql: str) -> None:
 
 
 def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
-    """Writes the answer to one statement to standard output.
+    """Writes the answer to one statement to standard output, and says which of its tables are kept for a time.
 
     Raises:
         UsageError: Spark does not accept it, or it fails while it is computed.
     """
     show(*fetch(spark, settings, sql), form)
+    named = mentioned(sql, [one.table for one in settings.gold.products] + [tier.table for tier in TIERS])
+    if METRICS_BETWEEN in sql.lower():
+        named += [tier.table for tier in TIERS if tier.table not in named]
+    for table, floors in floors_in(Lake(settings).reader(spark), named).items():
+        say(told(table, floors))
 
 
 def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:

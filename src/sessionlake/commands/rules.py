@@ -18,6 +18,7 @@ from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.alerts.book import in_force, wanted
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, moment, times_of_all
 from sessionlake.gold.changes import declared_in
+from sessionlake.gold.expiry import slices_begin
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import Batch, changed
 from sessionlake.gold.rules.document import Written, read_file
@@ -85,7 +86,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
     taken = {one.name: one for one in in_force(reader, declared)} if reader.exists(RULE_STATUS) else {}
     rows = []
     held = list(reader.rows(RULES))
-    for one in wanted(held, declared, -1):
+    for one in wanted(held, declared, -1, settings.gold.retention.least):
         now = taken.get(one.name)
         is_taken = now is not None and (now.rule, now.error) == (one.rule, one.error)
         state = "waits for gold" if not is_taken else "stopped" if one.error else "evaluated"
@@ -117,7 +118,7 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     events = sought(tried)
     begun = ("_ts", operator.ge, min(events.values(), default=0))
     matches = events_in(reader, list(events), declared, begun) if events else MATCH.empty_table()
-    batch = Batch(times, times, pa.table({}), matches)
+    batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
     rows = changed([], tried, batch, _Tried(reader, matches))
     show(
         _TESTED,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from sessionlake.config import Settings, milliseconds
@@ -111,7 +113,9 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
         ConfigError: a declared one has the name of another table.
     """
     _refuse_taken(one.table for one in settings.gold.products)
-    return (*STANDARD, *map(_product, settings.gold.products))
+    tiers = {name: span for name, span in settings.gold.retention if span is not None}
+    standard = (replace(one, retention_ms=_milliseconds(tiers.get(one.name))) for one in STANDARD)
+    return (*standard, *map(_product, settings.gold.products))
 
 
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
@@ -138,6 +142,11 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
     if found.below is not None and found.below not in STANDARD:
         names = ", ".join(product.table for product in STANDARD)
         raise ConfigError(f"{where}: {target} is made from {found.below.table}; there are {names}")
+    if found.retention_ms is not None and (found.bucket_ms is None or "topic" not in found.keys):
+        raise ConfigError(
+            f"{where}: {target} has a retention_ms: what is kept for a time has a bucket_ms, and topic among its keys, "
+            "whose stream time counts"
+        )
     if found.below is not None and found.lateness_ms is not None:
         raise ConfigError(f"{where}: {target} is made from {found.below.table}, which does not tell what is late")
     return found
@@ -154,10 +163,15 @@ def _product(declared: ProductSettings) -> Product:
         declared.keys,
         aggregates,
         source=POINTS if declared.of is EventKind.NUMBERS else TEXTS,
-        bucket_ms=None if declared.bucket is None else milliseconds(declared.bucket),
-        lateness_ms=None if declared.lateness is None else milliseconds(declared.lateness),
+        bucket_ms=_milliseconds(declared.bucket),
+        lateness_ms=_milliseconds(declared.lateness),
+        retention_ms=_milliseconds(declared.retention),
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
     )
+
+
+def _milliseconds(span: timedelta | None) -> int | None:
+    return None if span is None else milliseconds(span)
 
 
 def _schema(table: GoldTable) -> TableSchema:

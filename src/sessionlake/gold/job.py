@@ -17,6 +17,7 @@ from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import GoldTable, averages_of, products_of, schemas_of, tables_of
 from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.expiry import Expiry
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
@@ -39,6 +40,7 @@ from sessionlake.gold.references.beside import AccompaniedQuery
 from sessionlake.gold.references.keeping import References, make_ready
 from sessionlake.lake.ledger import LedgerEntry, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
+from sessionlake.lake.retained import forget as forget_retained
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
@@ -116,7 +118,11 @@ def _started(
     note_kept_up(spark, lake, tables)
     query = AccompaniedQuery(LAYER, settings.checkpoint(LAYER))
     references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
-    batch = _GoldBatch(lake, settings, tables, references)
+    if last_planned(settings.checkpoint(LAYER)) is None and in_force(settings, LAYER) is None:
+        forget_retained(spark, lake, [one.table for one in products_of(settings)])  # it begins with empty tables
+    expiry = Expiry(spark, lake, [one for one in tables if isinstance(one, Product)])
+    expiry.remove(spark, {})
+    batch = _GoldBatch(lake, settings, tables, references, expiry)
     averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
     begin = in_force(settings, LAYER)
     stream = folded(spark, lake, settings, averages, begin)
@@ -151,15 +157,17 @@ def folded(
 class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
-    def __init__(self, lake: Lake, settings: Settings, tables: Sequence[GoldTable], references: References) -> None:
-        self._lake = lake
+    def __init__(
+        self, lake: Lake, settings: Settings, tables: Sequence[GoldTable], references: References, expiry: Expiry
+    ) -> None:
+        self._lake, self._expiry = lake, expiry
         self._settings = settings
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
         self._all, self._declared = products_of(settings), declared_in(settings)
         self._enrich = references.step
         # Rules read all of these: batches of which one misses something are made up for by all rules being new.
-        self._rules = RuleStep(lake, settings) if all(one in tables for one in STANDARD) else None
+        self._rules = RuleStep(lake, settings, expiry) if all(one in tables for one in STANDARD) else None
 
     def __call__(self, folded: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), folded.sparkSession
@@ -171,7 +179,8 @@ class _GoldBatch:
             with interpreted(spark, when=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
                 rows = BatchRows(spark, part, self._declared, self._all)
-                outputs = [*averages, *ProductMerger(spark, self._lake, rows, txn).merge(self._products)]
+                merger = ProductMerger(spark, self._lake, rows, txn, self._expiry)
+                outputs = [*averages, *merger.merge(self._products)]
                 outputs += write_late(spark, self._lake, part, self._products, txn)
                 outputs += self._enrich(spark, part.report.read, txn)
                 if self._rules is not None:
@@ -192,3 +201,4 @@ class _GoldBatch:
             config_hash=config_hash(self._settings),
         )
         write(spark, self._lake, entry)
+        self._expiry.remove(spark, report.times)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.late import NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch_rows import BatchRows, is_of_session
+from sessionlake.gold.expiry import Expiry, above, are_above
 from sessionlake.gold.recompute import GROUPS
 from sessionlake.lake.commit import accumulate, append, merge
 from sessionlake.lake.ledger import TableOutput
@@ -26,7 +28,7 @@ from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import Mapped, as_frame
+from sessionlake.runtime.frames import Mapped, Rows, as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,22 +45,30 @@ class ProductMerger:
     lake: Lake
     rows: BatchRows
     txn: Txn
+    expiry: Expiry
 
     def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
         """Merges the batch into these products' tables."""
         for product in products:
             if self.rows.span(product).rows:
-                yield self._merged(product, self.rows.of(product))
+                yield self._merged(product, self._kept(product, self.rows.of(product)))
 
-    def _merged(self, product: Product, part: pa.Table | Mapped) -> TableOutput:
+    def _kept(self, product: Product, part: pa.Table | Mapped) -> Rows:
+        """Less what comes for buckets that are gone."""
+        floors = self.expiry.floors(product.table)
+        if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
+            return part
+        return are_above(part, floors) if isinstance(part, pa.Table) else above(as_frame(self.spark, part), floors)
+
+    def _merged(self, product: Product, part: Rows) -> TableOutput:
         rows = self.rows.span(product).rows
-        if isinstance(part, Mapped):
+        if not isinstance(part, pa.Table):
             if self._is_new(product):
                 append(self.spark, self.lake, product.table, part, self.txn)
                 return TableOutput(product.table, self.lake.last_commit(self.spark, product.table).version, rows)
             if rows > self.lake.limits.driver_changes:
                 return self._on_cluster(product, as_frame(self.spark, part))
-            part = self.rows.brought(product)
+            part = are_above(self.rows.brought(product), self.expiry.floors(product.table))
         try:
             return self._in_driver(product, part)
         except TooLargeError:
@@ -68,7 +78,7 @@ class ProductMerger:
         """Whether each row is new, since the table has none of these topics in this time."""
         if not is_of_session(product):
             return False
-        conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.topics))]
+        conditions: list[Condition] = [("topic", among, sorted(self.rows.part.report.times))]
         if product.bucket_ms is not None:
             span = self.rows.span(product)
             ends = (_EPOCH + timedelta(microseconds=end) for end in (span.low, span.high))

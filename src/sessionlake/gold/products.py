@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
 from sessionlake.gold.declared import GoldTable
 from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.expiry import above, due, note
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.late import make_late_anew
 from sessionlake.gold.making import note_making
@@ -176,7 +178,12 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
     lake.ensure(spark, [table])
     made = Made(0, None)
     if changes is not None:
-        rows = _rows(spark, lake, settings, product, changes).localCheckpoint()
+        rows = _rows(spark, lake, settings, product, changes)
+        if isinstance(product, Product):
+            floors = due(product, _stream_times(changes))
+            note(spark, lake, table, floors)
+            rows = above(rows, floors)
+        rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
@@ -189,6 +196,13 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
     lake.storage.make_sure(table)
     lake.set_property(spark, table, LOGIC, product.logic)
     return made
+
+
+def _stream_times(changes: DataFrame) -> dict[str, int]:
+    from pyspark.sql import functions as F
+
+    found = changes.groupBy("topic").agg(F.max(APPLIED).alias("time")).where("time IS NOT NULL").collect()
+    return {row["topic"]: row["time"] for row in found}
 
 
 def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:

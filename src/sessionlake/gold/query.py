@@ -15,6 +15,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.aggregate.tiers import MINUTE, TIERS, Span, answer_by, spans
+from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.products import whole
 from sessionlake.lake.reading import Condition, TableReader, among
 from sessionlake.lake.tables import Lake
@@ -66,7 +67,7 @@ def metrics(
 
     Raises:
         UsageError: the range, the keys or the step are none of these.
-        LakeError: gold has no metrics yet.
+        LakeError: gold has no metrics yet, or those of a part of the range are gone.
     """
     begin, end = _ms("since", since), _ms("until", until)
     length = None if step is None else milliseconds(step)
@@ -76,7 +77,9 @@ def metrics(
     if METRICS_1M not in tiers:
         raise LakeError(f"{METRICS_1M.table} is not there yet, or not whole: `sessionlake run gold` makes it")
     conditions: list[Condition] = [(name, among, [*values]) for name, values in (of or {}).items()]
-    return answered(lake.reader(spark), answer_by(by, length), [*spans(begin, end, length, tiers)], conditions)
+    reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
+    _refuse_gone(reader, wanted, (of or {}).get("topic"))
+    return answered(reader, answer_by(by, length), wanted, conditions)
 
 
 def answered(reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]) -> Figures:
@@ -98,6 +101,21 @@ def answered(reader: TableReader, answer: Product, wanted: Sequence[Span], condi
     rows = merged.select([*answer.row_keys, *answer.results])
     in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
     return Figures(in_order, read, _files(reader, wanted, conditions))
+
+
+def _refuse_gone(reader: TableReader, wanted: Sequence[Span], topics: Collection[str] | None) -> None:
+    known = floors_in(reader, {span.tier.table for span in wanted})
+    for span in wanted:
+        floors = {
+            topic: floor
+            for topic, floor in known.get(span.tier.table, {}).items()
+            if floor > span.begin and (topics is None or topic in topics)
+        }
+        if floors:
+            raise LakeError(
+                f"{told(span.tier.table, floors)}: ask from then on, for topics that begin earlier, or for whole hours "
+                "or days where these are kept longer"
+            )
 
 
 def _rows(reader: TableReader, span: Span, conditions: Sequence[Condition]) -> Iterator[pa.Table]:

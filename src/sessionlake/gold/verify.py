@@ -15,6 +15,7 @@ from sessionlake.gold.changes import declared_in, events_of, is_late
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.declared import GoldTable
 from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.expiry import above, floors_in
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.recompute import changes_read, refuse_removed, version_read
 from sessionlake.gold.references.joined import enriched_rows
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[Compared]:
-    """Compares tables with what the changes that gold has read come to.
+    """Compares tables with what the changes that gold has read come to; of those kept for a time, what is to be there.
 
     Raises:
         LakeError: gold has stopped within a version of silver's table, or retention has removed rows of it.
@@ -42,6 +43,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         return []
     kept = (*MARKS, APPLIED, *PLACE)
     numbers, texts = (events_of(changes, declared, kept, numbers=kind) for kind in (True, False))
+    floors = floors_in(lake.reader(spark), [table.table for table in tables])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, Enriched):
@@ -51,7 +53,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
-            truth = _by_sql(events.where(~is_late(table)), table)
+            truth = above(_by_sql(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_late(events.where(is_late(table)), table))
         found.append(compared(table.table, table.row_keys, table.results, lake.read(spark, table.table), truth))

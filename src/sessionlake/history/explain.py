@@ -17,6 +17,7 @@ from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.changes import declared_in, events_of, is_late, marks
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
+from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
 from sessionlake.gold.recompute import version_read
@@ -106,7 +107,8 @@ def explain(
     frame = lake.read(spark, table).where(where) if where else lake.read(spark, table)
     rows = _rows(frame.orderBy(*map(quote, keys)).limit(at_most + 1))
     if not rows:
-        raise NotThereError(f"{table} has no row with {where}" if where else f"{table} has no rows")
+        begins = "".join(f"; {told(*found)}" for found in floors_in(lake.reader(spark), [table]).items())
+        raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
     explained = [_explained(spark, lake, settings, known[table], row, message) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
+from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Bools
 
 APPLIED = "applied"
 """Of a change: the stream time at which it was applied, in ms."""
 # Of changes that do not tell it, as those of early versions: they are not late.
-_NEVER = -(1 << 62)
+NEVER = -(1 << 62)
 PLACE = ("partition", "offset")
 LATE_KEYS = ("table", "topic", "session_id", "row_id", "name", "position", "ordinal")
 """What tells late points apart."""
@@ -44,10 +45,23 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
     """
     length = bucket_ms or 1
     # By the numbers of buckets: ends of the last ones there are would be beyond what a number can be.
-    applied = changes[APPLIED].fill_null(_NEVER).to_numpy()
+    applied = changes[APPLIED].fill_null(NEVER).to_numpy()
     passed = np.floor_divide(applied - lateness_ms, length)
     late: Bools = np.floor_divide(changes["ts"].to_numpy(), length) < passed
     return late
+
+
+def stream_times(changes: pa.Table) -> dict[str, int]:
+    """Of each topic, the highest stream time at which one of its changes was applied; `NEVER` where none tells it."""
+    code, topics = codes(changes["topic"])
+    times = np.full(len(topics), NEVER)
+    np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
+    return dict(zip(topics.to_pylist(), times.tolist(), strict=True))
+
+
+def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
+    """Where a table begins at a stream time: the first bucket whose end it has not passed by the retention."""
+    return (stream_time - retention_ms) // bucket_ms * bucket_ms
 
 
 def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:

@@ -7,7 +7,7 @@ event that comes late merges as any other: nothing is ever too late, and no wate
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -43,6 +43,8 @@ class Product:
         bucket_ms: length of the buckets in milliseconds; None: all time is one.
         below: the product of finer buckets from whose rows this one's are made.
         comment: what a row is, for the table's description.
+        retention_ms: how long after its bucket's end, in stream time of its topic, a row stays; None: for good. What
+            a table's rows are does not rest on it.
         lateness_ms: how long after its bucket's end, in stream time, an event may come; None: for ever. What comes
             later is in `gold.late_points` instead.
         version: raised by hand where what a declaration comes to has changed, and it reads the same.
@@ -57,6 +59,7 @@ class Product:
     comment: str = ""
     version: int = 1
     lateness_ms: int | None = None
+    retention_ms: int | None = field(default=None, compare=False)
 
     @property
     def table(self) -> str:

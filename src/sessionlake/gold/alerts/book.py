@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.document import read_text
 from sessionlake.gold.rules.rule import Rule
+from sessionlake.gold.rules.tree import Pattern
 from sessionlake.lake.commit import replace_rows
 from sessionlake.lake.names import RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.lake.reading import TableReader
@@ -48,16 +50,20 @@ class Taken:
         return {"rule": self.name, "version": version, "text": self.text, "error": self.error, "taken_by": self.batch}
 
 
-def wanted(rows: Iterable[Row], declared: Declared, batch: int) -> list[Taken]:
-    """What the rows of `gold.rules` come to, in order of names."""
+def wanted(rows: Iterable[Row], declared: Declared, batch: int, kept: timedelta | None = None) -> list[Taken]:
+    """What the rows of `gold.rules` come to, in order of names.
+
+    Args:
+        kept: how long all slices are there that windows are put together of; None: for good.
+    """
     enabled: dict[str, list[str | None]] = {}
     for row in rows:
         if row["enabled"]:
             enabled.setdefault(row["name"] or "", []).append(row["text"])
-    return [_taken(name, texts, declared, batch) for name, texts in sorted(enabled.items())]
+    return [_taken(name, texts, declared, batch, kept) for name, texts in sorted(enabled.items())]
 
 
-def _taken(name: str, texts: list[str | None], declared: Declared, batch: int) -> Taken:
+def _taken(name: str, texts: list[str | None], declared: Declared, batch: int, kept: timedelta | None) -> Taken:
     text = texts[0]
     if len(texts) > 1:
         return Taken(name, text, None, f"{len(texts)} rows of {RULES} have this name", batch)
@@ -65,6 +71,8 @@ def _taken(name: str, texts: list[str | None], declared: Declared, batch: int) -
         return Taken(name, text, None, "it has no text", batch)
     found = read_text(name, text, declared)
     if isinstance(found, Rule):
+        if kept is not None and not isinstance(found.tree, Pattern) and timedelta(minutes=found.longest) >= kept:
+            return Taken(name, text, None, f"its longest window is not shorter than gold.retention ({kept})", batch)
         return Taken(name, text, found, None, batch)
     return Taken(name, text, None, f"line {found.line}, column {found.column}: {found.reason}", batch)
 
@@ -94,8 +102,8 @@ class RuleBook:
     those that it may have logged already.
     """
 
-    def __init__(self, lake: Lake, declared: Declared) -> None:
-        self._lake, self._declared = lake, declared
+    def __init__(self, lake: Lake, declared: Declared, kept: timedelta | None = None) -> None:
+        self._lake, self._declared, self._kept = lake, declared, kept
         self._version: int | None = None
         self._taken: list[Taken] = []
 
@@ -106,7 +114,7 @@ class RuleBook:
             return self._taken
         reader = self._lake.reader(spark)
         before = in_force(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        now = _kept(before, wanted(reader.rows(RULES), self._declared, txn.version))
+        now = _kept(before, wanted(reader.rows(RULES), self._declared, txn.version, self._kept))
         self._taken = before if _rows(now) == _rows(before) else self._noted(spark, now, txn)
         self._version = version if _rows(now) == _rows(self._taken) else None
         return self._taken

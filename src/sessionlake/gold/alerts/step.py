@@ -20,11 +20,13 @@ from sessionlake.gold.alerts.book import TIMES, RuleBook
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, merge_text_times, merge_times, moment, times_of_all
 from sessionlake.gold.batch_rows import BatchRows
 from sessionlake.gold.changes import declared_in
+from sessionlake.gold.expiry import Expiry
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED
-from sessionlake.gold.rules.batch import Batch, Row, StreamTimes, changed
+from sessionlake.gold.rules.batch import Batch, Row, changed
 from sessionlake.gold.rules.patterns import MATCH, sought
 from sessionlake.gold.rules.rule import Rule
+from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.lake.commit import append, merge, replace_rows
 from sessionlake.lake.ledger import TableOutput
@@ -50,9 +52,9 @@ _LOGGED = pa.schema(
 class RuleStep:
     """Evaluates rules over one gold batch after the other."""
 
-    def __init__(self, lake: Lake, settings: Settings) -> None:
-        self._lake, self._declared = lake, declared_in(settings)
-        self._book = RuleBook(lake, self._declared)
+    def __init__(self, lake: Lake, settings: Settings, expiry: Expiry) -> None:
+        self._lake, self._declared, self._expiry = lake, declared_in(settings), expiry
+        self._book = RuleBook(lake, self._declared, settings.gold.retention.least)
 
     def __call__(self, spark: SparkSession, rows: BatchRows, txn: Txn) -> list[TableOutput]:
         """Logs what the batch raises, clears and retracts; call it once the products have the batch."""
@@ -85,7 +87,7 @@ class RuleStep:
         after = self._moved(reader, before, rows, points) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
         touched = points.select(list(POINT_KEY)).append_column("end", ends).append_column("ts", points["_first_ts"])
-        return Batch(before if begun else before or after, after, touched, matches)
+        return Batch(before if begun else before or after, after, touched, matches, self._expiry.slices_begin)
 
     def _moved(self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table) -> StreamTimes:
         after = dict(before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
@@ -17,10 +18,11 @@ from sessionlake.gold.alerts.book import in_force
 from sessionlake.gold.alerts.sql import condition, event, holds_any, minute_columns, moving_columns
 from sessionlake.gold.changes import declared_in, events_of, marks
 from sessionlake.gold.compare import Compared, compared
+from sessionlake.gold.expiry import slices_begin
 from sessionlake.gold.recompute import version_read
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED
-from sessionlake.gold.rules.batch import stream_time
 from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
+from sessionlake.gold.rules.times import StreamTimes, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.lake.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.lake.storage import quote
@@ -54,25 +56,40 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _Truth(numbers.where(told), changes.where(told), times, topics, declared)
-    log = _log(lake.read(spark, RULE_EVENTS))
+    log, begins = _log(lake.read(spark, RULE_EVENTS)), slices_begin(reader)
     parts = [rules[begin : begin + _AT_ONCE] for begin in range(0, len(rules), _AT_ONCE)]
-    found = [_compared(log, truth, part) for part in parts]
+    found = [_compared(log, truth, part, begins) for part in parts]
     first = next((one.first for one in found if one.first is not None), None)
     return Compared(RULE_EVENTS, sum(one.rows for one in found), sum(one.different for one in found), first)
 
 
-def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule]) -> Compared:
+def _compared(log: DataFrame, truth: _Truth, rules: Sequence[Rule], begins: StreamTimes) -> Compared:
     from pyspark.sql import functions as F
 
-    rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).persist()
+    can_tell = reduce(and_, (_can_tell(rule, begins) for rule in rules))
+    rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).where(can_tell).persist()
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
-        mine = log.where(F.col("rule").isin([rule.name for rule in rules]))
+        mine = log.where(F.col("rule").isin([rule.name for rule in rules])).where(can_tell)
         held = mine.join(doubtful, ["rule", *KEY, "at"], "left_anti")
         borne = rows.where("NOT doubtful").select(*_IDENTITY, "times").distinct()
         return compared(RULE_EVENTS, _IDENTITY, ["times"], held, borne)
     finally:
         rows.unpersist()
+
+
+def _can_tell(rule: Rule, begins: StreamTimes) -> Column:
+    """As `rules.times.can_tell`; holds of other rules' alerts, and of a pattern's."""
+    from pyspark.sql import functions as F
+
+    if isinstance(rule.tree, Pattern) or not begins:
+        return F.lit(col=True)
+    told, at = F.col("rule") != rule.name, F.col("at") - rule.longest * MINUTE_MS
+    if "topic" in rule.by:
+        gone = (((F.col("topic") == topic) & (at <= begin)) for topic, begin in begins.items())
+        return told | ~reduce(or_, gone)
+    begin = stream_time(rule, None, begins)
+    return told | (F.lit(col=True) if begin is None else at > begin)
 
 
 def _log(events: DataFrame) -> DataFrame:

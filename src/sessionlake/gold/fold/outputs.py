@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -25,6 +25,7 @@ Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns of the series' keys, of key codes."""
 _PANES = pa.array([pane.name.lower() for pane in Pane])
 _PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
+_NO_TIMES: Mapping[str, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
 FEW_CHANGES = 1_000
 """Of a shard, so many are made rows of products in the driver."""
@@ -72,19 +73,22 @@ class GoldReport(msgspec.Struct):
         read: the changes that were read.
         points: numeric values among them, once for each table of averages.
         spans: number and time range of the rows, by the kind of payload.
-        topics: whose changes were read.
+        times: of the topics whose changes were read, the highest stream time at which one was applied, in ms.
     """
 
     read: ReadChanges = ReadChanges()
     points: int = 0
     spans: dict[str, RowRange] = {}
-    topics: frozenset[str] = frozenset()
+    times: dict[str, int] = {}
 
     def __add__(self, other: GoldReport) -> GoldReport:
         spans = dict(self.spans)
         for kind, span in other.spans.items():
             spans[kind] = spans[kind] + span if kind in spans else span
-        return GoldReport(self.read + other.read, self.points + other.points, spans, self.topics | other.topics)
+        times = dict(self.times)
+        for topic, time in other.times.items():
+            times[topic] = max(times.get(topic, time), time)
+        return GoldReport(self.read + other.read, self.points + other.points, spans, times)
 
 
 @dataclass(frozen=True)
@@ -174,19 +178,20 @@ def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
         yield Emitted(kind, span_of(part, time), write_ipc(part))
 
 
-def reported(read: ReadChanges, points: int, rows: Iterable[Emitted], topics: Iterable[str] = ()) -> Payloads:
+def reported(read: ReadChanges, points: int, rows: Iterable[Emitted], times: Mapping[str, int] = _NO_TIMES) -> Payloads:
     """The rows' payloads, and a report of them."""
     found, spans = list[tuple[str, bytes]](), dict[str, RowRange]()
     for kind, span, payload in rows:
         found.append((kind, payload))
         spans[kind] = spans[kind] + span if kind in spans else span
-    report = GoldReport(read, points, spans, frozenset(topics))
+    report = GoldReport(read, points, spans, dict(times))
     return [*found, (str(SeriesOutput.REPORT), msgspec.msgpack.encode(report))]
 
 
 def total(reports: Iterable[bytes]) -> GoldReport:
     """The shards' reports (msgpack) of one batch, added up."""
-    return sum((msgspec.msgpack.decode(content, type=GoldReport) for content in reports), GoldReport(spans={}))
+    found = (msgspec.msgpack.decode(content, type=GoldReport) for content in reports)
+    return sum(found, GoldReport(spans={}, times={}))
 
 
 def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:

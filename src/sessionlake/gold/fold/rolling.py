@@ -180,30 +180,36 @@ class Line:
 
 @dataclass(frozen=True)
 class Times:
-    """Each key's newest point, and with it its watermark, before a batch and after it; `_NEVER` where there is none."""
+    """Each key's newest point, and with it its watermark, before a batch and after it.
+
+    Attributes:
+        known: whether there was a point before; the time is `_NEVER` where there was none.
+    """
 
     before: Int64s
     after: Int64s
+    known: Bools
     watermark_ms: int
 
     @staticmethod
     def of(tail: Points, older: Older, new: Points, watermark_ms: int) -> Times:
         """The times of keys with these points."""
-        before = np.where(older.some, older.ts, _NEVER)
+        before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
+        known[tail.key] = True
         np.maximum.at(before, tail.key, tail.ts)
         after = before.copy()
         np.maximum.at(after, new.key, new.ts)
-        return Times(before, after, watermark_ms)
+        return Times(before, after, known, watermark_ms)
 
     def pane(self, points: Points, fresh: Bools) -> Int64s:
         """The pane of rows that are written now. Of a new point, one behind the watermark is late, not one at it."""
-        passed, passing = self._passed(self.before, points), self._passed(self.after, points)
+        passed, passing = ~self.early(points), self._passed(self.after, points)
         late = passed & ~(fresh & (points.ts == self._mark(self.before)[points.key]))
         return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
 
     def early(self, points: Points) -> Bools:
         """Which points the watermark had not passed before the batch."""
-        return ~self._passed(self.before, points)
+        return ~(self.known[points.key] & self._passed(self.before, points))
 
     def pending(self, points: Points) -> Bools:
         """Which points it has not passed after it."""
@@ -214,8 +220,8 @@ class Times:
         return older.some & (self._mark(self.before) < older.ts)
 
     def _passed(self, newest: Int64s, points: Points) -> Bools:
-        known: Bools = newest[points.key] != _NEVER
-        return known & (points.ts <= self._mark(newest)[points.key])
+        passed: Bools = points.ts <= self._mark(newest)[points.key]
+        return passed
 
     def _mark(self, newest: Int64s) -> Int64s:
         # No earlier than time begins.

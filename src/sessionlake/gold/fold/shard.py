@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.late import stream_times
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, value_field
 from sessionlake.gold.fold.inputs import points_in
@@ -87,11 +88,11 @@ class GoldFold:
             if changes is not None:
                 held[name], made, new = self._folded(kept, shard, held.get(name), changes)
                 rows, points, is_changed = [*rows, *made], points + new, True
-        topics: list[str] = []
+        times: dict[str, int] = {}
         if OF_SESSION in found.changes:
             rows += product_rows(found.changes[OF_SESSION], self.declared, self.products) if self.products else []
-            topics = pc.unique(found.changes[OF_SESSION]["topic"]).to_pylist()
-        return encode_states(held) if is_changed else None, reported(found.read, points, rows, topics)
+            times = stream_times(found.changes[OF_SESSION])
+        return encode_states(held) if is_changed else None, reported(found.read, points, rows, times)
 
     def _folded(
         self, kept: Kept, shard: int, state: bytes | None, changes: pa.Table

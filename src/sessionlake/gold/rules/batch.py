@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,10 +22,9 @@ from sessionlake.gold.rules import conditions, patterns
 from sessionlake.gold.rules.alerts import KEY, Alert, Cause, Grounds, Key, Logged, difference, key_in, net
 from sessionlake.gold.rules.rule import VALUE, Rule
 from sessionlake.gold.rules.slices import Slices, columns_for
+from sessionlake.gold.rules.times import StreamTimes, can_tell, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
-StreamTimes = Mapping[str, int]
-"""Of topics, in ms."""
 _DAY = 24 * 60
 # About how many slices may be in memory at once, of 100 bytes each.
 _SLICES = 10_000_000
@@ -84,12 +83,14 @@ class Batch:
         after: and after it.
         touched: its slices: topic, session_id, row_id, metric, `end` in minutes, and `ts`, its first event time there.
         matches: its events, `patterns.MATCH`.
+        begins: where the slices of topics begin of which some are gone: what rests on those stays as it was said.
     """
 
     before: StreamTimes
     after: StreamTimes
     touched: pa.Table
     matches: pa.Table
+    begins: StreamTimes = field(default_factory=dict)
 
 
 class Row(NamedTuple):
@@ -152,17 +153,6 @@ def changed(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: St
     return found
 
 
-def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None:
-    """Stream time of a key, or None where nothing was read.
-
-    Args:
-        topic: None: the key is across topics.
-    """
-    if topic is not None:
-        return times.get(topic)
-    return max((time for name, time in times.items() if rule.reads(name)), default=None)
-
-
 def _spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_Span]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
@@ -192,9 +182,9 @@ def _of_conditions(span: _Span, batch: Batch, stored: Stored) -> Iterator[Row]:
             None if task.keys is None else {key_in(task.rules[0].by, row | {VALUE: None}) for row in _rows(task.keys)}
         )
 
-        def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys) -> bool:
+        def wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
-            return inside and (keys is None or alert.key in keys)
+            return inside and (keys is None or alert.key in keys) and can_tell(names[alert.rule], alert, batch.begins)
 
         truth = {alert: grounds for alert, grounds in _evaluated(task, stored) if wanted(alert)}
         rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
@@ -212,7 +202,12 @@ def _of_new_conditions(rules: Sequence[Rule], batch: Batch, stored: Stored) -> I
             found = _evaluated(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
-    held = net(stored.log(sorted(names), -_NEVER, _NEVER), lambda alert: alert.rule in names) if names else ()
+
+    def wanted(alert: Alert) -> bool:
+        return alert.rule in names and can_tell(names[alert.rule], alert, batch.begins)
+
+    truth = {alert: grounds for alert, grounds in truth.items() if wanted(alert)}
+    held = net(stored.log(sorted(names), -_NEVER, _NEVER), wanted) if names else ()
     for one in difference(truth, held):
         yield _row(one, names[one.alert.rule], batch, None)
 

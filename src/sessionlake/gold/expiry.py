@@ -1,0 +1,189 @@
+"""Products that are kept for a time: which of their buckets are gone, and how they go.
+
+Gold alone removes them, between its batches, and notes in `ops.retained` what goes before it does. From then on a batch
+passes over what comes for a bucket that is gone: a row is whole, or it is not there. Coarser tables are made of the
+batch, and not of finer ones' rows: they miss nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.errors import ClaimedError
+from sessionlake.gold.aggregate.late import NEVER, first_kept
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.tiers import TIERS
+from sessionlake.lake.commit import delete_rows
+from sessionlake.lake.conflicts import repeated
+from sessionlake.lake.faults import fault_point
+from sessionlake.lake.reading import TableReader
+from sessionlake.lake.retained import CLAIM, LIMITS, Retained, retained, store
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+Floors = Mapping[str, int]
+"""By topic, where a table begins: the first event time whose bucket is not gone, in ms. Of others all is there."""
+
+# Buckets go when some have been gone for so much of the time that they are kept.
+_STEPS = 24
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def floors_in(reader: TableReader, tables: Iterable[str]) -> dict[str, Floors]:
+    """Where tables begin of which something is gone."""
+    known = retained(reader)
+    return {table: _floors(known[table]) for table in tables if table in known}
+
+
+def slices_begin(reader: TableReader) -> Floors:
+    """Where the slices begin that rules are evaluated over: those of each length are there."""
+    return _latest(floors_in(reader, [tier.table for tier in TIERS]).values())
+
+
+def told(table: str, floors: Floors) -> str:
+    """The same for people."""
+    ends = sorted({f"{_moment(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
+    until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
+    return f"{table} is kept for a time: buckets before {until} are gone"
+
+
+def above(rows: DataFrame, floors: Floors) -> DataFrame:
+    """Rows, with `topic` and `window_start`, less those of buckets that are gone."""
+    from pyspark.sql import functions as F
+
+    return rows.where(~F.coalesce(_is_gone(floors), F.lit(col=False))) if floors else rows
+
+
+def are_above(rows: pa.Table, floors: Floors) -> pa.Table:
+    """Likewise."""
+    code, topics = codes(rows["topic"])
+    floor = np.array([floors.get(topic, NEVER) for topic in topics.to_pylist()], np.int64)
+    start = rows[START].cast(pa.int64()).to_numpy() // 1000
+    return rows.filter(pa.array(start >= floor[code])) if len(code) else rows
+
+
+def due(product: Product, times: Mapping[str, int]) -> dict[str, int]:
+    """Where a product is to begin at these stream times, in ms, of topics.
+
+    A producer whose clock is ahead moves stream time with it: no more goes than by the clock here.
+    """
+    if product.retention_ms is None or product.bucket_ms is None:
+        return {}
+    length, retention, now = product.bucket_ms, product.retention_ms, int(datetime.now(UTC).timestamp() * 1000)
+    return {topic: first_kept(min(time, now), length, retention) for topic, time in times.items() if time > NEVER}
+
+
+def note(spark: SparkSession, lake: Lake, table: str, floors: Floors) -> None:
+    """Notes where a table begins whose rows are being written anew."""
+    known = retained(lake.reader(spark))
+    if (_floors(known[table]) if table in known else {}) != dict(floors):
+        with lake.storage.claim(spark, CLAIM, f"makes {table} anew"):
+            known = retained(lake.reader(spark))
+            mine = {table: _noted(table, floors)} if floors else {}
+            store(spark, lake, {name: found for name, found in known.items() if name != table} | mine)
+
+
+class Expiry:
+    """Follows, for the one gold that writes, where its products begin."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product]) -> None:
+        self._lake, self._products = lake, list(products)
+        known = retained(lake.reader(spark))
+        self._floors = {one.table: _floors(known[one.table]) for one in self._products if one.table in known}
+        self._looked: dict[str, dict[str, int]] = {}
+        # A process died: what it has noted may still be there.
+        self._pending = {one.table for one in self._products if one.table in known and known[one.table].pending}
+
+    def floors(self, table: str) -> Floors:
+        """Where a table begins."""
+        return self._floors.get(table, {})
+
+    @property
+    def slices_begin(self) -> Floors:
+        """See `slices_begin`."""
+        return _latest(self.floors(tier.table) for tier in TIERS)
+
+    def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
+        """Removes buckets that are due; if somebody else removes rows just now, another time.
+
+        Args:
+            times: stream times of topics, in ms.
+        """
+        for product in self._products:
+            looked, step = self._looked.setdefault(product.table, {}), (product.retention_ms or 0) // _STEPS
+            floors = {
+                topic: floor for topic, floor in due(product, times).items() if floor > looked.get(topic, NEVER) + step
+            }
+            if not floors and product.table not in self._pending:
+                continue
+            try:
+                with self._lake.storage.claim(spark, CLAIM, "removes old rows"):
+                    if product.table in self._pending:
+                        self._cut(spark, product.table, {})
+                        self._pending.remove(product.table)
+                    if floors:
+                        self._cut(spark, product.table, floors)
+            except ClaimedError:
+                return
+            looked |= floors
+
+    def _cut(self, spark: SparkSession, table: str, floors: Floors) -> None:
+        known, before = retained(self._lake.reader(spark)), self._floors.get(table, {})
+        now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
+        is_gone = _is_gone(now)
+        count = self._lake.read(spark, table).where(is_gone).count()
+        found = known.get(table)
+        if not count and not (found and found.pending):
+            return
+        # Of what a process that died was about to remove, all is gone or nothing.
+        removed = 0 if found is None else found.gone - (count if found.pending else 0)
+        noted = replace(_noted(table, now), removed=removed, pending=count)
+        if count:
+            store(spark, self._lake, {**known, table: noted})
+            self._floors[table] = now
+            txn = Txn(f"expiry-{uuid4().hex[:12]}", 0)
+            fault_point(f"before:expire:{table}")
+            repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
+            fault_point(f"after:expire:{table}")
+        store(spark, self._lake, {**known, table: replace(noted, removed=noted.gone, pending=0)})
+
+
+def _latest(many: Iterable[Floors]) -> Floors:
+    found: dict[str, int] = {}
+    for floors in many:
+        found |= {topic: max(floor, found.get(topic, floor)) for topic, floor in floors.items()}
+    return found
+
+
+def _is_gone(floors: Floors) -> Column:
+    from pyspark.sql import functions as F
+
+    pairs = [F.lit(part) for topic, ms in sorted(floors.items()) for part in (topic, _moment(ms))]
+    floor = F.try_element_at(F.create_map(*pairs), F.col("topic"))
+    # By the last of all, files are left out that have no such row.
+    return (F.col(START) < F.lit(_moment(max(floors.values())))) & (F.col(START) < floor)
+
+
+def _floors(found: Retained) -> dict[str, int]:
+    return {row["topic"]: row["limit"] + 1 for row in found.limits.to_pylist()}
+
+
+def _noted(table: str, floors: Floors) -> Retained:
+    rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(floors.items())]
+    return Retained(table, datetime.now(UTC), -1, 0, 0, pa.Table.from_pylist(rows, LIMITS))
+
+
+def _moment(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
