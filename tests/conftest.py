@@ -13,8 +13,9 @@ import hypothesis
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
+from sessionlake.runtime.spark import _LAPTOP
 from support import class_archive
-from support.sessions import without_generated_code
+from support.sessions import hive, without_generated_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,13 +79,15 @@ def settings(location: dict[str, Any]) -> Settings:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that the package itself builds, over a home that no test writes tables into.
 
-    Its catalog is Spark's own, in memory, which has tables, views and functions by three-level names: it serves the
-    tests of both kinds of storage.
+    Its catalog is Hive's, on a database in memory: it serves the tests of both kinds of storage.
     """
     from sessionlake.runtime.spark import spark_session, stop_spark
 
     home = Settings(home=tmp_path_factory.mktemp("spark-home"))
-    session = spark_session(home, app="tests")
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in hive("memory:metastore").items():
+            patch.setitem(_LAPTOP, key, value)
+        session = spark_session(home, app="tests")
     yield without_generated_code(session)
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 

@@ -1,6 +1,6 @@
 """Tests of `tests/spark` and `tests/integration` once more, with the tables in a catalog, as on a platform.
 
-The catalog is Spark's own: three-level names, and nothing that knows where a table's files are.
+The catalog is Hive's, behind Spark's own: three-level names, and nothing that knows where a table's files are.
 """
 
 from __future__ import annotations
