@@ -10,15 +10,14 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
@@ -30,22 +29,23 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import BRONZE, GOLD, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.lake.storage import Kept
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import read_topics
 from sessionlake.laptop.broker import down, up
 from sessionlake.maintenance import Maintenance
-from sessionlake.runtime.kafka import client_config
 from sessionlake.silver.rebuild.rebuild import rebuild
 from spark.test_maintenance import eager  # noqa: F401 - a fixture
 from support.crash_worker import LAYERS, run_layer
-from support.crashes import Death, die, lose_last_commits
+from support.crashes import Death, lose_last_commits
 from support.lakes import assert_silver_is_the_truth, rows_of
+from support.sent_topics import SentTopics
+from support.standby import Standby
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, WILD, StreamMaker
 
 ACTIONS = int(os.environ.get("ACTIONS", "10000"))
 """How many are taken: `make soak ACTIONS=1000`."""
 CHECKED = 100
 """After so many, everything is compared."""
-PARTITIONS = 3
+LIFE = 500
+"""After so many, another lake is begun, with other settings: what is compared would else cost more and more."""
 DEATHS = [
     *(Death(BRONZE, f"{when}:{MESSAGES}") for when in ("before", "after")),
     *(Death(SILVER, f"after:silver.{name}") for name in ("session_changes", "session_progress", "stream_times")),
@@ -54,19 +54,6 @@ DEATHS = [
     *(Death(GOLD, f"before:gold.{name}") for name in ("rolling_average", "metrics_1m", "metrics_1d")),
     *(Death(layer, "after:ops.ledger") for layer in (*LAYERS, GOLD)),
 ]
-
-
-@dataclass
-class Sensor:
-    """A topic, as often as it has been made, and what its sensor has to say.
-
-    Attributes:
-        sent: of each time that it was made, the messages that Kafka was sent, at Kafka's offsets.
-    """
-
-    topic: str
-    coming: Iterator[KafkaMessage]
-    sent: list[list[KafkaMessage]]
 
 
 class Keeper:
@@ -78,18 +65,22 @@ class Keeper:
         self.prefix = f"life{rnd.randrange(1 << 30)}"
         self._configure()
         self.settings = load_settings(file)
-        self.admin = AdminClient(client_config(self.settings))
-        self.sensors = [self._sensor(f"{self.prefix}.{integrity}.{n}") for integrity in Integrity for n in range(2)]
+        self.sent = SentTopics(self.settings)
+        topics = [f"{self.prefix}.{integrity}.{n}" for integrity in Integrity for n in range(2)]
+        for topic in topics:
+            self.sent.make(topic)
+        self.coming = {topic: self._coming(topic) for topic in topics}
+        self.standby = Standby(spark)
         self.actions: dict[Callable[[], object], int] = {
-            self.produce: 40,
-            self.run_layers: 25,
-            self.kill: 15,
-            self.lose_a_note: 5,
-            self.maintain: 5,
-            self.make_anew: 3,
-            self.rebuild: 2,
-            self.reshard: 3,
-            self.restart_broker: 2,
+            self.produce: 400,
+            self.run_layers: 250,
+            self.kill: 170,
+            self.lose_a_note: 50,
+            self.maintain: 50,
+            self.make_anew: 30,
+            self.reshard: 30,
+            self.restart_broker: 15,
+            self.rebuild: 5,  # costs as much as all others of a hundred
         }
 
     def _configure(self) -> None:
@@ -113,19 +104,19 @@ class Keeper:
         }
         self.file.write_text(yaml.safe_dump(content))
 
-    def _sensor(self, topic: str) -> Sensor:
-        self._create(topic)
-        return Sensor(topic, self._coming(topic), [[]])
-
-    def _create(self, topic: str) -> None:
-        self.admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
-
     def _coming(self, topic: str) -> Iterator[KafkaMessage]:
         maker = StreamMaker(self.rnd, self.rnd.choice([LIGHT, WILD]), [topic])
         while True:
             yield from maker.make(1)
 
     # -- actions
+
+    def live(self, actions: int) -> None:
+        """Takes so many, and compares everything now and then."""
+        for number in range(1, actions + 1):
+            self.act()
+            if number % CHECKED == 0 or number == actions:
+                self.check()
 
     def act(self) -> None:
         """Takes one."""
@@ -135,18 +126,8 @@ class Keeper:
 
     def produce(self) -> None:
         """A sensor or two say something."""
-        producer = Producer(client_config(self.settings) | {"enable.idempotence": True})
-        for sensor in self.rnd.sample(self.sensors, 2):
-            for _ in range(self.rnd.randint(1, 15)):
-                self._send(producer, sensor)
-        assert producer.flush(60) == 0
-
-    def _send(self, producer: Producer, sensor: Sensor) -> None:
-        said = next(sensor.coming)
-        offset = sum(earlier.partition == said.partition for earlier in sensor.sent[-1])
-        sensor.sent[-1].append(message := said._replace(offset=offset))
-        where = {"partition": message.partition, "timestamp": message.timestamp}
-        producer.produce(message.topic, key=message.key, value=message.value, **where)
+        for topic in self.rnd.sample([*self.coming], 2):
+            self.sent.send(list(islice(self.coming[topic], self.rnd.randint(1, 15))))
 
     def run_layers(self) -> None:
         """Those up to one of them take in what is there."""
@@ -157,7 +138,9 @@ class Keeper:
         """A process dies, if it comes to that place."""
         death = self.rnd.choice(DEATHS)
         self.told[-1] += f" {death.place} of {death.layer}"
-        die(self.file, death, self.spark, fresh=self.rnd.random() < 0.5, surely=False)
+        for layer in death.before if self.rnd.random() < 0.5 else ():
+            run_layer(self.spark, self.settings, layer)
+        self.standby.run(self.file, death)
 
     def lose_a_note(self) -> None:
         """Spark's notes of the last batches that were finished are not on disk: these are made once more."""
@@ -174,13 +157,10 @@ class Keeper:
     def make_anew(self) -> None:
         """A topic is deleted when all of it has been read, and made anew."""
         run_layer(self.spark, self.settings, BRONZE)
-        sensor = self.rnd.choice(self.sensors)
-        self.told[-1] += f" {sensor.topic}"
-        self.admin.delete_topics([sensor.topic])[sensor.topic].result(30)
-        while sensor.topic in self.admin.list_topics(timeout=10).topics:
-            pass
-        self._create(sensor.topic)
-        sensor.sent.append([])
+        topic = self.rnd.choice([*self.coming])
+        self.told[-1] += f" {topic}"
+        self.sent.delete(topic)
+        self.sent.make(topic)
 
     def rebuild(self) -> None:
         """Silver is made anew from bronze."""
@@ -208,8 +188,8 @@ class Keeper:
         """Takes in all that is there, and compares all layers with what was sent."""
         for layer in (*LAYERS, GOLD):
             run_layer(self.spark, self.settings, layer)
-        sent = self._sent()
         lake = Lake(self.settings)
+        sent = self.sent.in_lake(self.spark, self.settings)
         held = [
             (r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in rows_of(self.spark, lake, MESSAGES)
         ]
@@ -218,18 +198,6 @@ class Keeper:
         verified = verify_gold(self.spark, self.settings, tables_of(self.settings))
         assert [(one.table, one.first) for one in verified if one.first] == []
         assert [found for found in doctor._books(self.settings) if found.level is Level.FAIL] == []
-
-    def _sent(self) -> list[KafkaMessage]:
-        """All messages at the offsets that the lake has for them."""
-        shifts: dict[str, list[int]] = {}
-        for row in read_topics(self.spark, Lake(self.settings)):
-            shifts.setdefault(row.topic, []).append(row.offset_shift)
-        return [
-            message._replace(offset=message.offset + shift)
-            for sensor in self.sensors
-            for shift, messages in zip(shifts.get(sensor.topic, []), sensor.sent, strict=True)
-            for message in messages
-        ]
 
 
 @pytest.fixture
@@ -255,12 +223,16 @@ def test_any_actions_in_any_order_leave_what_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since: Kept(timedelta(0), since))
-    keeper = Keeper(spark, tmp_path / "sessionlake.yml", broker_of_its_own, random.Random(seed))
-    for number in range(1, ACTIONS + 1):
+    rnd = random.Random(seed)
+    for first in range(0, ACTIONS, LIFE):
+        place = tmp_path / f"from-{first}"
+        place.mkdir()
+        keeper = Keeper(spark, place / "sessionlake.yml", broker_of_its_own, rnd)
         try:
-            keeper.act()
-            if number % CHECKED == 0 or number == ACTIONS:
-                keeper.check()
+            keeper.live(min(LIFE, ACTIONS - first))
         except BaseException as error:
-            error.add_note(f"seed {seed}, action {number}; the last: {keeper.told[-12:]}")
+            error.add_note(f"seed {seed}, {len(keeper.told)} actions from {first} on; the last: {keeper.told[-12:]}")
             raise
+        finally:
+            keeper.standby.end()
+        rmtree(place)

@@ -85,10 +85,15 @@ class _Sensor:
 
 
 class StreamMaker:
-    """Makes one stream: topics, partitions and sessions interleaved, offsets rising by one in each partition."""
+    """Makes one stream: topics, partitions and sessions interleaved, offsets rising by one in each partition.
+
+    Attributes:
+        now: Kafka's time (ms), which goes on by itself by seconds, and may be set on.
+    """
 
     def __init__(self, rnd: random.Random, noise: Noise, topics: Sequence[str] = TOPICS) -> None:
         self._rnd, self._noise = rnd, noise
+        self.now = START
         self._lanes: dict[tuple[str, int], list[int]] = {}  # next offset, Kafka time
         self._topics = rnd.sample(topics, rnd.randint(1, min(3, len(topics))))
         self._twinned: set[str] = set()
@@ -126,7 +131,7 @@ class StreamMaker:
     def _timestamp(self, sensor: _Sensor) -> int:
         rnd = self._rnd
         lane = self._lanes.setdefault((sensor.topic, sensor.partition), [rnd.choice([0, 0, 1000]), START])
-        lane[1] += rnd.randint(0, 2_000)
+        lane[1] = max(lane[1] + rnd.randint(0, 2_000), self.now)
         if rnd.random() < self._noise.silence:
             quiet = SESSION_TIMEOUT + rnd.choice([-1, 0, 1, SESSION_TIMEOUT])
             lane[1] = max(lane[1], (sensor.last_time or lane[1]) + quiet)

@@ -24,6 +24,41 @@ _STATE_FILE = re.compile(r"\.?(\d+)(_[\w-]+)?\.(changelog|zip|delta|snapshot)(\.
 _UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
 
 
+class _Run:
+    """What Spark calls for every micro-batch of one start of a query.
+
+    Attributes:
+        raised: the error of a batch.
+    """
+
+    def __init__(self, batch: Batch, txn: Callable[[str, int], Txn]) -> None:
+        self._batch: Batch | None = batch
+        self._txn = txn
+        self.raised: BaseException | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        if self._batch is None:
+            raise RuntimeError("the query has ended")
+        try:
+            self._batch(rows, self._txn(_query_id(rows), batch_id))
+        except BaseException as error:
+            self.raised = error
+            raise
+
+    def end(self) -> BaseException | None:
+        """Lets go of all that the batches need, and returns the error of one.
+
+        Spark's query keeps this callable, and who commits batches mostly knows the query: neither Python nor Java can
+        tell that such a ring, half in each of them, is of use to nobody any more.
+        """
+        raised, self.raised, self._batch, self._txn = self.raised, None, None, Txn
+        return raised
+
+
+def _query_id(rows: DataFrame) -> str:
+    return str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+
+
 class LayerQuery:
     """A running layer: a streaming query whose first error is kept as it was raised."""
 
@@ -31,7 +66,7 @@ class LayerQuery:
         self.layer = layer
         self.checkpoint = checkpoint
         self._query: StreamingQuery | None = None
-        self._batch: Batch | None = None
+        self._run: _Run | None = None
         self._raised: BaseException | None = None
 
     def start(
@@ -48,19 +83,14 @@ class LayerQuery:
         Args:
             txn: makes a batch's transaction of the id of Spark's query and Spark's number of the batch.
         """
-        self._raised, self._batch = None, batch
+        self._let_go()
+        run = self._run = _Run(batch, txn)
+        self._raised = None
         if "FileSystemBased" in str(frame.sparkSession.conf.get(_FILE_MANAGER, "")):
             discard_abandoned_states(Path(self.checkpoint))
 
-        def run(rows: DataFrame, batch_id: int) -> None:
-            try:
-                batch(rows, txn(self._query_id(rows), batch_id))
-            except BaseException as error:
-                if self._batch is batch:
-                    self._raised = error
-                raise
-
-        writer = frame.writeStream.foreachBatch(run).queryName(self.layer).option("checkpointLocation", self.checkpoint)
+        writer = frame.writeStream.foreachBatch(run.__call__).queryName(self.layer)
+        writer = writer.option("checkpointLocation", self.checkpoint)
         timed = (
             writer.trigger(availableNow=True)
             if once
@@ -71,10 +101,6 @@ class LayerQuery:
         except Exception as error:
             raise self._explain(error) from error
         return self
-
-    @staticmethod
-    def _query_id(rows: DataFrame) -> str:
-        return str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
 
     @property
     def query(self) -> StreamingQuery:
@@ -92,6 +118,7 @@ class LayerQuery:
         """Ends the query after the batch under way has been given up; what it committed stays."""
         if self._query is not None:
             self._query.stop()
+            self._let_go()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for its end; True if it has ended.
@@ -100,12 +127,15 @@ class LayerQuery:
             SessionlakeError: what ended it, in one text for the operator.
         """
         try:
-            ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001))
+            ended = self.query.awaitTermination(None if seconds is None else max(seconds, 0.001)) or seconds is None
         except Exception as error:
+            self._let_go()
             raise self._explain(error) from error
-        if self._raised is not None and not self.query.isActive:
+        if not self.query.isActive:
+            self._let_go()
+        if self._raised is not None:
             raise self._explain(self._raised) from self._raised
-        return True if seconds is None else bool(ended)
+        return bool(ended)
 
     def check(self) -> None:
         """Raises the error of a query that has stopped."""
@@ -123,6 +153,10 @@ class LayerQuery:
         except Exception:
             self.wait()  # says it better
             raise
+
+    def _let_go(self) -> None:
+        if self._run is not None:
+            self._raised, self._run = self._run.end(), None
 
     def _explain(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):

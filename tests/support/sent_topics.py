@@ -1,0 +1,89 @@
+"""Topics that come and go on a real broker, and what they were sent: what a lake must hold, whatever happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from sessionlake.config import Settings
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import read_topics
+from sessionlake.runtime.kafka import client_config
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS = 3
+
+
+@dataclass
+class SentTopic:
+    """A topic, as often as it has been made.
+
+    Attributes:
+        lives: of each time that it was made, the messages that Kafka was sent, at Kafka's offsets.
+    """
+
+    topic: str
+    lives: list[list[KafkaMessage]] = field(default_factory=list)
+
+
+class SentTopics:
+    """Makes and deletes topics, sends messages, and remembers them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = client_config(settings)
+        self._producer = self._new_producer()
+        self._topics: dict[str, SentTopic] = {}
+
+    def make(self, topic: str) -> None:
+        """Creates a topic, for the first time or anew."""
+        admin = self._admin()
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+        self._topics.setdefault(topic, SentTopic(topic)).lives.append([])
+
+    def _admin(self) -> AdminClient:
+        """A new one each time: as the producer, it would have a topic made anew that it has once known."""
+        return AdminClient(self._client)
+
+    def _new_producer(self) -> Producer:
+        return Producer(self._client | {"enable.idempotence": True})
+
+    def delete(self, topic: str) -> None:
+        """Deletes one; returns when Kafka does not name it any more."""
+        self._producer = self._new_producer()  # one that knows the topic might have it made anew
+        admin = self._admin()
+        admin.delete_topics([topic])[topic].result(30)
+        while topic in admin.list_topics(timeout=10).topics:
+            pass
+
+    def send(self, messages: Sequence[KafkaMessage]) -> None:
+        """Sends messages to the partitions that they name; their offsets are those that Kafka gives."""
+        for said in messages:
+            sent = self._topics[said.topic].lives[-1]
+            offset = sum(earlier.partition == said.partition for earlier in sent)
+            sent.append(said._replace(offset=offset))
+            where = {"partition": said.partition, "timestamp": said.timestamp}
+            self._producer.produce(said.topic, key=said.key, value=said.value, **where)
+        assert self._producer.flush(60) == 0
+
+    def there(self) -> set[str]:
+        """The topics that Kafka names, of those that were ever made."""
+        return self._topics.keys() & self._admin().list_topics(timeout=10).topics.keys()
+
+    def in_lake(self, spark: SparkSession, settings: Settings) -> list[KafkaMessage]:
+        """All messages, at the offsets that the lake has for them."""
+        shifts: dict[str, list[int]] = {}
+        for row in read_topics(spark, Lake(settings)):
+            shifts.setdefault(row.topic, []).append(row.offset_shift)
+        return [
+            message._replace(offset=message.offset + shift)
+            for topic in self._topics.values()
+            for shift, messages in zip(shifts.get(topic.topic, []), topic.lives, strict=True)
+            for message in messages
+        ]

@@ -1,0 +1,71 @@
+"""A driver to be killed that is there before it is needed: what starts in the time of a death is the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessionlake.config import load_settings
+from sessionlake.lake import faults
+from support.attached import attached, open_to_another
+from support.crash_worker import run_layer
+from support.crashes import DRIVERS, SECONDS, Death
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+
+class Standby:
+    """Drivers over one JVM, one after the other; one that does not come to the place of its death serves again."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._held = ExitStack()
+        self._begin()
+
+    def _begin(self) -> None:
+        environment = self._held.enter_context(open_to_another(self._spark))
+        self._told, theirs = DRIVERS.Pipe()
+        self._process: ForkServerProcess = DRIVERS.Process(target=_serve, args=(theirs, dict(environment)), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def run(self, file: Path, death: Death) -> bool:
+        """Has a layer take in what is there; whether its driver has died at that place."""
+        self._told.send((file, death.layer, death.place))
+        assert self._told.poll(SECONDS), death
+        try:
+            self._told.recv()
+        except EOFError:
+            self._process.join(SECONDS)
+            assert self._process.exitcode == -signal.SIGKILL, death
+            self._held.close()
+            self._begin()
+            return True
+        return False
+
+    def end(self) -> None:
+        """Ends the one that waits."""
+        self._process.kill()
+        self._process.join(SECONDS)
+        self._held.close()
+
+
+def _serve(told: Connection, environment: Mapping[str, str]) -> None:
+    """A driver's life."""
+    os.environ.update(environment)
+    spark = attached()
+    assert spark is not None
+    while True:
+        file, layer, place = told.recv()
+        faults._passed.clear()
+        os.environ[faults.VARIABLE] = place
+        run_layer(spark, load_settings(file), layer)
+        told.send(layer)
