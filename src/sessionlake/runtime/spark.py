@@ -198,8 +198,6 @@ _LAPTOP = {
     "spark.scheduler.mode": "FAIR",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(_CORES),  # VACUUM lists folders in so many tasks
-    # A sort, an aggregate or a join takes a page at the least: by default one of 16 MiB, however few rows it has.
-    "spark.buffer.pageSize": "1m",
     # Re-planning after each stage costs more than it saves on batches of seconds.
     "spark.sql.adaptive.enabled": "false",
     # Nobody sees the plans' texts, and those of a MERGE take seconds to write.
