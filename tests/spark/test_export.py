@@ -156,7 +156,7 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
     told = export(
         rows_of(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
     )
-    assert told.rows == 4
+    assert told.rows == 3  # of each topic; rows without one are no messages
     assert {json.loads(line)["hour"] for line in files(tmp_path / "o")[0].read_text().splitlines()} == {
         "2026-01-02T03:00:00.000000Z"
     }

@@ -43,8 +43,9 @@ class SentTopics:
 
     def make(self, topic: str) -> None:
         """Creates a topic, for the first time or anew."""
-        admin = self._admin()
-        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+        if topic in self.there():  # again, by whoever asked for it
+            self.delete(topic)
+        self._admin().create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
         self._topics.setdefault(topic, SentTopic(topic)).lives.append([])
 
     def _admin(self) -> AdminClient:
@@ -77,13 +78,17 @@ class SentTopics:
         return self._topics.keys() & self._admin().list_topics(timeout=10).topics.keys()
 
     def in_lake(self, spark: SparkSession, settings: Settings) -> list[KafkaMessage]:
-        """All messages, at the offsets that the lake has for them."""
+        """All messages, at the offsets that the lake has for them.
+
+        A broker makes a topic that anybody asks for: one that was deleted may have been there again, without messages.
+        """
         shifts: dict[str, list[int]] = {}
         for row in read_topics(spark, Lake(settings)):
-            shifts.setdefault(row.topic, []).append(row.offset_shift)
+            if any(part.next_offset > part.first_offset for part in row.partitions):
+                shifts.setdefault(row.topic, []).append(row.offset_shift)
         return [
             message._replace(offset=message.offset + shift)
             for topic in self._topics.values()
-            for shift, messages in zip(shifts.get(topic.topic, []), topic.lives, strict=True)
+            for shift, messages in zip(shifts.get(topic.topic, []), filter(None, topic.lives), strict=True)
             for message in messages
         ]

@@ -13,15 +13,16 @@ import pytest
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
-from sessionlake.lab.truth import KafkaMessage, Truth
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.reading import Condition
+from sessionlake.protocol.silence import Silence, encode
 from sessionlake.protocol.types import Row
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.tables.as_of import AsOf
-from support.folding import Folder, plain, truth_rules
+from support.folding import Folder, plain, truth_of
 from support.seeds import seeds
 from support.snapshots import Cutter
-from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
+from support.streams import COLUMNS, LIGHT, WILD, Fact, StreamMaker, cut, messages_of, with_silences
 from support.tables import Tables
 
 Lane = tuple[str, int]
@@ -45,11 +46,11 @@ def ledger(ends: dict[Lane, int], merged: int) -> pa.Table:
 
 
 def lake(
-    rnd: random.Random, messages: list[KafkaMessage], capture: CaptureSettings, interval: int, *, lags: bool = True
+    rnd: random.Random, facts: Sequence[Fact], capture: CaptureSettings, interval: int, *, lags: bool = True
 ) -> Tables:
     """Silver after some batches, made by this version or the one before; the last may not be merged yet, if it lags."""
     folder = Folder(capture, 2, rnd, interval=interval)
-    batches = list(cut(rnd, messages, 6))
+    batches = list(cut(rnd, [*facts], 6))
     for batch in batches:
         folder.batch(batch)
     merged = rnd.randint(1, len(batches)) if lags else len(batches)
@@ -58,9 +59,12 @@ def lake(
     bounds = sorted({0, *rnd.sample(range(merged), rnd.randint(0, min(2, merged))), merged})
     for start, end in pairwise(bounds):
         cutter.make(start, end)
+    messages = messages_of(facts)
     columns = list(zip(*messages, strict=True))
     times = pa.array([ms * 1000 for ms in columns[3]]).cast(pa.timestamp("us", tz="UTC"))
-    raw = pa.table([columns[0], columns[1], columns[2], times], names=_COLUMNS)
+    told = pa.table({"value": [encode([fact for fact in facts if isinstance(fact, Silence)])]})
+    raw = pa.table([*columns[:3], times, columns[5]], names=[*_COLUMNS, "value"])
+    raw = pa.concat_tables([raw, told.cast(pa.schema([raw.schema.field("value")]))], promote_options="default")
     return Tables(
         {
             "bronze.messages": raw,
@@ -74,29 +78,27 @@ def lake(
     )
 
 
-def scene(seed: int, integrity: Integrity) -> tuple[Tables, Settings, list[KafkaMessage]]:
+def scene(seed: int, integrity: Integrity, *, silent: bool = False) -> tuple[Tables, Settings, list[Fact]]:
     rnd = random.Random(seed)
     capture = CaptureSettings(
         columns=COLUMNS, integrity=integrity, on_violation=rnd.choice([OnViolation.ISOLATE, OnViolation.RECORD]),
         lateness=rnd.choice(["0 s", "3 s", "10 m"]), gap_timeout="5 s", max_held_messages=rnd.choice([4, 10_000]),
     )  # fmt: skip
     messages = StreamMaker(rnd, rnd.choice([LIGHT, WILD])).make(rnd.choice([20, 40]))
-    tables = lake(rnd, messages, capture, rnd.choice([1, 3_000, 20_000, 600_000]))
-    return tables, Settings(capture=capture), messages
+    facts = with_silences(rnd, messages) if silent else [*messages]
+    tables = lake(rnd, facts, capture, rnd.choice([1, 3_000, 20_000, 600_000]))
+    return tables, Settings(capture=capture), facts
 
 
-def lanes(messages: list[KafkaMessage]) -> dict[Lane, list[KafkaMessage]]:
-    found: dict[Lane, list[KafkaMessage]] = {}
-    for message in messages:
-        found.setdefault((message.topic, message.partition), []).append(message)
+def lanes(facts: Sequence[Fact]) -> dict[Lane, list[Fact]]:
+    found: dict[Lane, list[Fact]] = {}
+    for fact in facts:
+        found.setdefault((fact.topic, fact.partition), []).append(fact)
     return found
 
 
-def truth(messages: list[KafkaMessage], settings: Settings) -> dict[str, dict[str, Row]]:
-    judge = Truth(truth_rules(settings.capture))
-    for message in messages:
-        judge.feed(message)
-    return {session: rows for (_, session), rows in judge.finish().session_rows.items()}
+def truth(facts: Sequence[Fact], settings: Settings) -> dict[str, dict[str, Row]]:
+    return {session: rows for (_, session), rows in truth_of(facts, settings.capture).session_rows.items()}
 
 
 def at(tables: Tables, settings: Settings, topic: str, session: str, moment: AsOf) -> dict[str, Row] | None:
@@ -117,13 +119,14 @@ def assert_equal(found: dict[str, Row] | None, expected: dict[str, Row] | None, 
 @pytest.mark.parametrize("integrity", Integrity)
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, integrity: Integrity) -> None:
-    tables, settings, messages = scene(seed, integrity)
-    for (topic, partition), lane in lanes(messages).items():
+    tables, settings, facts = scene(seed, integrity, silent=True)
+    for (topic, partition), lane in lanes(facts).items():
         sessions = truth(lane, settings)
-        for count in range(1, len(lane) + 1):
-            expected = truth(lane[:count], settings)
+        for count, message in enumerate(lane, 1):
+            if isinstance(message, Silence):
+                continue
+            expected, offset = truth(lane[:count], settings), message.offset
             for session in sessions:
-                offset = lane[count - 1].offset
                 found = at(tables, settings, topic, session, AsOf(offset=offset))
                 assert_equal(found, expected.get(session), (topic, partition, session, offset))
 
@@ -131,8 +134,8 @@ def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, 
 @pytest.mark.parametrize("integrity", Integrity)
 @pytest.mark.parametrize("seed", seeds(1, 3, 100))
 def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity: Integrity) -> None:
-    tables, settings, messages = scene(seed, integrity)
-    for (topic, partition), lane in lanes(messages).items():
+    tables, settings, facts = scene(seed, integrity)
+    for (topic, partition), lane in ((place, messages_of(lane)) for place, lane in lanes(facts).items()):
         times = sorted({m.timestamp + d for m in lane for d in (-1, 0, 1)} | {m.timestamp + 3_600_001 for m in lane})
         clock = [max(m.timestamp for m in lane[: i + 1]) for i in range(len(lane))]
         for ts in random.Random(seed).sample(times, min(len(times), MOMENTS)):

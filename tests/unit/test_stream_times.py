@@ -16,7 +16,7 @@ from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.chunk import read_ipc, write_ipc
-from sessionlake.silver.fold.schemas import PartitionCounts
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
 
 NAMES = [("t", 0), ("t", 1), ("t", 11), ("u", 1)]
@@ -77,8 +77,8 @@ def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> Partiti
 
 def test_a_worker_finds_what_the_driver_noted_after_each_batch(settings: Settings) -> None:
     log, stored = begin(settings), stored_times(settings, "silver")
-    log.advance([took_in("a", 4, 40), took_in("b", 2, 20), PartitionCounts("c", 0, -1, -1, 0, applied=1, held=-1)])
-    log.advance([took_in("a", 9, 90, since=4)])
+    log.advance([took_in("a", 4, 40), took_in("b", 2, 20), PartitionCounts("c", 0, -1, -1, 0, applied=1, held=-1)], [])
+    log.advance([took_in("a", 9, 90, since=4)], [])
     assert [looked_up(stored, ("a", 0), first) for first in (4, 5, 9, 10)] == [NOTHING, (40, 4), (40, 4), (90, 9)]
     assert looked_up(stored, ("b", 0), 3) == (20, 2)
     assert looked_up(stored, ("c", 0), 3) == NOTHING
@@ -87,14 +87,22 @@ def test_a_worker_finds_what_the_driver_noted_after_each_batch(settings: Setting
 def test_a_stream_starts_from_where_the_ledger_ends_whatever_was_noted_behind_that(settings: Settings) -> None:
     log = begin(settings)
     for number in range(1, 4):
-        log.advance([took_in("a", number, 10 * number, since=number - 1)])
+        log.advance([took_in("a", number, 10 * number, since=number - 1)], [])
     begin(settings, a=2)  # the last batch is made once more
     assert looked_up(stored_times(settings, "silver"), ("a", 0), 99) == (20, 2)
 
 
+def test_a_silence_is_noted_behind_the_messages_before_it(settings: Settings) -> None:
+    log, stored = begin(settings), stored_times(settings, "silver")
+    log.advance([took_in("a", 4, 40), took_in("b", 2, 20)], [])
+    silences = [LaneTime("a", 0, 900, 4), LaneTime("a", 0, 700, 4), LaneTime("b", 0, 500, 2)]
+    log.advance([took_in("b", 3, 600, since=2)], [ShardReport([], {}), ShardReport([], {}, silences=silences)])
+    assert (looked_up(stored, ("a", 0), 5), looked_up(stored, ("b", 0), 4)) == ((900, 4), (600, 3))
+
+
 @pytest.mark.parametrize("loss", ["missing", "damaged", "of another format"])
 def test_notes_that_cannot_be_read_are_none(settings: Settings, loss: str) -> None:
-    begin(settings).advance([took_in("a", 4, 40)])
+    begin(settings).advance([took_in("a", 4, 40)], [])
     for file in Path(stored_times(settings, "silver").folder).iterdir():
         if loss == "missing":
             file.unlink()
