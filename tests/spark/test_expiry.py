@@ -117,7 +117,7 @@ def test_random_streams_cut_between_batches_leave_what_a_recomputation_does(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, seed: int
 ):
     rng, changes = random.Random(seed), stream(seed, 260)
-    cuts = [0, *sorted(rng.sample(range(40, 260), 3)), 260]
+    cuts = [0, *sorted(rng.sample(range(40, 260), 2)), 260]
     for number, (begin, end) in enumerate(pairwise(cuts)):
         limit(monkeypatch, **({"inline_bytes": 0, "driver_changes": 0} if number == 2 else {"rewritten_rows": 0}))
         feed.write(changes[begin:end]).run()
@@ -176,6 +176,7 @@ def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: F
         assert sorted(line for line in said if line.startswith("gold.")) == sorted(told)
 
 
+@pytest.mark.soak
 def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_now(feed: Feed):
     changes = stream(9, 160)
     feed.write(changes).run()
@@ -207,6 +208,7 @@ def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_no
     feed.require_exact()
 
 
+@pytest.mark.soak
 def test_rules_say_nothing_of_windows_that_are_gone_and_take_nothing_back(feed: Feed):
     changes = stream(10, 200)
     rules = {"some": "when: max(price) over 25 min > 6", "across": "{by: [session_id], when: count(qty) over 1 h > 2}"}
