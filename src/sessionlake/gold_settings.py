@@ -182,7 +182,7 @@ class TierSettings(Section):
 class GoldSettings(Section):
     """Session changes to analytics."""
 
-    trigger: Duration = timedelta(seconds=20)
+    trigger: Duration = timedelta(seconds=3)
     """A batch costs some CPU seconds whatever its size: at a quicker pace, gold would leave silver none."""
     max_bytes_per_trigger: ByteSize = Field(ByteSize(64 << 20), gt=0)
     """Of files of `session_changes`, as they are stored: about what a batch takes in, and one file at least.

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from sessionlake.lake.deletion_vectors import write_vector
 from sessionlake.lake.folder_upkeep import gathered
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.rows_by_key import FoundRows, Lookup, read_rows
+from sessionlake.lake.rows_by_key import FoundRows, Lookup
 from sessionlake.lake.table_files import Action, TableFile, folder_of, live
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
@@ -135,7 +135,7 @@ class _Merged:
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
         former, removed = _former(found, source, upsert), _removes(source, upsert)
         columns = schema.names if whole else _others(upsert, schema)
-        held = [read_rows(one.file.path, one.rows, columns) for one in former]
+        held = [one.read(columns) for one in former]
         gone = [removed[one.source] for one in former]
         updated = [_updated(*each, source, upsert, schema) for each in zip(former, gone, held, strict=True)]
         return cls(former, gone, held, updated, _inserted(source, upsert, found))
@@ -167,8 +167,8 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
     if upsert.updates:
         return list(found)
     gone = _removes(source, upsert)
-    removed = (FoundRows(one.file, one.rows[gone[one.source]], one.source[gone[one.source]]) for one in found)
-    return [one for one in removed if len(one.rows)]
+    own = ((one, gone[one.source]) for one in found)
+    return [replace(one, rows=one.rows[mine], source=one.source[mine]) for one, mine in own if mine.any()]
 
 
 def _removes(source: pa.Table, upsert: Upsert) -> Bools:

@@ -34,6 +34,7 @@ _BATCH = 1 << 16
 # Of a file with so many rows, the heads of keys are enough if there are so many rows to each.
 _LARGE = 1 << 18
 _LONG = 16
+_PART = 1 << 21  # rows whose keys are read, and indexed, at once
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,17 @@ class FoundRows:
     Attributes:
         rows: their numbers in the file, rising.
         source: of each, the place of its key among those asked for.
+        footer: of the file, if it was read for that.
     """
 
     file: TableFile
     rows: Int64s
     source: Int64s
+    footer: pq.FileMetaData | None = None
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """The rows; see `read_rows`."""
+        return read_rows(self.file.path, self.rows, columns, self.footer)
 
 
 class KeyIndexes:
@@ -132,16 +139,17 @@ class KeyIndexes:
             at, place = index.find(asked.heads if by_head else asked.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
-        candidates = np.concatenate(near)
+        candidates, footer = np.concatenate(near), None
         if len(candidates):
-            tail = read_rows(file.path, candidates, [names[-1]])[names[-1]].cast(schema.field(names[-1]).type)
+            footer, name = pq.read_metadata(file.path), names[-1]
+            tail = read_rows(file.path, candidates, [name], footer)[name].cast(schema.field(name).type)
             at, place = asked.told_apart(np.concatenate(heads), tail)
             rows.append(candidates[at])
             source.append(place)
         every, places = np.concatenate(rows), np.concatenate(source)
         there = np.flatnonzero(np.isin(every, file.gone, assume_unique=True, invert=True))
         there = there[np.argsort(every[there])]
-        return FoundRows(file, every[there], places[there])
+        return FoundRows(file, every[there], places[there], footer)
 
     def _parts(self, file: TableFile, names: Sequence[str], schema: pa.Schema) -> Iterator[_Part]:
         name = file.path, tuple(names)
@@ -207,7 +215,7 @@ def _together(footer: pq.FileMetaData) -> Iterator[list[int]]:
     for number in range(footer.num_row_groups):
         groups.append(number)
         rows += footer.row_group(number).num_rows
-        if rows >= _LARGE:
+        if rows >= _PART:
             yield groups
             groups, rows = [], 0
     if rows:
@@ -256,14 +264,15 @@ class Lookup:
         return rows.take(pa.array(at[np.argsort(asked)]))
 
 
-def read_rows(path: Path, rows: Int64s, columns: Sequence[str]) -> pa.Table:
+def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: pq.FileMetaData | None = None) -> pa.Table:
     """Rows of a Parquet file: of its row groups only those are read that have any.
 
     Args:
         rows: their numbers, rising.
         columns: of which the file may lack some, as those that are younger than it.
+        footer: the file's, if it is known.
     """
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as content:
+    with pq.ParquetFile(path, metadata=footer, coerce_int96_timestamp_unit="us") as content:
         schema = content.schema_arrow
         present = [name for name in columns if name in schema.names]
         if not present:
@@ -299,7 +308,7 @@ def held_rows(found: Iterable[FoundRows], keys: pa.Table, schema: pa.Schema, mos
     parts, size = [schema.empty_table()], 0
     others = [name for name in schema.names if name not in keys.column_names]
     for one in found:
-        rows = read_rows(one.file.path, one.rows, others)
+        rows = one.read(others)
         size += rows.nbytes
         if size > most:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
