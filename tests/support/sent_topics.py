@@ -45,7 +45,8 @@ class SentTopics:
         """Creates a topic, for the first time or anew."""
         if topic in self.there():  # again, by whoever asked for it
             self.delete(topic)
-        self._admin().create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+        admin = self._admin()  # which must outlive its answer
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
         self._topics.setdefault(topic, SentTopic(topic)).lives.append([])
 
     def _admin(self) -> AdminClient:
@@ -75,7 +76,8 @@ class SentTopics:
 
     def there(self) -> set[str]:
         """The topics that Kafka names, of those that were ever made."""
-        return self._topics.keys() & self._admin().list_topics(timeout=10).topics.keys()
+        admin = self._admin()
+        return self._topics.keys() & admin.list_topics(timeout=10).topics.keys()
 
     def in_lake(self, spark: SparkSession, settings: Settings) -> list[KafkaMessage]:
         """All messages, at the offsets that the lake has for them.
