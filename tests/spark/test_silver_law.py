@@ -92,8 +92,16 @@ def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
         yield [message for messages in parts for message in messages]
 
 
+def by_spark_alone(patch: pytest.MonkeyPatch) -> None:
+    """As if every batch were large: on the cluster."""
+    limit(patch, **dict.fromkeys(vars(Folders.limits), 0))
+    patch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
+
+
+# Large: in between as if a batch were, which the catalog's thirty streams show each time.
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
-    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     pipeline = Pipeline(spark, location)
     batches = list(streams(batches=4))
@@ -105,9 +113,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.arrive(batches[2])
     pipeline.stream()
     pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
-    with monkeypatch.context() as patch:  # this time as if the batch were large: on the cluster, by Spark alone
-        limit(patch, **dict.fromkeys(vars(Folders.limits), 0))
-        patch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
+    with monkeypatch.context() as patch:
+        if large:
+            by_spark_alone(patch)
         assert pipeline.merge() == 1
     pipeline.arrive(batches[3])
     judged = [fact for batch in batches[:3] for fact in batch]
@@ -143,8 +151,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
 def test_what_the_cluster_does_with_large_batches_it_does_with_small_ones_too(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit(monkeypatch, **dict.fromkeys(vars(Folders.limits), 0))
-    monkeypatch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
+    by_spark_alone(monkeypatch)
     pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))[:3]
     for part in (batches[:2], batches[2:]):
         for batch in part:

@@ -21,6 +21,7 @@ from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.retained import retained
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.frames import gathered
 from sessionlake.silver import handover
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     version = version_read(settings)
     if version is None:
         return None
-    return lake.read(spark, CHANGES, version).select(*marks(declared_in(settings)))
+    return gathered(lake.read(spark, CHANGES, version).select(*marks(declared_in(settings))))
 
 
 def refuse_removed(lake: Lake, spark: SparkSession) -> None:

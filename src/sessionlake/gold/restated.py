@@ -18,6 +18,7 @@ from sessionlake.gold.making import made_behind
 from sessionlake.lake.names import RESTATEMENTS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,8 +47,9 @@ def verify_restatements(
         behind = made_behind(spark, lake, series)
         if behind is None:
             continue
-        told = lake.read(spark, RESTATEMENTS).where((F.col("table") == series.table) & (F.col("_batch") > behind))
-        found = breaches(series, lake.read(spark, series.table), told, points)
+        since = (F.col("table") == series.table) & (F.col("_batch") > behind)
+        told = lake.read_near(spark, RESTATEMENTS).where(since)
+        found = breaches(series, lake.read_near(spark, series.table), told, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
         rows, different = rows + told.count(), different + broken
         if first is None and one is not None:
@@ -67,7 +69,7 @@ def breaches(series: RollingAverage, table: DataFrame, told: DataFrame, points: 
     Returns:
         `row_keys`, and `what` is wrong with the row, in words: the first thing of each restatement, and of the row.
     """
-    chain = _chain(series, told)
+    chain = gathered(_chain(series, told))
     found = [_broken(series, chain, _of_each(series)), *_strange(series, chain, points)]
     found.append(_broken(series, _with_rows(series, table, chain, points), _of_rows(series)))
     return reduce(lambda one, other: one.unionByName(other), found)

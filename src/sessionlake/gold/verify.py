@@ -25,6 +25,7 @@ from sessionlake.lake.names import CHANGES, LATE_POINTS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +43,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     if changes is None:
         return []
     kept = (*MARKS, APPLIED, *PLACE)
-    numbers, texts = (events_of(changes, declared, kept, numbers=kind) for kind in (True, False))
+    numbers, texts = (gathered(events_of(changes, declared, kept, numbers=kind)) for kind in (True, False))
     floors = floors_in(lake.reader(spark), [table.table for table in tables])
     found, late, averages = [], [], []
     for table in tables:
@@ -56,7 +57,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = above(_by_sql(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_late(events.where(is_late(table)), table))
-        found.append(compared(table.table, table.row_keys, table.results, lake.read(spark, table.table), truth))
+        rows = lake.read_near(spark, table.table)
+        found.append(compared(table.table, table.row_keys, table.results, rows, truth))
     if late:
         told = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
-from sessionlake.lake.reading import TableReader
+from sessionlake.lake.reading import TableReader, TooLargeError
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import Commit, Limits, Storage, quote
 from sessionlake.lake.table_schema import APPEND_ONLY, TableSchema
+from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
 PASSING_REMOVALS = {"skipChangeCommits": "true"}
 """A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
+# Up to so many rows a table is small.
+_FEW = 20_000
 # Types by width: each holds every value of those before it.
 _WIDTHS = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
@@ -91,6 +95,17 @@ class Lake:
                 f"{table}: version {version} cannot be read: a table's history reaches back as far as maintain.keep, "
                 "and with `sessionlake maintain`, or `run all`, no further"
             ) from error
+
+    def read_near(self, spark: SparkSession, table: str) -> DataFrame:
+        """The table as a frame; of a small one in folders, its rows as they are now, read already.
+
+        To plan a read of a Delta table takes Spark some tenths of a second, and to read a small one next to nothing.
+        """
+        if not self.storage.needs_session and self.reader(spark).count(table) <= _FEW:
+            with suppress(TooLargeError):
+                rows = self.reader(spark).table(table, at_most=self.limits.driver_bytes)
+                return as_frame(spark, rows).coalesce(1)
+        return self.read(spark, table)
 
     def stream(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
         """The table as a stream of its appended rows.

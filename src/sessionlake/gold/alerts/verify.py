@@ -28,6 +28,7 @@ from sessionlake.lake.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -48,7 +49,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     from pyspark.sql import functions as F
 
     raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
-    changes = raw.select(*marks(declared), (F.col("change") == "delete").alias("deleted"))
+    changes = gathered(raw.select(*marks(declared), (F.col("change") == "delete").alias("deleted")))
     numbers = events_of(changes, declared, MARKS, numbers=True)
     texts = events_of(changes, declared, MARKS, numbers=False)
     told = F.col("ts").between(FIRST_MS, LAST_MS)
@@ -56,7 +57,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _Truth(numbers.where(told), changes.where(told), times, topics, declared)
-    log, begins = _log(lake.read(spark, RULE_EVENTS)), slices_begin(reader)
+    log, begins = _log(lake.read_near(spark, RULE_EVENTS)), slices_begin(reader)
     parts = [rules[begin : begin + _AT_ONCE] for begin in range(0, len(rules), _AT_ONCE)]
     found = [_compared(log, truth, part, begins) for part in parts]
     first = next((one.first for one in found if one.first is not None), None)

@@ -53,16 +53,17 @@ class SnapshotSource:
         self._settings = settings
         self._columns = settings.capture.declared
 
-    def of(self, batches: BatchRange, cuts: int) -> KeptTables:
+    def of(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
         """What is to be added to the two tables.
 
         Args:
             cuts: how many the batches have.
+            tasks: among how many, at least, the cluster shares the work.
         """
         if cuts <= self._lake.limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
                 return self._in_driver(batches)
-        return ClusterSnapshots(self._spark, self._lake, self._settings).of(batches, cuts)
+        return ClusterSnapshots(self._spark, self._lake, self._settings).of(batches, cuts, tasks)
 
     def _in_driver(self, batches: BatchRange) -> KeptTables:
         """See `of`.

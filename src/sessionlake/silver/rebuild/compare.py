@@ -66,7 +66,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verif
     limits = by_table(cut)
 
     def left(of: Lake, table: str) -> DataFrame:
-        rows = of.read(spark, table)
+        rows = of.read_near(spark, table)
         if table not in limits:
             return rows
         gone = expired(table, limits[table].limits)

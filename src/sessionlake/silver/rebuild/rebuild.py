@@ -274,7 +274,8 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         # Rows that were the same before are only rearranged: who follows the table has nothing to do.
         lake.overwrite(spark, table, rows, txn, text, changes=table in plan.changed or table not in COMPARED)
         fault_point(f"after:publish:{table}")
-        outputs.append(TableOutput(table, lake.last_commit(spark, table).version, rows.count()))
+        written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
+        outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))
     if plan.changed:
         reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
     write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
@@ -295,10 +296,10 @@ def _built(spark: SparkSession, beside: Lake, table: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     if table != PROGRESS:
-        return beside.read(spark, table)
+        return beside.read_near(spark, table)
     # Whether a message was ever applied beneath newer ones decides how the table of a moment is told.
-    beneath = beside.read(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
-    latest = beside.read(spark, SESSIONS).join(beneath, list(SESSION), "left")
+    beneath = beside.read_near(spark, PROGRESS).groupBy(*SESSION).agg(F.max("beneath").alias("beneath"))
+    latest = beside.read_near(spark, SESSIONS).join(beneath, list(SESSION), "left")
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 

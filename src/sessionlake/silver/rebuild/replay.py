@@ -50,7 +50,7 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.merge.batch_range import SESSION, BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
-from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots
+from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
@@ -143,7 +143,7 @@ def require_whole_bronze(reader: TableReader, what: str = "silver") -> None:
 def is_small(spark: SparkSession, lake: Lake) -> bool:
     """Whether all of bronze is replayed, compared and published before code for it would be written."""
     few = lake.limits.few_messages
-    return few > 0 and lake.read(spark, MESSAGES).limit(few + 1).count() <= few
+    return few > 0 and lake.reader(spark).count(MESSAGES) <= few
 
 
 def replay(
@@ -226,8 +226,8 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     beside, columns = Lake(settings).staging(), settings.capture.declared
-    changes = beside.read(spark, CHANGES).drop("_batch", "partition", "kafka_timestamp")
-    tasks = max(spark.sparkContext.defaultParallelism, -(-changes.count() // _TASK_CHANGES))
+    changes = beside.read_near(spark, CHANGES).drop("_batch", "partition", "kafka_timestamp")
+    tasks = max(spark.sparkContext.defaultParallelism, -(-beside.reader(spark).count(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleBook(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
@@ -241,15 +241,15 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     beside = Lake(settings).staging()
-    append(spark, beside, SESSIONS, newest_progress(beside.read(spark, PROGRESS)), Txn("rebuild", 0))
+    append(spark, beside, SESSIONS, newest_progress(beside.read_near(spark, PROGRESS)), Txn("rebuild", 0))
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     """The tables at all cuts out of all changes."""
     beside = Lake(settings).staging()
-    cuts, changes = (beside.read(spark, table).count() for table in (CUTS, CHANGES))
+    cuts, changes = (beside.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:
         whole, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        made = ClusterSnapshots(spark, beside, settings).of(whole, cuts, tasks)
+        made = SnapshotSource(spark, beside, settings).of(whole, cuts, tasks)
         append(spark, beside, SNAPSHOTS, made.rows, Txn("rebuild", 0))
         append(spark, beside, SNAPSHOT_INDEX, made.index, Txn("rebuild", 0))
