@@ -13,7 +13,6 @@ import hypothesis
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
-from sessionlake.runtime.spark import _LAPTOP
 from support import class_archive
 from support.sessions import hive, without_generated_code
 
@@ -81,14 +80,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     Its catalog is Hive's, on a database in memory: it serves the tests of both kinds of storage.
     """
-    from sessionlake.runtime.spark import spark_session, stop_spark
+    from sessionlake.runtime.spark import stop_spark
 
     home = Settings(home=tmp_path_factory.mktemp("spark-home"))
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in hive("memory:metastore").items():
-            patch.setitem(_LAPTOP, key, value)
-        session = spark_session(home, app="tests")
-    yield without_generated_code(session)
+    yield without_generated_code(home, "tests", hive("memory:metastore"))
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 
 

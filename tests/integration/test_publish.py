@@ -31,7 +31,6 @@ from sessionlake.publish.topic import prepare
 from sessionlake.runtime.kafka import client_config
 from support.attached import COMMAND, open_to_another
 from support.lakes import folder_of
-from support.sessions import without_generated_code
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
@@ -60,7 +59,7 @@ class Scene:
     """A table that changes at random, and the topics that it is published to."""
 
     def __init__(self, spark: Any, file: Path, seed: int) -> None:
-        self.spark = without_generated_code(spark.newSession())
+        self.spark = spark.newSession()
         self.file, self.settings = file, load_settings(file)
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
         self.said: list[str] = []

@@ -78,16 +78,39 @@ def deployed(spark: Any, filled: Settings) -> Iterator[dict[str, str]]:
         spark.sql(f"DROP SCHEMA spark_catalog.{prefix}{schema} CASCADE")
 
 
-def test_on_a_platform_its_session_widgets_and_display_serve_over_tables_in_a_catalog(
+class Workspace:
+    """What a platform puts into a notebook."""
+
+    def __init__(self, spark: Any, widgets: dict[str, str]) -> None:
+        own = SimpleNamespace(text=widgets.setdefault, get=widgets.__getitem__)
+        self.displayed: list[Any] = []
+        self.given = {"spark": spark, "dbutils": SimpleNamespace(widgets=own), "display": self.displayed.append}
+
+    @property
+    def pictures(self) -> int:
+        return sum(isinstance(one, Figure) for one in self.displayed)
+
+
+def test_on_a_platform_its_session_widgets_and_display_serve_a_notebook(spark, deployed, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    workspace = Workspace(spark, deployed)
+    shown = runpy.run_path(EXPLORE, init_globals=workspace.given)
+    assert type(shown["book"].reader) is SparkReader
+    assert list(shown["metric"].axes[0].get_lines()[0].get_ydata()) == list(shown["points"]["value"])
+    assert workspace.pictures > 0
+    assert set(deployed) >= {"session", "row", "metric", "moment"}
+
+
+@pytest.mark.soak  # each of them over a home and one over a catalog each time
+def test_on_a_platform_every_notebook_shows_what_the_tables_in_its_catalog_hold(
     spark, filled, deployed, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    displayed: list[Any] = []
-    widgets = SimpleNamespace(text=deployed.setdefault, get=deployed.__getitem__)
-    shown = run_all({"spark": spark, "dbutils": SimpleNamespace(widgets=widgets), "display": displayed.append})
+    workspace = Workspace(spark, deployed)
+    shown = run_all(workspace.given)
     assert {type(made["book"].reader) for made in shown.values()} == {SparkReader}
     require_true(spark, filled, shown)
-    assert sum(isinstance(one, Figure) for one in displayed) == PICTURES
+    assert workspace.pictures == PICTURES
     assert set(deployed) >= {"session", "row", "metric", "moment", "topic", "quiet_ms"}
 
 

@@ -23,7 +23,7 @@ def make(home: Path) -> None:
     """Has a JVM do what the layers do, and write down what it has loaded."""
     from sessionlake.gold import job as gold
     from sessionlake.lake.tables import Lake
-    from sessionlake.runtime.spark import spark_session, stop_spark
+    from sessionlake.runtime.spark import stop_spark
     from sessionlake.silver import job as silver
     from sessionlake.silver.merge.merger import TableMerger
     from support.lakes import write_bronze
@@ -32,7 +32,7 @@ def make(home: Path) -> None:
 
     capture = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES, on_violation=OnViolation.ISOLATE)
     settings = Settings(home=home, capture=capture)
-    spark = without_generated_code(spark_session(settings, recording=True))
+    spark = without_generated_code(settings, "sessionlake", recording=True)
     Lake(settings).ensure(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(60))
     silver.start(spark, settings, once=True).wait()

@@ -19,7 +19,7 @@ from sessionlake.gold import job as gold
 from sessionlake.lake.folders import Folders
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
 from sessionlake.resharding.reshard import reshard
-from sessionlake.runtime.spark import _LAPTOP, platform_conf, spark_session, stop_spark
+from sessionlake.runtime.spark import _LAPTOP, platform_conf, stop_spark
 from sessionlake.silver import handover
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -62,7 +62,7 @@ def main(file: Path, home: Path) -> None:
     _LAPTOP["spark.master"] = "local-cluster[3,1,2048]"
     _LAPTOP["spark.executor.memory"] = "2048m"
     _LAPTOP["spark.executor.extraClassPath"] = f"{spark_jars()[0].parent}/*"
-    spark = without_generated_code(spark_session(settings, app="cluster"))
+    spark = without_generated_code(settings, "cluster")
     for key, value in platform_conf(settings).items():
         spark.conf.set(key, value)
     limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(Folders.limits), 0))

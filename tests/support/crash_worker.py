@@ -13,7 +13,6 @@ from sessionlake.bronze import sources as bronze
 from sessionlake.config import Settings, load_settings
 from sessionlake.gold import job as gold
 from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
-from sessionlake.runtime.spark import spark_session
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from support.attached import attached
@@ -41,7 +40,7 @@ def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
 def main(file: Path, *layers: str) -> None:
     """Runs the layers one after the other, all by default."""
     settings = load_settings(file)
-    spark = attached() or without_generated_code(spark_session(settings, app="crash-worker"))
+    spark = attached() or without_generated_code(settings, "crash-worker")
     for layer in layers or LAYERS:
         run_layer(spark, settings, layer)
 

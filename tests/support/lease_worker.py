@@ -20,7 +20,6 @@ from sessionlake.lake.names import SILVER
 from sessionlake.lake.tables import storage_of
 from sessionlake.pipeline import Layer, run_live
 from sessionlake.runtime.signals import StopFlag
-from sessionlake.runtime.spark import spark_session
 from support.sessions import without_generated_code
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def main(config: str, tables: str, seconds: str, *words: str) -> int:
     leases.LENGTH = timedelta(seconds=float(seconds))
     settings = load_settings(config)
     with StopFlag() as stop:
-        spark = without_generated_code(spark_session(settings, app="lease-worker"))
+        spark = without_generated_code(settings, "lease-worker")
         stop.take()
         register(spark, json.loads(Path(tables).read_text(encoding="utf-8")))
         try:

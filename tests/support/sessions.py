@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from sessionlake.config import Settings
+from sessionlake.runtime.spark import _LAPTOP, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,11 +27,20 @@ def hive(database: str) -> dict[str, str]:
     }
 
 
-def without_generated_code(spark: SparkSession) -> SparkSession:
-    """Over a handful of rows, writing code for every plan and task is a third of all work.
+_NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
-    What tests start as a user does (commands, the demo) generates code as it does for users.
+
+def without_generated_code(
+    settings: Settings, app: str, more: Mapping[str, str] | None = None, *, recording: bool = False
+) -> SparkSession:
+    """A session of the package's in which, and in all further ones that begin beside it, queries generate no code.
+
+    Over a handful of rows, writing code for every plan and task is a third of all work. What tests start as a user does
+    (commands, the demo) generates code as it does for users.
+
+    Args:
+        more: settings.
+        recording: as `spark_session`.
     """
-    spark.conf.set("spark.sql.codegen.wholeStage", "false")
-    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    return spark
+    with patch.dict(_LAPTOP, _NO_CODE | dict(more or {})):
+        return spark_session(settings, app=app, recording=recording)
