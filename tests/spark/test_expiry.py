@@ -26,7 +26,6 @@ from sessionlake.lake.retained import CLAIM, retained
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from spark.test_rules import require_exact, write_rules
 from support.lakes import limit, rows_of
-from support.seeds import seeds
 
 MINUTE, HOUR = 60 * SECOND, 3600 * SECOND
 TOPICS = ("capture.a", "capture.b")
@@ -112,14 +111,17 @@ def assert_left(feed: Feed, changes: Iterable[Change]) -> dict[str, Any]:
     return floors
 
 
-@pytest.mark.parametrize("seed", seeds(1, 3))
+@pytest.mark.parametrize(
+    ("seed", "batches"), [(3, 2), *(pytest.param(seed, 3, marks=pytest.mark.soak) for seed in range(3))]
+)
 def test_random_streams_cut_between_batches_leave_what_a_recomputation_does(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch, seed: int
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, seed: int, batches: int
 ):
     rng, changes = random.Random(seed), stream(seed, 260)
-    cuts = [0, *sorted(rng.sample(range(40, 260), 2)), 260]
+    cuts = [0, *sorted(rng.sample(range(40, 260), batches - 1)), 260]
     for number, (begin, end) in enumerate(pairwise(cuts)):
-        limit(monkeypatch, **({"inline_bytes": 0, "driver_changes": 0} if number == 2 else {"rewritten_rows": 0}))
+        large = number == batches - 1
+        limit(monkeypatch, **({"inline_bytes": 0, "driver_changes": 0} if large else {"rewritten_rows": 0}))
         feed.write(changes[begin:end]).run()
         floors = assert_left(feed, changes[:end])
     assert {table: {*begins} for table, begins in floors.items()} == {table: {*TOPICS} for table in SPAN}

@@ -16,10 +16,12 @@ import pytest
 
 from sessionlake.commands.query import fetch
 from sessionlake.config import Settings
-from sessionlake.lake.names import RULES
+from sessionlake.lake import tables
+from sessionlake.lake.names import EVENTS, RULES
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.jars import cache_folder
-from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime import frames
+from sessionlake.runtime.frames import as_frame, gathered
 from sessionlake.runtime.spark import spark_session
 from support.lakes import write_rows
 
@@ -88,6 +90,30 @@ def test_times_are_utc(spark):
 def test_an_arrow_table_with_empty_chunks_becomes_a_frame_of_all_its_rows(spark):
     chunks = pa.concat_tables([pa.table({"id": pa.array(range(count), pa.int64())}) for count in (0, 2, 0, 0, 3)])
     assert sorted(row["id"] for row in as_frame(spark, chunks).collect()) == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("count", [0, 3, 4])
+def test_few_rows_are_read_once_and_more_stay_where_they_are(spark, monkeypatch: pytest.MonkeyPatch, count: int):
+    monkeypatch.setattr(frames, "_FEW", 3)
+    frame = spark.range(count).selectExpr("id", "array(id, null) AS ids", "timestamp_millis(-id) AS at")
+    found = gathered(frame)
+    assert (found is frame, found.schema) == (count > 3, frame.schema)
+    assert sorted(found.collect()) == sorted(frame.collect())
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_a_table_in_a_folder_is_read_alike_whether_it_is_small_or_not(
+    spark, settings: Settings, monkeypatch: pytest.MonkeyPatch, few: int
+):
+    monkeypatch.setattr(tables, "_FEW", few)
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS])
+    for offset in range(2):
+        write_rows(spark, lake, EVENTS, [{"topic": "capture.a", "partition": 0, "offset": offset, "_batch": 0}])
+    found, whole = lake.read_near(spark, EVENTS), lake.read(spark, EVENTS)
+    assert found.dtypes == whole.dtypes
+    assert sorted(found.collect(), key=repr) == sorted(whole.collect(), key=repr)
+    assert bool(found.inputFiles()) == (few < 2)
 
 
 def test_the_kafka_source_is_there(spark):

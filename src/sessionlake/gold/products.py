@@ -24,6 +24,7 @@ from sessionlake.lake.commit import retire
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import gathered
 from sessionlake.silver.handover import next_batch
 from sessionlake.streaming.generations import Generations
 
@@ -183,8 +184,8 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
             floors = due(product, _stream_times(changes))
             note(spark, lake, table, floors)
             rows = above(rows, floors)
-        rows = rows.localCheckpoint()
-        made = Made(rows.count(), _first_other(lake.read(spark, table), rows, product))
+        rows = gathered(rows.localCheckpoint())
+        made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
         _pass_over_batches_read(spark, lake, settings, table)
