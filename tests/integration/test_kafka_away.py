@@ -155,6 +155,7 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
     assert verify(spark, Lake(own), truth_from_broker(own)).differences == {}
 
 
+@pytest.mark.soak  # looks, and what follows from them, are the unit tests' of topic rules; a deletion is test_topics'
 def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_deleted_one_is_forgotten(
     own, spark, monkeypatch
 ):
