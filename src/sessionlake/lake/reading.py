@@ -137,7 +137,8 @@ class TableReader(ABC):
         """The rows that meet all conditions, as one Arrow table. The table must be there.
 
         Args:
-            of: the sessions (`topic, session_id`) whose rows are meant: others are let go of as they are read.
+            of: the sessions (`topic, session_id`, both among the columns) whose rows are meant: others are let go of as
+                they are read.
             at_most: bytes in memory.
 
         Raises:
