@@ -47,6 +47,10 @@ class BrokerError(SessionlakeError):
     """Kafka cannot be reached or started, or lost a topic: check the broker named in the text."""
 
 
+class UnknownTopicError(BrokerError):
+    """Kafka has a topic no longer, or not yet."""
+
+
 class AccessError(SessionlakeError):
     """Kafka does not let this client in, or not see what it needs: correct `kafka.security`, or its rights there."""
 

@@ -26,6 +26,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, Pipeline, run_once
+from sessionlake.runtime.kafka_admin import KafkaAdmin
 from sessionlake.streaming.generations import Generation, Generations
 from support.lakes import limit, rows_of
 
@@ -380,6 +381,25 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
     assert world.name("late") not in starts[0]
     assert world.generations.present.number == 1
     world.assert_one_query_read_everything_once(a=3, b=4, late=2)
+
+
+def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, monkeypatch):
+    for topic in ("goes", "stays"):
+        world.create(topic)
+        world.send(topic, 0, 2)
+    told, gone = KafkaAdmin.offsets, list[str]()
+
+    def offsets(admin: KafkaAdmin, places: Any) -> Any:
+        if not gone:
+            gone.append("goes")
+            world.delete("goes")
+        return told(admin, places)
+
+    monkeypatch.setattr(KafkaAdmin, "offsets", offsets)
+    world.run(world.under(OnTopicChange.FORGET))
+    assert gone
+    assert world.offsets("stays") == [0, 1]
+    assert world.offsets("goes") == []
 
 
 def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):

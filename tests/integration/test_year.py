@@ -89,7 +89,8 @@ class Runner:
         self._start()
 
     def _start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path}
         self._log = self._file.with_suffix(".stderr").open("a")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.year_worker", str(self._file)],

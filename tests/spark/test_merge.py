@@ -12,7 +12,7 @@ import pytest
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import merge
-from sessionlake.lake.names import METRICS_1M
+from sessionlake.lake.names import METRICS_1M, SESSIONS
 from sessionlake.lake.reading import TooLargeError, among
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
@@ -91,3 +91,21 @@ def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: An
     assert reader.table(METRICS_1M, columns=["points"], at_most=1_000).num_rows == len(TIMES)
     with pytest.raises(TooLargeError, match=METRICS_1M):
         reader.table(METRICS_1M, columns=["points"], at_most=39)
+
+
+def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_others(
+    spark: Any, settings: Settings
+) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    held = [(topic, f"s{n}", n) for topic in ("a", "b") for n in range(50)]
+    names = ("topic", "session_id", "messages")
+    content = pa.table([pa.array(column) for column in zip(*held, strict=True)], names)
+    merge(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
+    named = pa.table({"topic": ["a", "b", "b", "c"], "session_id": ["s3", "s3", "s3", "s3"]})
+    for reader in (lake.reader(None), SparkReader(lake.storage, spark)):
+        for at_most in (None, 500):
+            found = reader.table(SESSIONS, columns=names, of=named, at_most=at_most)
+            assert sorted(tuple(row.values()) for row in found.to_pylist()) == [("a", "s3", 3), ("b", "s3", 3)]
+        with pytest.raises(TooLargeError, match=SESSIONS):
+            reader.table(SESSIONS, columns=names, at_most=500)

@@ -10,6 +10,7 @@ answered when it is done.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -86,6 +87,7 @@ def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
 
 def _memory(spark: Any) -> dict[str, int]:
     """Bytes of Java's heap behind a collection, and of what Java has besides: classes, compiled code."""
+    gc.collect()  # what Python still names is kept in Java
     java = spark._jvm.java.lang
     for _ in range(2):  # what the first finds unused, Spark's own cleaner lets go of
         java.System.gc()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, TopicChangedError
+from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
 from sessionlake.lake.commit import retire
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import BRONZE, TOPICS
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SLOW_SECONDS = 60.0
 # Between two looks while a topic is missing that may yet be there again.
 _SOON_SECONDS = 1.0
+# So often in a row a topic may go while Kafka is asked about it.
+_LOOKS = 5
 _APP = "topics"
 
 
@@ -132,15 +134,27 @@ class TopicBook:
         """
         with self._lock:
             self._take_in_ledger()
-            ids = self._ids()
-            while self._absences.doubtful:
-                time.sleep(_SOON_SECONDS)
-                ids = self._ids()
-            decision = self._decide({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
+            decision = self._decision()
             self._take_over(decision)
             self.save()
         if decision.refusals:
             raise TopicChangedError(_refusal(decision.refusals))
+
+    def _decision(self) -> TopicUpdate:
+        """About all topics; one that goes while Kafka is asked about it is no reason to end."""
+        left = _LOOKS
+        while True:
+            ids = self._ids()
+            while self._absences.doubtful:
+                time.sleep(_SOON_SECONDS)
+                ids = self._ids()
+            try:
+                return self._decide({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
+            except UnknownTopicError:
+                left -= 1
+                if not left:
+                    raise
+                time.sleep(_SOON_SECONDS)
 
     def disturbed(self) -> bool:
         """Whether the running query's subscription no longer fits Kafka: then it is time to stop it and to `look`.

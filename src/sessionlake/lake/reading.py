@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.protocol.arrow import session_keys
 from sessionlake.protocol.types import Row
 
 # A column, a comparison that both engines' expressions understand (one of the `operator` module, or one of those
@@ -130,24 +131,31 @@ class TableReader(ABC):
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
+        of: pa.Table | None = None,
         at_most: int | None = None,
     ) -> pa.Table:
         """The rows that meet all conditions, as one Arrow table. The table must be there.
 
         Args:
+            of: the sessions (`topic, session_id`, both among the columns) whose rows are meant: others are let go of as
+                they are read.
             at_most: bytes in memory.
 
         Raises:
             TooLargeError: it has more.
         """
-        batches, size = [], 0
+        sessions = None if of is None else session_keys(of)
+        found, size = [], 0
         for batch in self.batches(table, *conditions, columns=columns):
-            size += batch.nbytes
+            rows = pa.Table.from_batches([batch])
+            if sessions is not None:
+                rows = rows.filter(pc.is_in(session_keys(rows), value_set=sessions))
+            size += rows.nbytes
             if at_most is not None and size > at_most:
                 raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
-            batches.append(batch)
-        if batches:
-            return pa.Table.from_batches(batches)
+            found.append(rows)
+        if found:
+            return pa.concat_tables(found)
         schema = self.schema(table)
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, counter_of
 from sessionlake.lake.storage import Storage, quote
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 
 if TYPE_CHECKING:
@@ -54,12 +56,13 @@ class SparkReader(TableReader):
         table: str,
         *conditions: Condition,
         columns: Sequence[str] | None = None,
+        of: pa.Table | None = None,
         at_most: int | None = None,
     ) -> pa.Table:
         """See `TableReader`; Spark is asked for no more rows than can fit."""
         if at_most is None or not self.exists(table):
-            return super().table(table, *conditions, columns=columns)
-        frame = self._where(table, conditions)
+            return super().table(table, *conditions, columns=columns, of=of)
+        frame = self._of(self._where(table, conditions), of)
         frame = frame if columns is None else frame.select(*map(quote, columns))
         most = at_most // (_CELL_BYTES * len(frame.columns))
         with interpreted(self._spark):
@@ -67,6 +70,14 @@ class SparkReader(TableReader):
         if found.num_rows > most or found.nbytes > at_most:
             raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
         return found
+
+    def _of(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if sessions is None:
+            return frame
+        named = sessions.select(SESSION).group_by(list(SESSION)).aggregate([])
+        return frame.join(F.broadcast(as_frame(self._spark, named)), list(SESSION), "left_semi")
 
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         """See `TableReader`."""

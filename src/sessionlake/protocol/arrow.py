@@ -10,6 +10,9 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.types import Int64s
 
+SESSION = ("topic", "session_id")
+"""The columns that name a session."""
+
 
 def one(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece: `combine_chunks` gives a chunked array of one chunk for some types."""

@@ -23,6 +23,11 @@ from sessionlake.protocol.message import MessageType
 FORMAT = b"sessionlake.chunk/2"
 _FORMAT_KEY = b"format"
 _IPC = b"\xff\xff\xff\xff"  # what every Arrow IPC stream begins with
+COMPRESSED = b"zstd"
+"""What contents that are `compressed` begin with."""
+LARGE = 256 << 10
+"""Contents of more bytes are compressed."""
+_SIZE_BYTES = 8
 
 
 class ChangeKind(IntEnum):
@@ -94,14 +99,37 @@ def write_ipc(table: pa.Table, *, compressed: bool = False) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read_ipc(stored: bytes) -> pa.Table:
-    """Reads what `write_ipc` wrote."""
-    return pa.ipc.open_stream(stored).read_all()
+def read_ipc(stored: bytes | pa.Buffer) -> pa.Table:
+    """Reads what `write_ipc` wrote, be it `compressed`."""
+    return pa.ipc.open_stream(plain(stored)).read_all()
+
+
+def compressed(content: bytes) -> bytes:
+    """Large contents in fewer bytes, for their way through Spark.
+
+    There each byte is copied some ten times, which costs more than to compress it.
+    """
+    if len(content) <= LARGE:
+        return content
+    return COMPRESSED + len(content).to_bytes(_SIZE_BYTES, "little") + _codec().compress(content, asbytes=True)
+
+
+def plain(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
+    """What was `compressed`, if it was."""
+    seen, begin = memoryview(content), len(COMPRESSED)
+    if seen[:begin] != COMPRESSED:
+        return content
+    size = int.from_bytes(seen[begin : begin + _SIZE_BYTES], "little")
+    return _codec().decompress(pa.py_buffer(seen[begin + _SIZE_BYTES :]), size)
+
+
+def _codec() -> pa.Codec:
+    return pa.Codec("zstd", compression_level=1)
 
 
 def is_chunk(payload: bytes) -> bool:
     """Whether the payload is a chunk, and not a packer's other word to the shards (see `integrity.clock`)."""
-    return payload.startswith(_IPC)
+    return payload.startswith((_IPC, COMPRESSED))
 
 
 def conform(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:

@@ -34,6 +34,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.progress import ends, last_batch, last_merged
 from sessionlake.lake.retained import CLAIM, LIMITS, REMOVED_TOGETHER, Retained, expired, retained, store
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.retention import rules
 from sessionlake.retention.ledger import cut_ledger
@@ -53,7 +54,6 @@ _SETTINGS = {
     LEDGER: "ledger",
 }
 _PLACE = ("topic", "partition")
-_SESSION = ("topic", "session_id")
 # Rows are removed when some are so much of its span older than that.
 _STEPS = 24
 
@@ -124,7 +124,7 @@ class Retention:
             left = self._count(table, before.batch, before.limits)
             before = replace(before, removed=before.removed + before.pending - left, pending=0)
         due = self._due(table, bound, known)
-        keys = _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else _SESSION
+        keys = _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
         limits = rules.advanced(before.limits, due.limits, keys) if table != PROGRESS else due.limits
         batch = max(before.batch, due.batch)
         if table == MESSAGES:
@@ -174,7 +174,7 @@ class Retention:
         batch = min(batch, last_merged(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
-            filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(_SESSION))
+            filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(SESSION))
             rule = RuleBook(self._settings.capture)
             kept = self._kept(batch)
             once = {topic for topic in kept["topic"].to_pylist() if rule.of(topic).integrity is Integrity.ONCE}
@@ -238,7 +238,7 @@ class Retention:
     def _remembered(self) -> pa.Table:
         """The sessions that silver has in its state."""
         reader = self._lake.reader(self._spark)
-        columns = [*_SESSION, "partition", "first_offset", "last_kafka_timestamp"]
+        columns = [*SESSION, "partition", "first_offset", "last_kafka_timestamp"]
         later = reader.table(PROGRESS, ("_batch", gt, last_merged(reader)), columns=columns)
         merged = reader.table(SESSIONS, columns=columns) if reader.exists(SESSIONS) else later
         whole = pa.concat_tables([merged.cast(later.schema), later])
@@ -255,7 +255,7 @@ class Retention:
     def _last_progress(self) -> pa.Table:
         from pyspark.sql import functions as F
 
-        lives = self._lake.read(self._spark, PROGRESS).groupBy(*_SESSION, "first_offset")
+        lives = self._lake.read(self._spark, PROGRESS).groupBy(*SESSION, "first_offset")
         return lives.agg(F.max("_batch").alias("_batch")).toArrow()
 
 

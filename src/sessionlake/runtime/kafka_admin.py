@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, MachineError
+from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.kafka import PACKAGE, PLATFORM_PACKAGE, java_client_options, refused, require_listener
 from sessionlake.runtime.kafka_security import without_secrets
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PACKAGES = (PACKAGE, PLATFORM_PACKAGE)
 _SECONDS = 20
 _REFUSALS = ("AuthenticationException", "AuthorizationException")
+_UNKNOWN = ("UnknownTopicOrPartitionException",)
 # What brokers that know no topic ids say.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
@@ -34,6 +35,7 @@ class KafkaAdmin:
     Raises:
         MachineError: Spark has no Kafka client whose classes can be reached.
         BrokerError: by every question, if Kafka does not answer, or not yet.
+        UnknownTopicError: by every question about a topic, if Kafka does not have it.
         AccessError: by every question, if it refuses this client.
     """
 
@@ -117,21 +119,24 @@ class KafkaAdmin:
         except Py4JError as error:
             # The last cause says why; what is before it, that something failed.
             lines = [line for line in str(error).splitlines() if "Exception" in line and not line.startswith("\t")]
-            if self._refused(error):
+            if self._is_of(error, _REFUSALS):
                 raise refused(
                     self._settings, (lines or [str(error)])[-1].removeprefix("Caused by").strip(": ")
                 ) from error
-            self.away = True
+            unknown = self._is_of(error, _UNKNOWN)
+            self.away = not unknown
             said = without_secrets(self._settings, (lines or [str(error)])[0].strip(": "))[:300]
             servers = self._settings.kafka.bootstrap_servers
+            if unknown:
+                raise UnknownTopicError(f"Kafka at {servers} does not know a topic ({said})") from error
             raise BrokerError(
                 f"Kafka at {servers} does not say which topics there are ({said}): check that it runs"
             ) from error
         self.away = False
 
-    def _refused(self, error: Py4JError) -> bool:
-        """Whether Kafka has answered, and does not let this client in or see what it asks for."""
-        kinds = [f"{self._kafka._fqn}.common.errors.{name}" for name in _REFUSALS]  # noqa: SLF001  (py4j's own name)
+    def _is_of(self, error: Py4JError, names: Iterable[str]) -> bool:
+        """Whether one of these errors of Kafka's is what has happened, or its cause."""
+        kinds = [f"{self._kafka._fqn}.common.errors.{name}" for name in names]  # noqa: SLF001  (py4j's own name)
         cause = getattr(error, "java_exception", None)
         while cause is not None:
             if any(self._jvm.py4j.reflection.TypeUtil.isInstanceOf(kind, cause) for kind in kinds):

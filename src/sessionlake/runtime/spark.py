@@ -213,4 +213,9 @@ _LAPTOP = {
     # is there: see `streaming.query.discard_abandoned_states`.
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
     "spark.sql.streaming.numRecentProgressUpdates": "200",
+    # Nobody looks at what the pages of a UI would show; by default that grows to a hundred megabytes.
+    "spark.ui.retainedJobs": "100",
+    "spark.ui.retainedStages": "100",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "50",
 }

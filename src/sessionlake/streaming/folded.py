@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sessionlake.protocol.chunk import COMPRESSED, plain
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -44,9 +46,10 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
     """
     from pyspark.sql import functions as F
 
-    is_small = (F.length("payload") <= inline_bytes) | (F.col("kind") == report)
+    is_large = (F.length("payload") > inline_bytes) | F.startswith("payload", F.lit(COMPRESSED))
+    is_small = ~is_large | (F.col("kind") == report)
     inline: dict[str, list[bytes | None]] = {}
     for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
         inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))
-    reports = [content for content in inline.pop(report, []) if content is not None]
+    reports = [bytes(plain(content)) for content in inline.pop(report, []) if content is not None]
     return Folded(frame, inline), reports

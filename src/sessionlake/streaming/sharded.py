@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from sessionlake.errors import note_place
+from sessionlake.protocol.chunk import compressed
 from sessionlake.protocol.types import Payloads
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def fold_shards(packed: DataFrame, fold: ShardFold) -> DataFrame:
         if after is not None:
             state.update((after,))
         if out:
-            yield pd.DataFrame(out, columns=["kind", "payload"])
+            yield pd.DataFrame(_sent(out), columns=["kind", "payload"])
 
     return packed.groupBy("shard").applyInPandasWithState(call, FOLDED_SCHEMA, "state binary", "append", "NoTimeout")
 
@@ -77,7 +78,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
         after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
-        emitted = [*out, *([] if state is None else [("state", state)])]
+        emitted = [*_sent(out), *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
     both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
@@ -85,6 +86,10 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
 
 
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
+
+
+def _sent(out: Payloads) -> Payloads:
+    return [(kind, compressed(payload)) for kind, payload in out]
 
 
 def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:

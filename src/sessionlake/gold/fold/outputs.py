@@ -18,7 +18,7 @@ from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Bools, Int64s, Payloads
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
@@ -200,7 +200,7 @@ def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
     Args:
         encoded: texts that came as dictionaries stay so.
     """
-    tables = [pa.ipc.open_stream(content).read_all() for content in contents]
+    tables = [read_ipc(content) for content in contents]
     return pa.concat_tables(tables if encoded else map(_plain, tables))
 
 
@@ -208,7 +208,7 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """`payload binary` to the rows in the payloads; a `mapInArrow` function."""
     for batch in batches:
         for payload in batch.column("payload"):
-            yield from _plain(pa.ipc.open_stream(payload.as_buffer()).read_all()).to_batches()
+            yield from _plain(read_ipc(payload.as_buffer())).to_batches()
 
 
 def _tables(

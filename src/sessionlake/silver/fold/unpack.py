@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from sessionlake.protocol.chunk import read_ipc
+
 
 @dataclass(frozen=True)
 class Unpack:
@@ -29,5 +31,5 @@ class Unpack:
 
 def unpacked(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
     """The rows in the payloads, with the last column `_batch`."""
-    rows = pa.concat_tables([pa.ipc.open_stream(payload).read_all() for payload in payloads])
+    rows = pa.concat_tables([read_ipc(payload) for payload in payloads])
     return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))

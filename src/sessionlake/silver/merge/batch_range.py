@@ -17,7 +17,6 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SESSION = ("topic", "session_id")
 # Cleared sessions up to this number are looked up by name, which lets Delta skip files.
 NAMED_SESSIONS = 500
 

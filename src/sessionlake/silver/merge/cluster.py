@@ -12,7 +12,8 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, Source
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, Source
 from sessionlake.silver.merge.sessions import newest_progress
 
 

@@ -14,7 +14,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
 from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.arrow import are_of
+from sessionlake.protocol.arrow import SESSION, are_of
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import net_changes, refolded
@@ -23,7 +23,7 @@ from sessionlake.silver.tables.snapshots import ROW_KEY
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, SESSION, BatchRange, Source
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, Source
 from sessionlake.silver.merge.sessions import newest_at_hand
 
 
@@ -67,8 +67,8 @@ class DriverSource(Source):
         marks = pc.is_null(net["row_id"])
         rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
         if clears.num_rows:
-            held = self._table(ROWS, *_named(clears), columns=ROW_KEY)
-            gone = held.filter(are_of(held, clears)).join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
+            held = self._table(ROWS, *_named(clears), columns=ROW_KEY, of=clears)
+            gone = held.join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
             rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
         return rows
 
@@ -78,7 +78,7 @@ class DriverSource(Source):
         Who wrote a value last is then a matter of more than the range's changes.
         """
         named = _named(sessions)
-        cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first))
+        cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), of=sessions)
         rows, changes = history_of(self._table, sessions, cuts, self._batches.last, self._columns, named)
         return refolded(changes, self._columns, rows)
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ReadTable = Callable[..., pa.Table]
-"""Reads a table: its name, conditions, and `columns=`."""
+"""Reads a table: its name, conditions, `columns=` and `of=`."""
 
 
-def kept_cuts(read: ReadTable, *conditions: Condition) -> pa.Table:
+def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = None) -> pa.Table:
     """The rows of the index that meet the conditions, and the cuts of before there was one.
 
     A version that counted no changes kept the table at every cut, and did not say how many `rows` it has.
     """
-    index = read(SNAPSHOT_INDEX, *conditions)
-    before = read(CUTS, *conditions, ("changes", is_null, None))
+    index = read(SNAPSHOT_INDEX, *conditions, of=of)
+    before = read(CUTS, *conditions, ("changes", is_null, None), of=of)
     before = before.append_column("rows", pa.nulls(before.num_rows, pa.int64()))
     return pa.concat_tables([index, before.select(index.column_names).cast(index.schema)])
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.silver.merge.batch_range import SESSION
+from sessionlake.protocol.arrow import SESSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

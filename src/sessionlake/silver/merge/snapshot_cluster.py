@@ -11,7 +11,8 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
-from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import kept_frame
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, SnapshotTables, change_columns
 

@@ -21,8 +21,8 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.reading import Condition, TooLargeError, among
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.arrow import are_of, session_keys
-from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.protocol.arrow import SESSION, are_of, session_keys
+from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots, KeptTables
@@ -76,8 +76,8 @@ class SnapshotSource:
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))
         before = ("_batch", operator.lt, batches.first)
-        kept = kept_cuts(read, *_named(due), before)
-        last = last_cuts(kept.filter(are_of(kept, due)))
+        kept = kept_cuts(read, *_named(due), before, of=due)
+        last = last_cuts(kept)
         weights = since_kept(last, _passed(read, last, *_named(due), before))
         due = due.filter(of_kept(due, weights))
         made = [snapshots_schema(self._columns).empty_table()]
@@ -102,13 +102,12 @@ class SnapshotSource:
         """
         until = *_named(due), ("_batch", operator.le, last_batch)
         columns = [*change_columns(self._columns), "_batch"]
-        changes = read(CHANGES, _since(due, last), *until, columns=columns)
-        changes = changes.filter(are_of(changes, due))
+        changes = read(CHANGES, _since(due, last), *until, columns=columns, of=due)
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         anew = self._anew(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
         times = pc.unique(last["snapshot_at"]).to_pylist()
-        held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due))
+        held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due), of=last)
         rows = held.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         if anew.num_rows:
             begun, history = history_of(read, anew, kept, last_batch, self._columns, _named(due))
@@ -126,8 +125,7 @@ class SnapshotSource:
         if oldest is None:
             return changes.select(SESSION)
         conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *until
-        found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"])
-        found = found.filter(are_of(found, changes))
+        found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"], of=changes.select(SESSION))
         found = found.filter(_since_last(found, "_batch", pc.greater_equal, last, "_batch"))
         return found.group_by(list(SESSION)).aggregate([])
 
@@ -142,7 +140,7 @@ def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table
     """The cuts since those that had a table kept last."""
     oldest = pc.min(last["_batch"]).as_py()
     since: Condition = ("_batch", operator.lt, 0) if oldest is None else ("_batch", operator.ge, oldest)
-    return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"])
+    return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], of=last)
 
 
 def _since(due: pa.Table, last: pa.Table) -> Condition:

@@ -16,9 +16,10 @@ from sessionlake.lake.reading import TooLargeError
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.runtime.frames import Rows
-from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.cluster import ClusterSource
 from sessionlake.silver.merge.driver import DriverSource
 from sessionlake.silver.tables.net_changes import MARKS

@@ -12,6 +12,7 @@ from sessionlake.lake.expired import LIMIT
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.retained import by_table, expired, retained
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
@@ -30,7 +31,6 @@ COMPARED: dict[str, tuple[str, ...]] = {
     EVENTS: ("partition", "offset", "event", "action"),
 }
 _BOOKKEEPING = "_batch"
-_SESSION = ("topic", "session_id")
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
 
     hashes = _hashes(live, 1).unionByName(_hashes(built, -1))
     differs = (F.sum("side") != 0) | (F.sum(F.col("hash") * F.col("side")) != 0)
-    judged = hashes.groupBy("table", *_SESSION).agg(differs.alias("differs")).localCheckpoint()
-    session, wrong = F.struct(*_SESSION), judged.where("differs")
+    judged = hashes.groupBy("table", *SESSION).agg(differs.alias("differs")).localCheckpoint()
+    session, wrong = F.struct(*SESSION), judged.where("differs")
     sessions, different, names = judged.select(
         F.count_distinct(session),
         F.count_distinct(F.when(F.col("differs"), session)),
@@ -98,7 +98,7 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     tables = frozenset(names)
     if not tables:
         return Verified(sessions, tables, 0, None)
-    first = wrong.orderBy("table", *_SESSION).first()
+    first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], first["topic"], first["session_id"])
     return Verified(sessions, tables, different, _first_difference(live, built, *place))
@@ -115,7 +115,7 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
         # Hashing skips nulls: which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
         row = F.xxhash64(*columns, nulls).cast("decimal(38,0)")
-        part = rows.select(F.lit(table).alias("table"), *_SESSION, F.lit(side).alias("side"), row.alias("hash"))
+        part = rows.select(F.lit(table).alias("table"), *SESSION, F.lit(side).alias("side"), row.alias("hash"))
         found = part if found is None else found.unionByName(part)
     if found is None:
         raise ValueError("nothing to compare")

@@ -35,12 +35,12 @@ from sessionlake.lake.retained import forget, retained
 from sessionlake.lake.silences import messages_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
-from sessionlake.silver.merge.batch_range import SESSION
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
 from sessionlake.silver.rebuild.endings import reset_gold, retire_query

@@ -35,6 +35,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.decisions import decisions
@@ -48,7 +49,7 @@ from sessionlake.silver.job import (
     total,
     with_messages,
 )
-from sessionlake.silver.merge.batch_range import SESSION, BatchRange
+from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.rebuild.slices import Slices

@@ -1,0 +1,26 @@
+"""What a fold emits, as the driver sees it and as tasks read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.protocol.chunk import LARGE, compressed, write_ipc
+from sessionlake.silver.fold.unpack import Unpack
+from sessionlake.streaming.folded import collect
+
+
+def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_read_whole(spark: Any) -> None:
+    few, many = (pa.table({"n": np.zeros(rows, np.int64)}) for rows in (10, LARGE))
+    report = b"x" * (2 * LARGE)
+    payloads = [("rows", write_ipc(few)), ("rows", compressed(write_ipc(many))), ("/report", compressed(report))]
+    assert max(len(payload) for _, payload in payloads) < LARGE  # by their length, all could be brought along
+    frame = spark.createDataFrame(payloads, "kind string, payload binary")
+    folded, reports = collect(frame, "/report", LARGE)
+    assert reports == [report]
+    assert folded.inline["rows"] == [payloads[0][1], None]
+    assert folded.at_hand(["rows"]) is None
+    rows = frame.where("kind = 'rows'").select("payload").mapInArrow(Unpack(7), "n bigint, _batch bigint")
+    assert rows.groupBy("n", "_batch").count().collect() == [(0, 7, 10 + LARGE)]
