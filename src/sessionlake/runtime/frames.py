@@ -12,7 +12,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Rows that come to the driver however long they are.
+# Rows that one task may have.
 _FEW = 2_000
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -57,15 +57,13 @@ def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
 
 
 def gathered(frame: DataFrame) -> DataFrame:
-    """The frame's rows; few of them are read once, into the driver, and are one task's from there on.
+    """The frame's rows; few of them are read once, and are one task's from there on.
 
     To plan a read of a Delta table takes Spark longer than to read a small one, wherever a query names it; and what
     is in one place is grouped, joined and ordered without a shuffle.
     """
-    rows = frame.limit(_FEW + 1).toArrow()
-    if rows.num_rows > _FEW:
-        return frame
-    return frame.sparkSession.createDataFrame(rows.combine_chunks(), frame.schema).coalesce(1)
+    rows = frame.limit(_FEW + 1).localCheckpoint()
+    return rows if rows.count() <= _FEW else frame
 
 
 @contextmanager
