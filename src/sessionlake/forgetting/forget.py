@@ -29,7 +29,7 @@ from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_removed
 from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, ROWS, SILVER
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import to_the_end
 from sessionlake.processors.rebuild import made_beside
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
-_HISTORY = "history of "
+_GOLD, _HISTORY = "gold", "history of "
 
 
 class Forgetting:
@@ -181,7 +181,7 @@ class Forgetting:
                 yield table, partial(self._remove, table, session)
         yield "books", partial(rows.clean_books, spark, lake, session)
         yield "notes", partial(rows.clean_notes, settings, layers, session)
-        yield "gold", partial(self._reset_gold, begun)
+        yield _GOLD, partial(self._reset_gold, begun)
         yield "publications", partial(self._wait_for_publications, journal)
         for table in self._purged():
             yield _HISTORY + table, partial(self._purge, table, begun.receipt)
@@ -193,21 +193,26 @@ class Forgetting:
         """Gold's tables, if there are any: whether its checkpoint is there says nothing of them."""
         return [table for table in gold_tables(self._settings) if self._lake.exists(self._spark, table)]
 
-    def _reset_gold(self, begun: Erasure) -> None:
-        if self._gold():
+    def _reset_gold(self, begun: Erasure) -> dict[str, int]:
+        """Empties gold; the versions of its tables that are empty."""
+        tables = self._gold()
+        if tables:
             self._say("gold: emptied, and computed anew when it runs next")
             reset_gold(self._spark, self._settings, self._lake, begun.receipt, 0, begun.begun_at)
+        return {table: self._lake.last_commit(self._spark, table).version for table in tables}
 
     def _remove(self, table: str, session: Session) -> dict[str, int]:
         rows.remove(self._spark, self._lake, table, session)
         return {"version": self._lake.last_commit(self._spark, table).version}
 
     def _wait_for_publications(self, journal: Journal) -> None:
-        """Whatever rows there were: what a publication has yet to read of the table goes with its history."""
-        removal = journal.done.get(ROWS)
-        if removal is not None and publications.publications(self._settings):
+        """Whatever rows there were: what a publication has yet to read of a table goes with its history."""
+        removals = journal.done.get(_GOLD, {}) | {
+            table: told["version"] for table, told in journal.done.items() if "version" in told
+        }
+        if any(publications.publications(self._settings, table) for table in removals):
             self._say("waiting for publications")
-            publications.wait(self._settings, removal["version"], self._patience)
+            publications.wait(self._settings, removals, self._patience)
 
     def _purged(self) -> list[str]:
         """The tables whose history may have the session."""
@@ -220,7 +225,7 @@ class Forgetting:
         version = self._lake.last_commit(self._spark, table).version
         if not version:
             return None  # it was only created
-        reading = publications.publications(self._settings) if table == ROWS else []
+        reading = publications.publications(self._settings, table)
         since = min((reader.since for reader in reading if reader.since is not None), default=None)
         done = self._lake.storage.purge(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import ROWS
 from sessionlake.maintenance import Reader, readers
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -16,28 +16,33 @@ _LOOK_SECONDS = 0.5
 _TRIGGERS = 3
 
 
-def publications(settings: Settings) -> list[Reader]:
-    """The publications of `session_rows` that have begun."""
-    return [reader for reader in readers(settings, ROWS) if reader.begun]
+def publications(settings: Settings, table: str) -> list[Reader]:
+    """The publications of a table that have begun."""
+    readings = readers(settings, table)
+    return [reader for reader in readings if reader.begun and reader.name.startswith(f"publish-{table}-")]
 
 
-def wait(settings: Settings, version: int, seconds: float) -> None:
-    """Returns when every publication has sent all up to this version.
+def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
+    """Returns when every publication has sent all up to the version of its table that has less rows.
+
+    Args:
+        removals: tables, and these versions.
 
     Raises:
         LakeError: one has not in time.
     """
     deadline = time.monotonic() + seconds
-    for reader in publications(settings):
-        while not _has_sent(settings, reader.name, version):
-            if time.monotonic() > deadline:
-                topic = reader.name.removeprefix(f"publish-{ROWS}-")
-                raise LakeError(
-                    f"{reader.name} has yet to send what changed until the session's rows were removed: run "
-                    f"`sessionlake publish {ROWS} --topic {topic} --once`, then `sessionlake forget` again, which goes "
-                    "on from there"
-                )
-            time.sleep(_LOOK_SECONDS)
+    for table, version in removals.items():
+        for reader in publications(settings, table):
+            while not _has_sent(settings, reader.name, version):
+                if time.monotonic() > deadline:
+                    topic = reader.name.removeprefix(f"publish-{table}-")
+                    raise LakeError(
+                        f"{reader.name} has yet to send what changed until the session's rows were removed: run "
+                        f"`sessionlake publish {table} --topic {topic} --once`, then `sessionlake forget` again, which "
+                        "goes on from there"
+                    )
+                time.sleep(_LOOK_SECONDS)
 
 
 def _has_sent(settings: Settings, name: str, version: int) -> bool:
