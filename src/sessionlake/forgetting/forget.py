@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
-_GOLD, _HISTORY = "gold", "history of "
+_PUBLISHED, _GOLD, _HISTORY = "published", "gold", "history of "
 
 
 class Forgetting:
@@ -181,6 +181,7 @@ class Forgetting:
                 yield table, partial(self._remove, table, session)
         yield "books", partial(rows.clean_books, spark, lake, session)
         yield "notes", partial(rows.clean_notes, settings, layers, session)
+        yield _PUBLISHED, self._published
         yield _GOLD, partial(self._reset_gold, begun)
         yield "publications", partial(self._wait_for_publications, journal)
         for table in self._purged():
@@ -192,6 +193,11 @@ class Forgetting:
     def _gold(self) -> list[str]:
         """Gold's tables, if there are any: whether its checkpoint is there says nothing of them."""
         return [table for table in gold_tables(self._settings) if self._lake.exists(self._spark, table)]
+
+    def _published(self) -> dict[str, int]:
+        """Gold's tables that are published and have rows, whose removal is then to be sent; of no use, the number."""
+        published = [table for table in self._gold() if publications.publications(self._settings, table)]
+        return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
 
     def _reset_gold(self, begun: Erasure) -> dict[str, int]:
         """Empties gold; the versions of its tables that are empty."""
@@ -206,10 +212,10 @@ class Forgetting:
         return {"version": self._lake.last_commit(self._spark, table).version}
 
     def _wait_for_publications(self, journal: Journal) -> None:
-        """Whatever rows there were: what a publication has yet to read of a table goes with its history."""
-        removals = journal.done.get(_GOLD, {}) | {
-            table: told["version"] for table, told in journal.done.items() if "version" in told
-        }
+        """What a publication has yet to read of a table goes with its history."""
+        removals = {table: told["version"] for table, told in journal.done.items() if "version" in told}
+        emptied = journal.done.get(_GOLD, {})
+        removals |= {table: emptied[table] for table in journal.done.get(_PUBLISHED, {})}
         if any(publications.publications(self._settings, table) for table in removals):
             self._say("waiting for publications")
             publications.wait(self._settings, removals, self._patience)
