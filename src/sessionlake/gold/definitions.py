@@ -1,6 +1,6 @@
-"""What SQL has of gold beside its tables: views, their function, and `metrics_between(since, until)`.
+"""What SQL has of gold beside its tables: views, their function, `figures_with`, and `metrics_between(since, until)`.
 
-That is every series over any range of time, out of the coarsest tiers that serve.
+The last is every series over any range of time, out of the coarsest tiers that serve.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from sessionlake.config import Settings
 from sessionlake.gold.aggregate.functions import ORDER
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.aggregate.tiers import TIERS, answer_by
+from sessionlake.gold.figures_with import create_figures_with
 from sessionlake.gold.views import DEFINITIONS, create_quality_since, create_views
+from sessionlake.lake.names import RETAINED
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 
@@ -81,8 +83,9 @@ def keep_definitions(spark: SparkSession, settings: Settings) -> None:
     """
     lake = Lake(settings)
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
-    read += [tier.table for tier in TIERS]
+    read += [*(tier.table for tier in TIERS), RETAINED]
     lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
     create_quality_since(spark, settings)
     create_metrics_between(spark, settings)
+    create_figures_with(spark, settings)
