@@ -40,15 +40,35 @@ SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum)
   CASE WHEN sum(points) > 1 AND count_if(points > 1 AND variance IS NULL) = 0
     THEN (sum(coalesce(variance, 0) * (points - 1)) + sum(points * (average - mean) * (average - mean)))
       / (sum(points) - 1)
-  END AS variance
-FROM centered GROUP BY {keys}
+  END AS variance,
+  NOT coalesce(max({gone}), false) AS whole
+FROM centered LEFT JOIN ({floors}) AS floors USING (topic) GROUP BY {keys}
 """
+# Up to where buckets are gone, by topic, and whether the first that is read of a tier is among them: nobody else tells
+# it to who asks a warehouse.
+_FLOORS = """SELECT topic, max(`limit`) FILTER (WHERE `table` = '{days}') AS day,
+  max(`limit`) FILTER (WHERE `table` = '{hours}') AS hour, max(`limit`) FILTER (WHERE `table` = '{minutes}') AS minute
+  FROM {retained} WHERE topic IS NOT NULL GROUP BY topic"""
+_NO_FLOORS = "SELECT 'none' AS topic, 0L AS day, 0L AS hour, 0L AS minute WHERE false"
+_GONE = """CASE
+    WHEN {first_day} < {end_day} AND unix_millis({first_day}) <= floors.day THEN true
+    WHEN {first_day} < {end_day} AND {first_hour} < {first_day} AND unix_millis({first_hour}) <= floors.hour THEN true
+    WHEN {first_day} < {end_day} AND {end_day} < {end_hour} AND unix_millis({end_day}) <= floors.hour THEN true
+    WHEN {first_day} >= {end_day} AND {first_hour} < {end_hour} AND unix_millis({first_hour}) <= floors.hour THEN true
+    WHEN {first_hour} < {end_hour} AND {first_minute} < {first_hour}
+      AND unix_millis({first_minute}) <= floors.minute THEN true
+    WHEN {first_hour} < {end_hour} AND {end_hour} < {end_minute} AND unix_millis({end_hour}) <= floors.minute THEN true
+    WHEN {first_hour} >= {end_hour} AND {first_minute} < {end_minute}
+      AND unix_millis({first_minute}) <= floors.minute THEN true
+    ELSE false END"""
 _FIRST = "timestamp_micros(unix_micros({function}.since) + pmod(-unix_micros({function}.since), {length}))"
 _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({function}.until), {length}))"
 
 
 def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
     """Creates `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
+
+    `whole` says of a row whether all buckets that its range needs are there: where not, `query.metrics` refuses.
 
     Raises:
         LakeError: it may not be created.
@@ -60,7 +80,13 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
         for name, tier in tiers.items()
         for edge, text in (("first", _FIRST), ("end", _END))
     }
+    floors = _NO_FLOORS
+    if lake.exists(spark, RETAINED):
+        named = {f"{name}s": tier.table for name, tier in tiers.items()}
+        floors = _FLOORS.format(retained=lake.identifier(RETAINED), **named)
     body = _BODY.format(
+        floors=floors,
+        gone=_GONE.format(**edges),
         columns=", ".join(name for name, _ in METRICS_1M.columns),
         keys=", ".join(METRICS_1M.keys),
         **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _ in ORDER)})" for end in ("first", "last")},
@@ -68,7 +94,7 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
         **edges,
     )
     types = dict(answer.columns)
-    columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results))
+    columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results)) + ", whole BOOLEAN"
     parameters = "since TIMESTAMP, until TIMESTAMP"
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
 
