@@ -79,6 +79,7 @@ SQL_WORDS = {
     "order",
     "select",
     "session_as_of",
+    "table",
     "timestamp",
     "where",
 }

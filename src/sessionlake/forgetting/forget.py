@@ -185,7 +185,7 @@ class Forgetting:
         yield _GOLD, partial(self._reset_gold, begun)
         yield "publications", partial(self._wait_for_publications, journal)
         for table in self._purged():
-            yield _HISTORY + table, partial(self._purge, table, begun.receipt)
+            yield _HISTORY + table, partial(self._purge, table, begun.receipt, journal)
         for layer in layers:  # behind bronze's history: a stream begins with the latest version
             yield f"states of {layer}", partial(hand_over, spark, settings, layer, session, begun.receipt)
         yield "aside", self._remove_aside
@@ -213,9 +213,12 @@ class Forgetting:
 
     def _wait_for_publications(self, journal: Journal) -> None:
         """What a publication has yet to read of a table goes with its history."""
-        removals = {table: told["version"] for table, told in journal.done.items() if "version" in told}
-        emptied = journal.done.get(_GOLD, {})
-        removals |= {table: emptied[table] for table in journal.done.get(_PUBLISHED, {})}
+        emptied, published = journal.done.get(_GOLD, {}), journal.done.get(_PUBLISHED, {})
+        removals = {
+            table: version
+            for table, version in _removals(journal).items()
+            if table in published or table not in emptied
+        }
         if any(publications.publications(self._settings, table) for table in removals):
             self._say("waiting for publications")
             publications.wait(self._settings, removals, self._patience)
@@ -227,12 +230,11 @@ class Forgetting:
         known += [*gold_tables(self._settings), *own, *rows.BOOKS]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge(self, table: str, receipt: str) -> dict[str, int] | None:
+    def _purge(self, table: str, receipt: str, journal: Journal) -> dict[str, int] | None:
         version = self._lake.last_commit(self._spark, table).version
         if not version:
             return None  # it was only created
-        reading = publications.publications(self._settings, table)
-        since = min((reader.since for reader in reading if reader.since is not None), default=None)
+        since = publications.first_needed(self._settings, table, _removals(journal).get(table, version))
         done = self._lake.storage.purge(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
@@ -261,3 +263,9 @@ class Forgetting:
             "left": remains(self._settings, begun.topic),
         }
         return replace(begun, done_at=datetime.now(UTC), report=report)
+
+
+def _removals(journal: Journal) -> dict[str, int]:
+    """Of each table the version from which on the session's rows are gone."""
+    removed = {table: told["version"] for table, told in journal.done.items() if "version" in told}
+    return removed | journal.done.get(_GOLD, {})
