@@ -32,8 +32,11 @@ WITH parts AS (
   UNION ALL
   SELECT {columns} FROM {minutes} WHERE window_start >= {first_minute} AND window_start < {end_minute}
     AND NOT (window_start >= {first_hour} AND window_start < {end_hour})
+), cuts AS (
+  SELECT topic, {gone} AS gone FROM ({floors}) AS floors
 ), centered AS (
-  SELECT *, sum(sum) OVER (PARTITION BY {keys}) / sum(points) OVER (PARTITION BY {keys}) AS mean FROM parts
+  SELECT *, sum(sum) OVER (PARTITION BY {keys}) / sum(points) OVER (PARTITION BY {keys}) AS mean
+  FROM parts LEFT JOIN cuts USING (topic)
 )
 SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum) AS sum,
   sum(sum) / sum(points) AS average, min_by(first, {first_at}) AS first, max_by(last, {last_at}) AS last,
@@ -41,8 +44,8 @@ SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum)
     THEN (sum(coalesce(variance, 0) * (points - 1)) + sum(points * (average - mean) * (average - mean)))
       / (sum(points) - 1)
   END AS variance,
-  NOT coalesce(max({gone}), false) AS whole
-FROM centered LEFT JOIN ({floors}) AS floors USING (topic) GROUP BY {keys}
+  NOT coalesce(max(gone), false) AS whole
+FROM centered GROUP BY {keys}
 """
 # Up to where buckets are gone, by topic, and whether the first that is read of a tier is among them: nobody else tells
 # it to who asks a warehouse.
