@@ -154,6 +154,7 @@ class AverageSettings(Section):
         return f"gold.{self.name}"
 
 
+_STANDARD_PRODUCTS = ("metrics_1m", "metrics_1h", "metrics_1d", "distinct_values")
 STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic", "row_id", "metric")}
 """The tables of averages that every lake has, and their keys."""
 
@@ -202,6 +203,8 @@ class GoldSettings(Section):
     """Slowly changing tables, `reference.<name>`, that others write."""
     enriched: tuple[EnrichedSettings, ...] = ()
     """Tables of changes joined with them."""
+    change_feed: tuple[str, ...] = ()
+    """The tables, without `gold.`, whose changes are written down besides, so that they can be published."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
@@ -209,6 +212,14 @@ class GoldSettings(Section):
         names += [one.taken.removeprefix("gold.") for one in self.references]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two products have the name {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _feeds_are_of_tables(self) -> Self:
+        declared = (one.name for many in (self.averages, self.products, self.enriched) for one in many)
+        known = dict.fromkeys((*STANDARD_AVERAGES, *_STANDARD_PRODUCTS, *declared))
+        if strange := [name for name in self.change_feed if name not in known]:
+            raise ValueError(f"change_feed: gold keeps up no {', '.join(strange)}; there are {', '.join(known)}")
         return self
 
     @property

@@ -21,7 +21,6 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import Compacted, Kept, Vacuumed
 from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.tables import Lake
-from sessionlake.publish.job import KEYS
 from sessionlake.retention.removal import Retention
 from sessionlake.runtime.spark import own_session
 from sessionlake.silver import handover
@@ -191,9 +190,8 @@ def readers(settings: Settings, table: str) -> list[Reader]:
     else:
         stateful = [GOLD] if table == CHANGES else []
     names = [own.layer for own in settings.processors if own.key and own.source == table] + stateful
-    if table in KEYS:
-        beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
-        names += [folder.name for folder in sorted(beside)]
+    beside = Path(settings.checkpoint("")).glob(f"publish-{table}-*")
+    names += [folder.name for folder in sorted(beside)]
     begins = {name: handover.in_force(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
     return [_reader(settings, name, firsts.get(name)) for name in names]

@@ -13,20 +13,22 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sessionlake.bronze.verify import verify as verify_bronze
 from sessionlake.commands.forget import forgotten, receipt
-from sessionlake.config import KafkaSettings, Settings
+from sessionlake.config import GoldSettings, KafkaSettings, Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.forgetting.search import search
-from sessionlake.lake.names import MESSAGES, ROWS, SESSIONS
+from sessionlake.lake.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.pipeline import Layer, run_live
 from sessionlake.protocol.erased import KEY
 from sessionlake.publish import job as publish
 from sessionlake.silver.rebuild.verify import verify
+from sessionlake.streaming.query import LayerQuery
 from support.lakes import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 SECONDS = 300
+FED = (METRICS_1M, DISTINCT_VALUES)  # one has no rows
 GONE, OTHER = "chamber-00-0001", "chamber-00-0002"
 
 
@@ -38,14 +40,29 @@ def until(holds: Callable[[], Any], failed: list[BaseException]) -> None:
         time.sleep(0.5)
 
 
-def last_values(bootstrap: str, topic: str) -> dict[bytes, bytes | None]:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False})
+def sent(broker: BrokerStatus, topic: str, column: str) -> dict[str, Any]:
+    """Of each session, what its one row's last message says in a column; None if it is a tombstone."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "test"})
     parts = [TopicPartition(topic, number, 0) for number in consumer.list_topics(topic).topics[topic].partitions]
     ends = {part.partition: consumer.get_watermark_offsets(part)[1] for part in parts}
     consumer.assign(parts)
     found = [consumer.poll(10) for _ in range(sum(ends.values()))]
     consumer.close()
-    return {message.key(): message.value() for message in found if message is not None}
+    last = {json.loads(message.key())["session_id"]: message.value() for message in found if message is not None}
+    return {session: value and json.loads(value)[column] for session, value in last.items()}
+
+
+def published(spark: Any, settings: Settings, name: str) -> list[LayerQuery]:
+    """Publications that have sent what is there, and run."""
+    running = [publish.start(spark, settings, publish.Publication(t, f"{t}-{name}")) for t in (ROWS, *FED)]
+    for publication in running:
+        publication.drain()
+    return running
+
+
+def stopped(running: list[LayerQuery]) -> None:
+    for publication in running:
+        publication.stop()
 
 
 def test_layers_that_run_stand_aside_and_go_on_without_the_session(
@@ -53,7 +70,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
 ) -> None:
     name = location["home"].parent.name
     kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topic_pattern=rf"{name}\..+")
-    settings = Settings(**location, kafka=kafka)
+    settings = Settings(**location, kafka=kafka, gold=GoldSettings(change_feed=("metrics_1m", "distinct_values")))
     lake, producer = Lake(settings), Producer({"bootstrap.servers": broker.bootstrap_servers})
 
     def send(*seqs: int) -> None:
@@ -81,18 +98,18 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
     layers.start()
     try:
         until(lambda: lake.exists(spark, SESSIONS) and stands_at(GONE, 3) and stands_at(OTHER, 3), failed)
-        publication = publish.start(spark, settings, publish.Publication(ROWS, f"rows-{name}"))
-        publication.drain()
+        until(lambda: all(lake.exists(spark, table) for table in FED), failed)
+        until(lambda: rows_of(spark, lake, METRICS_1M), failed)
+        running = published(spark, settings, name)
         found = forgotten(spark, settings, GONE, None, SECONDS)
         told = receipt(found)
         assert (told["messages"], told["search"]["found"]) == (3, [])
         assert told["offsets"] == [{"topic": f"{name}.t", "partition": 0, "first": 0, "last": 4, "messages": 3}]
-        publication.stop()
-        publication = publish.start(spark, settings, publish.Publication(ROWS, f"rows-{name}"))
+        stopped(running)
         send(3, 4)
         until(lambda: stands_at(OTHER, 5), failed)
-        publication.drain()
-        publication.stop()
+        until(lambda: [row["points"] for row in rows_of(spark, lake, METRICS_1M)] == [5], failed)
+        stopped(published(spark, settings, name))
     finally:
         stop.set()
         layers.join()
@@ -105,10 +122,6 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
     assert (compared.messages, compared.erased, compared.first) == (5, 5, None)
     verified = verify(spark, settings)
     assert verified.exact, verified
-    sent = {
-        json.loads(key)["session_id"]: value
-        for key, value in last_values(broker.bootstrap_servers, f"rows-{name}").items()
-    }
-    assert sent[GONE] is None
-    assert json.loads(sent[OTHER] or b"{}")["qty"] == 4
+    for table, column in ((ROWS, "qty"), (METRICS_1M, "last")):
+        assert sent(broker, f"{table}-{name}", column) == {GONE: None, OTHER: 4}
     assert [one.place for one in search(settings.home, GONE, ("kafka",)).found] == []

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
 import struct
-import subprocess
-import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
-from sessionlake.commands.publish import publish
-from sessionlake.config import Settings, load_settings
+from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.lake.commit import merge
-from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
-from sessionlake.publish.job import Publication
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.kafka import client_config
-from support.attached import COMMAND, open_to_another
 from support.lakes import folder_of
+from support.published import Message, Outgoing, rows_told, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
@@ -47,22 +40,12 @@ COLUMNS = {f"a_{kind}": kind for kind in VALUES}
 FLOATS = {"a_double", "a_float"}
 
 
-class Message(NamedTuple):
-    """One message as the broker has it."""
-
-    key: bytes
-    value: bytes | None
-    version: int
-
-
-class Scene:
+class Scene(Outgoing):
     """A table that changes at random, and the topics that it is published to."""
 
     def __init__(self, spark: Any, file: Path, seed: int) -> None:
-        self.spark = spark.newSession()
-        self.file, self.settings = file, load_settings(file)
+        super().__init__(spark.newSession(), file)
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
-        self.said: list[str] = []
         self.lake.ensure(spark, [ROWS, LEDGER])
         self.schema = self.lake.read(spark, ROWS).schema.add("_delete", "boolean")
 
@@ -85,65 +68,18 @@ class Scene:
         declared = [rnd.choice([*VALUES[kind], None]) for kind in COLUMNS.values()]
         return [*declared, rnd.choice([None, '{"x":"ö"}']), *(rnd.randint(-(2**63), 2**63 - 1) for _ in range(4))]
 
-    def publish(self, topic: str) -> str:
-        """One run to its end; what it said last."""
-        publication = Publication(ROWS, topic)
-        publish(self.spark, self.settings, publication, threading.Event(), once=True, say=self.said.append)
-        return self.said[-1]
-
-    def publish_killed(self, topic: str, place: str) -> subprocess.CompletedProcess[str]:
-        """The same by the command, in a process of its own that dies at a fault point."""
-        command = [*COMMAND, "--config", str(self.file), "publish", ROWS, "--topic", topic, "--once"]
-        with open_to_another(self.spark) as jvm:
-            environment = {**os.environ, **jvm, VARIABLE: place}
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
     def table(self) -> dict[tuple[str, ...], Any]:
         rows = self.lake.read(self.spark, ROWS).toArrow().to_pylist()
         return {tuple(row[name] for name in KEY): exactly(row) for row in rows}
 
-    def sent(self, topic: str) -> list[Message]:
-        """All that the topic holds, each partition in order."""
-        consumer, found = Consumer({**self.client, "group.id": "fold"}), []
-        for number in consumer.list_topics(topic).topics[topic].partitions:
-            end = consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
-            consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
-            for _ in range(end):
-                message = consumer.poll(20)
-                assert message is not None
-                assert message.error() is None
-                version = dict(message.headers())["sessionlake.version"]
-                found.append(Message(message.key(), message.value(), int(version)))
-        consumer.close()
-        return found
-
-    @property
-    def client(self) -> dict[str, str]:
-        return client_config(self.settings)
-
 
 def folded(messages: list[Message]) -> dict[tuple[str, ...], Any]:
-    """What any consumer of a compacted topic does: the last value of each key counts, none is a deletion."""
-    last = {message.key: message.value for message in messages}
-    rows = [json.loads(value) for value in last.values() if value is not None]
-    assert [json.loads(key) for key, value in last.items() if value] == [{n: row[n] for n in KEY} for row in rows]
-    return {tuple(row[name] for name in KEY): exactly(row) for row in rows}
+    return {key: exactly(row) for key, row in rows_told(messages, KEY).items()}
 
 
 def exactly(row: dict[str, Any]) -> dict[str, Any]:
     """Floating-point values by their bits: NaN is itself, and the zeros differ."""
     return {n: struct.pack("d", float(v)) if n in FLOATS and v is not None else v for n, v in row.items()}
-
-
-def without_replays(messages: list[Message]) -> list[Message]:
-    """Only what is newer than the last of its key, by the header."""
-    newest: dict[bytes, int] = {}
-    kept = []
-    for message in messages:
-        if message.version > newest.get(message.key, -1):
-            newest[message.key] = message.version
-            kept.append(message)
-    return kept
 
 
 @pytest.fixture(scope="module")
@@ -158,15 +94,15 @@ def scene(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore(scene: Scene) -> None:
     topic = "rows.killed"
     scene.change()
-    assert scene.publish(topic).startswith("done: ")
+    assert scene.publish(ROWS, topic).startswith("done: ")
     assert folded(scene.sent(topic)) == scene.table()
     scene.change()
     scene.change()
     scene.lake.delta(scene.spark, ROWS).restoreToVersion(1)  # deletes and inserts the same rows in one version
-    killed = scene.publish_killed(topic, "after:kafka")
+    killed = scene.publish_killed(ROWS, topic, "after:kafka")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     scene.change()
-    scene.publish(topic)
+    scene.publish(ROWS, topic)
     messages = scene.sent(topic)
     assert folded(messages) == scene.table()
 
@@ -184,19 +120,19 @@ def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are
     scene.change()
     scene.lake.delta(scene.spark, ROWS).update("topic = 'a'", {"a_string": "repeat('x', 50000)"})
     with pytest.raises(BrokerError, match=r"larger than topic rows\.small takes"):
-        scene.publish(topic)
+        scene.publish(ROWS, topic)
     assert 0 < len(scene.sent(topic)) < len(scene.table())
     entry = ConfigEntry("max.message.bytes", "100000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     admin.incremental_alter_configs([resource])[resource].result(30)
-    scene.publish(topic)
+    scene.publish(ROWS, topic)
     assert folded(scene.sent(topic)) == scene.table()
 
     scene.change()
     for file in (folder_of(scene.lake, ROWS) / "_change_data").iterdir():  # as VACUUM does after a week
         file.unlink()
     with pytest.raises(LakeError, match=r"changes that were not sent yet are gone.*publish into a new topic"):
-        scene.publish(topic)
+        scene.publish(ROWS, topic)
 
 
 @pytest.mark.parametrize(

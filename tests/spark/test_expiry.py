@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.commands import gold as command
-from sessionlake.commands.query import answer
+from sessionlake.commands.query import answer, fetch
 from sessionlake.commands.show import OutputFormat
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError
@@ -176,6 +176,29 @@ def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: F
         answer(feed.spark, feed.settings, sql, OutputFormat.JSON)
         said = [line.split(" is kept for a time: ")[0] for line in capsys.readouterr().err.splitlines()]
         assert sorted(line for line in said if line.startswith("gold.")) == sorted(told)
+    ranges = [(24, 48), (25 + 1 / 60, 48), (30.5, 33), (31, 34), (24, 72), (33.75, 34.1), (34, 34.5)]
+    between = (
+        "SELECT '{0}-{1}' AS span, topic, whole FROM metrics_between(timestamp_seconds({2}), timestamp_seconds({3}))"
+    )
+    asked = (between.format(*span, *(round(3600 * edge) for edge in span)) for span in ranges)
+    _, rows = fetch(feed.spark, feed.settings, " UNION ".join(asked))
+    found = {(span, topic): whole for span, topic, whole in rows}
+    assert len(found) == len(rows)
+    for begin, end in ranges:
+        for topic in TOPICS:
+            told = found.get((f"{begin}-{end}", topic))
+            assert told in (None, is_whole(feed, topic, begin, end)), (begin, end, topic)
+    assert {*found.values()} == {True, False}
+
+
+def is_whole(feed: Feed, topic: str, begin: float, end: float) -> bool:
+    """Whether Python tells the topic's metrics of a range, in hours, or refuses, since something of it is gone."""
+    since, until = (datetime.fromtimestamp(round(3600 * edge), UTC) for edge in (begin, end))
+    try:
+        metrics(feed.settings, since, until, spark=feed.spark, of={"topic": [topic]})
+    except LakeError:
+        return False
+    return True
 
 
 @pytest.mark.soak

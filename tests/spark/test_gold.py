@@ -19,6 +19,7 @@ from sessionlake.errors import LakeError, MachineError, NotThereError, UsageErro
 from sessionlake.gold import job, recover
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared import averages_of, products_of, tables_of
+from sessionlake.gold.figures_with import create_figures_with
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.query import metrics
 from sessionlake.gold.verify import verify_gold
@@ -405,6 +406,13 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     assert one.logic == STANDARD[0].logic
     ([other], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 3))
     assert other.holds is False
+    sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
+    schema, _, _ = create_figures_with(feed.spark, feed.settings).rpartition(".")
+    feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other
+    for offset, minute in ((2, 0), (3, 1)):
+        start = datetime.fromtimestamp(60 * minute, UTC)
+        assert fetch(feed.spark, feed.settings, sql.format(offset, METRICS_1M))[1] == [("s", start, 1)]
+    feed.spark.sql("USE default")
     ([average], _) = explain(feed.spark, feed.settings, AVERAGES, f"session_id = 's' AND ts = {80 * SECOND}")
     assert (average.figures["average"], average.events) == (3.0, 3)
     assert average.offsets == (Offsets("capture.a", 0, 2, 4, 3),)
@@ -433,6 +441,7 @@ def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkey
         names, rows = fetch(feed.spark, feed.settings, sql.format(*edges))
         assert [dict(zip(names, row, strict=True)) for row in rows] == [
             {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in row.items()}
+            | {"whole": True}
             for row in found
         ]
         inside = [ts for ts in times if begin <= timedelta(milliseconds=ts) < end]

@@ -69,6 +69,7 @@ SQL_WORDS = {
     "current_timestamp",
     "data_quality_since",
     "desc",
+    "figures_with",
     "from",
     "group",
     "hours",
@@ -78,6 +79,7 @@ SQL_WORDS = {
     "order",
     "select",
     "session_as_of",
+    "table",
     "timestamp",
     "where",
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from sessionlake.config import Integrity
+from sessionlake.config import Integrity, Settings
+from sessionlake.forgetting.publications import first_needed
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage
@@ -85,3 +88,32 @@ def test_the_key_with_a_value_is_a_message_whose_key_is_bad() -> None:
     alone = folder("none", 0)
     alone.batch([KafkaMessage("capture.a", 0, 0, 1_700_000_000_000, KEY, b"{}")])
     assert [row["reason"] for row in alone.silver.quarantine] == ["bad_key"]
+
+
+def checkpoint(settings: Settings, table: str, *places: int) -> None:
+    """Leaves that of a publication, whose batches have ended in front of these versions."""
+    folder = Path(settings.checkpoint(f"publish-{table}-out"))
+    for batch, version in enumerate(places):
+        place = json.dumps({"reservoirVersion": version, "index": -1, "isStartingVersion": False})
+        for name, text in (("offsets", f"v1\n{{}}\n{place}"), ("commits", "v1\n{}")):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / str(batch)).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("places", "removal", "needed"),
+    [
+        ((4,), 3, 4),  # its first batch began with no version of the log
+        ((4, 5), 4, 4),  # Spark asks once more for what is between the two
+        ((4, 9), 6, 6),  # nothing of before the removal stays
+        ((4, 6, 9), 5, 6),
+        ((), 5, None),
+    ],
+)
+def test_of_a_log_what_publications_go_on_with_stays_and_nothing_from_before_the_removal(
+    tmp_path: Path, places: tuple[int, ...], removal: int, needed: int | None
+) -> None:
+    settings = Settings(home=tmp_path)
+    checkpoint(settings, "gold.metrics_1m", *places)
+    assert first_needed(settings, "gold.metrics_1m", removal) == needed
+    assert first_needed(settings, "gold.metrics_1h", removal) is None

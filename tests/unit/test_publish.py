@@ -6,21 +6,34 @@ import itertools
 import json
 import math
 import struct
-from typing import Any
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sessionlake import cli
-from sessionlake.config import KafkaSettings, Settings
+from sessionlake.config import GoldSettings, KafkaSettings, Settings
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.products import hold_feeds
+from sessionlake.lake.names import AVERAGES, METRICS_1D, METRICS_1H, METRICS_1M, SENSOR_AVERAGES
+from sessionlake.lake.names import ROWS as ROWS_TABLE
 from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.tables import Lake
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
-from sessionlake.publish.job import KEYS, Publication
+from sessionlake.publish.job import Publication, _require_feed
+from sessionlake.publish.outlets import outlets
+from support.lakes import folder_of
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIERS, AVERAGE_TABLES = {METRICS_1M, METRICS_1H, METRICS_1D}, {AVERAGES, SENSOR_AVERAGES}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 # The first row of all waits for Arrow to be loaded.
 UNHURRIED = settings(deadline=None)
@@ -35,6 +48,8 @@ ROWS = pa.schema(
         ("flag", pa.bool_()),
         ("text", pa.string()),
         ("time", pa.timestamp("us", tz="UTC")),
+        ("day", pa.date32()),
+        ("bytes", pa.binary()),
         (CHANGE, pa.string()),
         (VERSION, pa.int64()),
     ]
@@ -49,12 +64,14 @@ VALUES = st.fixed_dictionaries(
         "flag": st.none() | st.booleans(),
         "text": st.none() | TEXT,
         "time": st.none() | INT64,
+        "day": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "bytes": st.none() | st.binary(max_size=20),
     }
 )
 
 
 def row(key: str = "r", number: int = 0, version: int = 1, change: str = "insert", **values: Any) -> dict[str, Any]:
-    none = dict.fromkeys(("double", "float", "int", "tiny", "flag", "text", "time"))
+    none = dict.fromkeys(("double", "float", "int", "tiny", "flag", "text", "time", "day", "bytes"))
     return {"k": key, "n": number, **none, **values, CHANGE: change, VERSION: version}
 
 
@@ -80,9 +97,9 @@ def test_a_row_can_be_read_back_exactly_by_a_reader_of_json(key, number, values)
     found = json.loads(message["value"])
     assert list(found) == [name for name in ROWS.names if name not in {CHANGE, VERSION}]
     assert [bits(found[name]) for name in ("double", "float")] == [bits(values[name]) for name in ("double", "float")]
-    assert {n: found[n] for n in ("int", "tiny", "flag", "text", "time")} == {
-        n: values[n] for n in ("int", "tiny", "flag", "text", "time")
-    }
+    plain = ("int", "tiny", "flag", "text", "time", "day")
+    assert {n: found[n] for n in plain} == {n: values[n] for n in plain}
+    assert (None if found["bytes"] is None else b64decode(found["bytes"], validate=True)) == values["bytes"]
 
 
 @UNHURRIED
@@ -141,21 +158,70 @@ def test_large_rows_leave_in_chunks():
 
 
 def test_a_type_without_a_spelling_is_refused_by_name():
-    batch = pa.RecordBatch.from_pydict({"k": ["a"], "raw": [b"x"], CHANGE: ["insert"], VERSION: [1]})
-    with pytest.raises(LakeError, match="column raw is binary"):
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [["x"]], CHANGE: ["insert"], VERSION: [1]})
+    with pytest.raises(LakeError, match="column many is list<item: string>"):
         list(Messages(("k",), 0)([batch]))
 
 
-@pytest.mark.parametrize("table", KEYS)
-def test_what_can_be_published_has_a_change_feed_and_its_key_s_columns(table):
-    assert TABLES[table].feed
-    assert set(KEYS[table]) <= {name for name, _ in TABLES[table].columns}
+def test_bytes_are_base64_with_padding():
+    messages = encoded([row(number=i, bytes=raw) for i, raw in enumerate((b"", b"\x00", b"\xff\xfe?"))])
+    assert [json.loads(message["value"])["bytes"] for message in messages] == ["", "AA==", "//4/"]
+
+
+def gold(**changed: Any) -> Settings:
+    own = {"name": "own", "keys": ["topic"], "aggregates": {"mean": "mean", "usual": "p50"}}
+    return Settings(gold=GoldSettings.model_validate({"products": [own], **changed}))
+
+
+def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
+    found = outlets(gold())
+    tables = {one.table: dict(one.columns) for one in tables_of(gold())}
+    assert found.keys() == {ROWS_TABLE, *tables}
+    assert {"gold.own", "gold.distinct_values", *TIERS, *AVERAGE_TABLES} <= tables.keys()
+    assert TABLES[ROWS_TABLE].feed
+    columns = {ROWS_TABLE: {name for name, _ in TABLES[ROWS_TABLE].columns}} | tables
+    assert all({*outlet.key} <= {*columns[table]} for table, outlet in found.items())
+
+
+def test_what_a_figure_is_kept_up_by_is_not_sent():
+    own = next(one for one in tables_of(gold()) if one.table == "gold.own")
+    names = [name for name, _ in own.columns]
+    assert "__buckets" in names
+    assert outlets(gold())["gold.own"].columns(names) == ["topic", "mean", "usual"]
+    assert outlets(gold())[ROWS_TABLE].columns(["row_id", "_offset"]) == ["row_id", "_offset"]
+
+
+def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
+    known = [one.name for one in tables_of(gold())]
+    assert gold(change_feed=known).gold.change_feed == tuple(known)
+    with pytest.raises(ValueError, match=r"gold keeps up no gold\.own; there are rolling_average, .*, own"):
+        gold(change_feed=["gold.own"])
+
+
+def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_it_on(tmp_path):
+    out = Publication("gold.own", "out")
+    with pytest.raises(UsageError, match=r"Put own there, as in `gold: \{change_feed: \[metrics_1h, own\]\}`"):
+        out.require_allowed(gold(change_feed=["metrics_1h"]))
+    ours = gold(change_feed=["own"]).model_copy(update={"home": tmp_path})
+    out.require_allowed(ours)
+    lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
+    write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
+    with pytest.raises(LakeError, match=r"gold.own has no change feed yet: gold switches it on"):
+        _require_feed(spark, lake, "gold.own")
+    own = [one for one in tables_of(ours) if one.table == "gold.own"]
+    hold_feeds(spark, lake, ours, own)
+    _require_feed(spark, lake, "gold.own")
+    version = lake.last_commit(spark, "gold.own").version
+    hold_feeds(spark, lake, ours, own)
+    assert lake.last_commit(spark, "gold.own").version == version
 
 
 @pytest.mark.parametrize(
     ("table", "topic", "text"),
     [
         ("silver.quarantine", "out", "'silver.quarantine' is no table with a change feed.*: silver.session_rows"),
+        ("gold.session_summary", "out", r"gold.session_summary is a view: it holds no rows"),
+        ("gold.metrics_1m", "out", r"Put metrics_1m there, as in `gold: \{change_feed: \[metrics_1m\]\}`"),
         ("silver.session_rows", "capture.x", r"topic capture.x matches kafka.topic_pattern \(capture\\..\+\)"),
         ("silver.session_rows", "in valid", "'in valid' cannot be a topic"),
         ("silver.session_rows", "..", "cannot be a topic"),

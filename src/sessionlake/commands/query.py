@@ -14,6 +14,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.tiers import TIERS
 from sessionlake.gold.definitions import METRICS_BETWEEN, create_metrics_between
 from sessionlake.gold.expiry import floors_in, told
+from sessionlake.gold.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
@@ -37,6 +38,7 @@ FUNCTIONS = {
     f"silver.{SESSION_AS_OF}": create_session_as_of,
     f"gold.{METRICS_BETWEEN}": create_metrics_between,
     f"gold.{DATA_QUALITY_SINCE}": create_quality_since,
+    f"gold.{FIGURES_WITH}": create_figures_with,
 }
 """What creates each of the lake's SQL functions, by the name that it has in a catalog; on a laptop it has no schema."""
 

@@ -29,7 +29,7 @@ from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_removed
 from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, ROWS, SILVER
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import to_the_end
 from sessionlake.processors.rebuild import made_beside
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
-_HISTORY = "history of "
+_PUBLISHED, _GOLD, _HISTORY = "published", "gold", "history of "
 
 
 class Forgetting:
@@ -181,10 +181,11 @@ class Forgetting:
                 yield table, partial(self._remove, table, session)
         yield "books", partial(rows.clean_books, spark, lake, session)
         yield "notes", partial(rows.clean_notes, settings, layers, session)
-        yield "gold", partial(self._reset_gold, begun)
+        yield _PUBLISHED, self._published
+        yield _GOLD, partial(self._reset_gold, begun)
         yield "publications", partial(self._wait_for_publications, journal)
         for table in self._purged():
-            yield _HISTORY + table, partial(self._purge, table, begun.receipt)
+            yield _HISTORY + table, partial(self._purge, table, begun.receipt, journal)
         for layer in layers:  # behind bronze's history: a stream begins with the latest version
             yield f"states of {layer}", partial(hand_over, spark, settings, layer, session, begun.receipt)
         yield "aside", self._remove_aside
@@ -193,21 +194,34 @@ class Forgetting:
         """Gold's tables, if there are any: whether its checkpoint is there says nothing of them."""
         return [table for table in gold_tables(self._settings) if self._lake.exists(self._spark, table)]
 
-    def _reset_gold(self, begun: Erasure) -> None:
-        if self._gold():
+    def _published(self) -> dict[str, int]:
+        """Gold's tables that are published and have rows, whose removal is then to be sent; of no use, the number."""
+        published = [table for table in self._gold() if publications.publications(self._settings, table)]
+        return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
+
+    def _reset_gold(self, begun: Erasure) -> dict[str, int]:
+        """Empties gold; the versions of its tables that are empty."""
+        tables = self._gold()
+        if tables:
             self._say("gold: emptied, and computed anew when it runs next")
             reset_gold(self._spark, self._settings, self._lake, begun.receipt, 0, begun.begun_at)
+        return {table: self._lake.last_commit(self._spark, table).version for table in tables}
 
     def _remove(self, table: str, session: Session) -> dict[str, int]:
         rows.remove(self._spark, self._lake, table, session)
         return {"version": self._lake.last_commit(self._spark, table).version}
 
     def _wait_for_publications(self, journal: Journal) -> None:
-        """Whatever rows there were: what a publication has yet to read of the table goes with its history."""
-        removal = journal.done.get(ROWS)
-        if removal is not None and publications.publications(self._settings):
+        """What a publication has yet to read of a table goes with its history."""
+        emptied, published = journal.done.get(_GOLD, {}), journal.done.get(_PUBLISHED, {})
+        removals = {
+            table: version
+            for table, version in _removals(journal).items()
+            if table in published or table not in emptied
+        }
+        if any(publications.publications(self._settings, table) for table in removals):
             self._say("waiting for publications")
-            publications.wait(self._settings, removal["version"], self._patience)
+            publications.wait(self._settings, removals, self._patience)
 
     def _purged(self) -> list[str]:
         """The tables whose history may have the session."""
@@ -216,12 +230,11 @@ class Forgetting:
         known += [*gold_tables(self._settings), *own, *rows.BOOKS]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge(self, table: str, receipt: str) -> dict[str, int] | None:
+    def _purge(self, table: str, receipt: str, journal: Journal) -> dict[str, int] | None:
         version = self._lake.last_commit(self._spark, table).version
         if not version:
             return None  # it was only created
-        reading = publications.publications(self._settings) if table == ROWS else []
-        since = min((reader.since for reader in reading if reader.since is not None), default=None)
+        since = publications.first_needed(self._settings, table, _removals(journal).get(table, version))
         done = self._lake.storage.purge(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
@@ -250,3 +263,9 @@ class Forgetting:
             "left": remains(self._settings, begun.topic),
         }
         return replace(begun, done_at=datetime.now(UTC), report=report)
+
+
+def _removals(journal: Journal) -> dict[str, int]:
+    """Of each table the version from which on the session's rows are gone."""
+    removed = {table: told["version"] for table, told in journal.done.items() if "version" in told}
+    return removed | journal.done.get(_GOLD, {})

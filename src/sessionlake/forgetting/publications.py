@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import ROWS
 from sessionlake.maintenance import Reader, readers
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
 
@@ -16,28 +16,53 @@ _LOOK_SECONDS = 0.5
 _TRIGGERS = 3
 
 
-def publications(settings: Settings) -> list[Reader]:
-    """The publications of `session_rows` that have begun."""
-    return [reader for reader in readers(settings, ROWS) if reader.begun]
+def publications(settings: Settings, table: str) -> list[Reader]:
+    """The publications of a table that have begun."""
+    readings = readers(settings, table)
+    return [reader for reader in readings if reader.begun and reader.name.startswith(f"publish-{table}-")]
 
 
-def wait(settings: Settings, version: int, seconds: float) -> None:
-    """Returns when every publication has sent all up to this version.
+def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
+    """Returns when every publication has sent all up to the version of its table that has less rows.
+
+    Args:
+        removals: tables, and these versions.
 
     Raises:
         LakeError: one has not in time.
     """
     deadline = time.monotonic() + seconds
-    for reader in publications(settings):
-        while not _has_sent(settings, reader.name, version):
-            if time.monotonic() > deadline:
-                topic = reader.name.removeprefix(f"publish-{ROWS}-")
-                raise LakeError(
-                    f"{reader.name} has yet to send what changed until the session's rows were removed: run "
-                    f"`sessionlake publish {ROWS} --topic {topic} --once`, then `sessionlake forget` again, which goes "
-                    "on from there"
-                )
-            time.sleep(_LOOK_SECONDS)
+    for table, version in removals.items():
+        for reader in publications(settings, table):
+            while not _has_sent(settings, reader.name, version):
+                if time.monotonic() > deadline:
+                    topic = reader.name.removeprefix(f"publish-{table}-")
+                    raise LakeError(
+                        f"{reader.name} has yet to send what changed until the session's rows were removed: run "
+                        f"`sessionlake publish {table} --topic {topic} --once`, then `sessionlake forget` again, which "
+                        "goes on from there"
+                    )
+                time.sleep(_LOOK_SECONDS)
+
+
+def first_needed(settings: Settings, table: str, removal: int) -> int | None:
+    """The oldest version of the table's log that its publications go on with; None if there are none.
+
+    Spark asks a source once more for the batch that it has committed last. Of what was before the removal, which such a
+    batch may begin with, nothing can stay.
+
+    Args:
+        removal: the version from which on the session's rows are gone.
+    """
+    known = [(reader.name, reader.since) for reader in publications(settings, table) if reader.since is not None]
+    return min((min(since, max(_begun_with(settings, name, since), removal)) for name, since in known), default=None)
+
+
+def _begun_with(settings: Settings, name: str, since: int) -> int:
+    """The version that a publication's last batch begins with; `since` if nobody asks for that any more."""
+    checkpoint = Path(settings.checkpoint(name))
+    batch = last_committed(checkpoint)
+    return int(planned(checkpoint, batch - 1)[1]["reservoirVersion"]) if batch else since
 
 
 def _has_sent(settings: Settings, name: str, version: int) -> bool:

@@ -12,6 +12,7 @@ from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.publish.outlets import outlets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,8 @@ def remains(settings: Settings, topic: str) -> list[str]:
     ]
     left += [
         f"{reader.name}: the tombstones are sent; its topic drops the rows before them when Kafka compacts it"
-        for reader in publications(settings)
+        for table in outlets(settings)
+        for reader in publications(settings, table)
     ]
     if settings.catalog is not None:
         left.append(

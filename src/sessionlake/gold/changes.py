@@ -66,12 +66,17 @@ def is_late(product: Product) -> Column:
     """Whether a change comes too late for the product, by SQL: see `gold.aggregate.late`."""
     from pyspark.sql import functions as F
 
+    return F.expr(late(product))
+
+
+def late(product: Product) -> str:
+    """The same as SQL."""
     if product.lateness_ms is None:
-        return F.lit(col=False)
+        return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"
     # Before the first bucket that begins at a time at all.
     begins = f"coalesce(try_subtract(ts, pmod(ts, {length}L)), ts)"
-    return F.expr(f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)")
+    return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 
 
 def _where_set(column: str) -> Column:

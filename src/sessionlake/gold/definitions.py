@@ -1,6 +1,6 @@
-"""What SQL has of gold beside its tables: views, their function, and `metrics_between(since, until)`.
+"""What SQL has of gold beside its tables: views, their function, `figures_with`, and `metrics_between(since, until)`.
 
-That is every series over any range of time, out of the coarsest tiers that serve.
+The last is every series over any range of time, out of the coarsest tiers that serve.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from sessionlake.config import Settings
 from sessionlake.gold.aggregate.functions import ORDER
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.aggregate.tiers import TIERS, answer_by
+from sessionlake.gold.figures_with import create_figures_with
 from sessionlake.gold.views import DEFINITIONS, create_quality_since, create_views
+from sessionlake.lake.names import RETAINED
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 
@@ -30,23 +32,46 @@ WITH parts AS (
   UNION ALL
   SELECT {columns} FROM {minutes} WHERE window_start >= {first_minute} AND window_start < {end_minute}
     AND NOT (window_start >= {first_hour} AND window_start < {end_hour})
+), cuts AS (
+  SELECT topic, {gone} AS gone FROM ({floors}) AS floors
 ), centered AS (
-  SELECT *, sum(sum) OVER (PARTITION BY {keys}) / sum(points) OVER (PARTITION BY {keys}) AS mean FROM parts
+  SELECT *, sum(sum) OVER (PARTITION BY {keys}) / sum(points) OVER (PARTITION BY {keys}) AS mean
+  FROM parts LEFT JOIN cuts USING (topic)
 )
 SELECT {keys}, sum(points) AS points, min(min) AS min, max(max) AS max, sum(sum) AS sum,
   sum(sum) / sum(points) AS average, min_by(first, {first_at}) AS first, max_by(last, {last_at}) AS last,
   CASE WHEN sum(points) > 1 AND count_if(points > 1 AND variance IS NULL) = 0
     THEN (sum(coalesce(variance, 0) * (points - 1)) + sum(points * (average - mean) * (average - mean)))
       / (sum(points) - 1)
-  END AS variance
+  END AS variance,
+  NOT coalesce(max(gone), false) AS whole
 FROM centered GROUP BY {keys}
 """
+# Up to where buckets are gone, by topic, and whether the first that is read of a tier is among them: nobody else tells
+# it to who asks a warehouse.
+_FLOORS = """SELECT topic, max(`limit`) FILTER (WHERE `table` = '{days}') AS day,
+  max(`limit`) FILTER (WHERE `table` = '{hours}') AS hour, max(`limit`) FILTER (WHERE `table` = '{minutes}') AS minute
+  FROM {retained} WHERE topic IS NOT NULL GROUP BY topic"""
+_NO_FLOORS = "SELECT 'none' AS topic, 0L AS day, 0L AS hour, 0L AS minute WHERE false"
+_GONE = """CASE
+    WHEN {first_day} < {end_day} AND unix_millis({first_day}) <= floors.day THEN true
+    WHEN {first_day} < {end_day} AND {first_hour} < {first_day} AND unix_millis({first_hour}) <= floors.hour THEN true
+    WHEN {first_day} < {end_day} AND {end_day} < {end_hour} AND unix_millis({end_day}) <= floors.hour THEN true
+    WHEN {first_day} >= {end_day} AND {first_hour} < {end_hour} AND unix_millis({first_hour}) <= floors.hour THEN true
+    WHEN {first_hour} < {end_hour} AND {first_minute} < {first_hour}
+      AND unix_millis({first_minute}) <= floors.minute THEN true
+    WHEN {first_hour} < {end_hour} AND {end_hour} < {end_minute} AND unix_millis({end_hour}) <= floors.minute THEN true
+    WHEN {first_hour} >= {end_hour} AND {first_minute} < {end_minute}
+      AND unix_millis({first_minute}) <= floors.minute THEN true
+    ELSE false END"""
 _FIRST = "timestamp_micros(unix_micros({function}.since) + pmod(-unix_micros({function}.since), {length}))"
 _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({function}.until), {length}))"
 
 
 def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
     """Creates `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
+
+    `whole` says of a row whether all buckets that its range needs are there: where not, `query.metrics` refuses.
 
     Raises:
         LakeError: it may not be created.
@@ -58,7 +83,13 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
         for name, tier in tiers.items()
         for edge, text in (("first", _FIRST), ("end", _END))
     }
+    floors = _NO_FLOORS
+    if lake.exists(spark, RETAINED):
+        named = {f"{name}s": tier.table for name, tier in tiers.items()}
+        floors = _FLOORS.format(retained=lake.identifier(RETAINED), **named)
     body = _BODY.format(
+        floors=floors,
+        gone=_GONE.format(**edges),
         columns=", ".join(name for name, _ in METRICS_1M.columns),
         keys=", ".join(METRICS_1M.keys),
         **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _ in ORDER)})" for end in ("first", "last")},
@@ -66,7 +97,7 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
         **edges,
     )
     types = dict(answer.columns)
-    columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results))
+    columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results)) + ", whole BOOLEAN"
     parameters = "since TIMESTAMP, until TIMESTAMP"
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
 
@@ -81,8 +112,9 @@ def keep_definitions(spark: SparkSession, settings: Settings) -> None:
     """
     lake = Lake(settings)
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
-    read += [tier.table for tier in TIERS]
+    read += [*(tier.table for tier in TIERS), RETAINED]
     lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
     create_quality_since(spark, settings)
     create_metrics_between(spark, settings)
+    create_figures_with(spark, settings)

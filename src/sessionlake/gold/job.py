@@ -27,6 +27,7 @@ from sessionlake.gold.making import kept, shard_of
 from sessionlake.gold.merging import ProductMerger
 from sessionlake.gold.products import (
     Made,
+    hold_feeds,
     hold_shards,
     make_anew,
     mark_incomplete,
@@ -74,6 +75,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
     lake.ensure(spark, [table.table for table in tables if table not in new])
     if new:
         make_tables(spark, settings, new)
+    hold_feeds(spark, lake, settings, tables)
     if lake.storage.keeps_functions:
         keep_definitions(spark, settings)
     return _started(spark, lake, settings, tables, once=once)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +22,7 @@ from sessionlake.gold.recompute import changes_read, recomputed, version_read
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.lake.commit import retire
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD
+from sessionlake.lake.table_schema import CHANGE_FEED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import gathered
@@ -117,6 +118,14 @@ def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable])
         lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(names))
 
 
+def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
+    """Switches the tables' change feeds on, and off, as the configuration has it."""
+    for product in products:
+        wanted = product.name in settings.gold.change_feed
+        if wanted != (lake.storage.properties(spark, product.table).get(CHANGE_FEED) == "true"):
+            lake.set_property(spark, product.table, CHANGE_FEED, str(wanted).lower())
+
+
 def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Returns if these are all that gold keeps up: of another's states nothing would be known.
 
@@ -177,6 +186,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
     if present is not None and table != AVERAGES and (changes is None or present != dict(product.columns)):
         lake.drop(spark, table)  # what files tell of their columns, and how rows are clustered, goes by the definition
     lake.ensure(spark, [table])
+    hold_feeds(spark, lake, settings, [product])
     made = Made(0, None)
     if changes is not None:
         rows = _rows(spark, lake, settings, product, changes)

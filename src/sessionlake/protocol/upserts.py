@@ -4,13 +4,15 @@ The key is a JSON object of the key columns, always in the same order and spelli
 a JSON object of every column, a null among them as `null`. JSON has no type for some values:
 
 - `NaN`, `Infinity` and `-Infinity` are strings;
-- a timestamp is an integer, microseconds since the Unix epoch;
+- a timestamp is an integer, microseconds since the Unix epoch, and a date one, days since then;
+- bytes are a string, in base64;
 - integers are numbers of up to 64 bits, which a reader must not take for doubles.
 """
 
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -116,6 +118,10 @@ def _plain(name: str, column: pa.ChunkedArray) -> list[Any]:
         return [value if value is None or math.isfinite(value) else _spelled(value) for value in column.to_pylist()]
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).to_pylist()
+    if pa.types.is_binary(kind):
+        return [value if value is None else b64encode(value).decode() for value in column.to_pylist()]
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()
     raise LakeError(f"publish: column {name} is {kind}, and it is not laid down how JSON spells that: leave it out")

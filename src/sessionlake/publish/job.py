@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, LakeError, MachineError, UsageError
+from sessionlake.errors import BrokerError, LakeError, MachineError
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import LedgerEntry, config_hash, write
-from sessionlake.lake.names import LEDGER, ROWS
+from sessionlake.lake.names import GOLD, LEDGER
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.storage import quote
+from sessionlake.lake.table_schema import CHANGE_FEED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, VERSION, Messages
+from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
 from sessionlake.publish.failures import PublishQuery
-from sessionlake.publish.topic import BATCH_BYTES, prepare, require_outlet
+from sessionlake.publish.outlets import outlet_of
+from sessionlake.publish.topic import BATCH_BYTES, prepare, require_topic
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import require_readable
@@ -26,9 +29,6 @@ from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# What can be published, by which key. A table here needs `feed=True` in `lake.schemas`, and rows that are unique by it.
-KEYS: dict[str, tuple[str, ...]] = {ROWS: ("topic", "session_id", "row_id")}
 
 _PREIMAGE = "update_preimage"
 _LARGEST = 64 << 20  # bytes of one message
@@ -61,17 +61,13 @@ class Publication:
         return f"publish-{self.table}-{self.topic}"
 
     def require_allowed(self, settings: Settings) -> None:
-        """Returns if the table has a key to be published by, and the topic is none that bronze captures.
+        """Returns if the table can be published, and the topic is none that bronze captures.
 
         Raises:
             UsageError: naming what can be published, or what is wrong with the topic.
         """
-        if self.table not in KEYS:
-            raise UsageError(
-                f"publish: {self.table!r} is no table with a change feed and a key to be published by; "
-                f"these are: {', '.join(KEYS)}"
-            )
-        require_outlet(settings, self.topic)
+        outlet_of(settings, self.table)
+        require_topic(settings, self.topic)
 
 
 def start(
@@ -129,6 +125,7 @@ class _PublishBatch:
         self._lake = lake
         self._settings = settings
         self._publication = publication
+        self._outlet = outlet_of(settings, publication.table)
         self._on_batch = on_batch
         self._few = (
             lake.limits.few_messages > 0
@@ -178,13 +175,15 @@ class _PublishBatch:
         """Every key in one task, its versions in order: what keeps their order in Kafka."""
         from pyspark.sql import functions as F
 
-        key = KEYS[self._publication.table]
+        key = self._outlet.key
+        sent = self._outlet.columns(name for name in changes.columns if name not in FEED)
         tasks = changes.sparkSession.sparkContext.defaultParallelism
         written = F.col(CHANGE) != DELETE
         return (
             changes.where(F.col(CHANGE) != _PREIMAGE)
-            .repartition(tasks, *key)
-            .sortWithinPartitions(VERSION, *key, written)
+            .select(*map(quote, sent), CHANGE, VERSION)
+            .repartition(tasks, *map(quote, key))
+            .sortWithinPartitions(VERSION, *map(quote, key), written)
             .mapInArrow(Messages(key, batch), DDL)
         )
 
@@ -192,11 +191,16 @@ class _PublishBatch:
 def _require_feed(spark: SparkSession, lake: Lake, table: str) -> None:
     if not lake.exists(spark, table):
         raise LakeError(f"publish: {table} is not there yet: fill it with `sessionlake run all --once`")
-    if lake.storage.properties(spark, table).get("delta.enableChangeDataFeed") != "true":
+    if lake.storage.properties(spark, table).get(CHANGE_FEED) == "true":
+        return
+    if table.startswith(f"{GOLD}."):
         raise LakeError(
-            f"publish: {table} was made without a change feed. Switch it on, for the versions from there on, with "
-            f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+            f"publish: {table} has no change feed yet: gold switches it on as it starts: `sessionlake run gold --once`"
         )
+    raise LakeError(
+        f"publish: {table} was made without a change feed. Switch it on, for the versions from there on, with "
+        f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES ({CHANGE_FEED} = true)"
+    )
 
 
 def _refuse_speculation(spark: SparkSession) -> None:

@@ -25,7 +25,7 @@ _COMPACTED = {"cleanup.policy": "compact"}
 _UNLIMITED = "-1"
 
 
-def require_outlet(settings: Settings, topic: str) -> None:
+def require_topic(settings: Settings, topic: str) -> None:
     """Returns if a table may be published under this name at all.
 
     Raises:

@@ -1,0 +1,169 @@
+"""A table function for SQL: `figures_with(topic, partition, offset)`, the rows of gold's tables that a message is in.
+
+It says of a message what `history.explain` says of a row, and goes by the same: by what the message's changes set, as
+silver has them, as far as gold has taken them in. Averages alone are looked up in their tables: of each, how many
+points it is over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.gold.aggregate.late import APPLIED
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.changes import declared_in, late
+from sessionlake.gold.declared import GoldTable, tables_of
+from sessionlake.gold.enrich.table import Enriched
+from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.lake.ledger import REBUILD
+from sessionlake.lake.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED
+from sessionlake.lake.storage import quote, text
+from sessionlake.lake.table_function import create_table_function
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIGURES_WITH = "figures_with"
+_PARAMETERS = "of_topic STRING, of_partition INT, of_offset BIGINT"
+# All columns that tell rows of gold's tables apart; what a table has not, is null.
+_KEYS = {
+    "topic": "STRING",
+    "session_id": "STRING",
+    "row_id": "STRING",
+    "metric": "STRING",
+    "column": "STRING",
+    "value": "STRING",
+    START: "TIMESTAMP",
+    "ts": "BIGINT",
+    "position": "BIGINT",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "ordinal": "INT",
+}
+# What gold had taken in before it was emptied, it has not.
+_BODY = """
+WITH batches AS (
+  {batches}
+), taken_in AS (
+  SELECT max(source_to) AS batch FROM batches
+  WHERE NOT startswith(app_id, '{rebuild}') AND committed_at > (
+    SELECT coalesce(max(committed_at), timestamp_seconds(0)) FROM batches WHERE startswith(app_id, '{rebuild}')
+  )
+), numbers AS (
+  SELECT * FROM ({numbers}) WHERE value IS NOT NULL AND NOT isnan(value)
+), texts AS (
+  SELECT * FROM ({texts}) WHERE value IS NOT NULL
+)
+{tables}
+"""
+_ENTRIES = "SELECT app_id, source_to, committed_at FROM {table} WHERE layer = '{layer}'"
+_EVENTS = """
+  SELECT topic, session_id, row_id, `partition`, _offset AS offset, ordinal, _ts AS ts, _position AS position,
+    unix_millis(_applied_at) AS {applied}, inline(array({structs})) AS ({name}, value)
+  FROM {changes} WHERE change = 'upsert' AND {own}
+"""
+_OWN = """topic = figures_with.of_topic AND `partition` = figures_with.of_partition
+    AND _offset = figures_with.of_offset AND _batch <= (SELECT batch FROM taken_in)"""
+_PRODUCT = """SELECT {columns}, count(*) AS events FROM (
+  SELECT *, {start} AS {window} FROM {kind} WHERE NOT {late}
+) AS e {kept} {within} GROUP BY {keys}"""
+_START = """CASE WHEN ts BETWEEN {first} AND {last} AND try_subtract(ts, pmod(ts, {length}L)) >= {first}
+    THEN timestamp_millis(ts - pmod(ts, {length}L)) END"""
+_KEPT = """LEFT ANTI JOIN {retained} AS r
+  ON r.`table` = {table} AND r.topic = e.topic AND unix_millis(e.{window}) <= r.`limit`"""
+# The first rows from the point's own on, as many as have it among their points.
+_AVERAGE = """SELECT {columns}, count(*) AS events FROM (
+  SELECT {held}, t.points, row_number() OVER (PARTITION BY {whose}, e.place ORDER BY {order}) AS n
+  FROM (SELECT *, struct({place}) AS place FROM numbers) AS e JOIN {table} AS t ON {same} AND struct({order}) >= e.place
+) WHERE n <= points GROUP BY {keys}"""
+_ENRICHED = """SELECT {columns}, count(*) AS events FROM (
+  SELECT topic, `partition`, _offset AS offset, ordinal FROM {changes} WHERE {own}
+) GROUP BY {keys}"""
+
+
+def create_figures_with(spark: SparkSession, settings: Settings) -> str:
+    """Creates `figures_with(of_topic STRING, of_partition INT, of_offset BIGINT)` and returns its name.
+
+    Of tables that are not there yet, it has no rows.
+
+    Raises:
+        LakeError: it may not be created.
+    """
+    lake = Lake(settings)
+    there = [table for table in tables_of(settings) if lake.exists(spark, table.table)]
+    columns = ", ".join(
+        f"{quote(name)} {sql}" for name, sql in {"table": "STRING", **_KEYS, "events": "BIGINT"}.items()
+    )
+    body = _body(lake, there, [name for name in (POSITIONS, RETAINED) if lake.exists(spark, name)])
+    return create_table_function(spark, lake, f"gold.{FIGURES_WITH}", _PARAMETERS, columns, body)
+
+
+def _body(lake: Lake, tables: list[GoldTable], there: list[str]) -> str:
+    declared = declared_in(lake.settings)
+    known = [lake.identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in there]
+    entries = (_ENTRIES.format(table=table, layer=GOLD) for table in known)
+    retained = lake.identifier(RETAINED) if RETAINED in there else None
+    none = ", ".join(f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in _KEYS.items())
+    nothing = f"SELECT '' AS `table`, {none}, 0L AS events WHERE false"
+    return _BODY.format(
+        batches=" UNION ALL ".join(entries),
+        rebuild=REBUILD,
+        numbers=_events(lake, declared.numbers, "metric", "DOUBLE"),
+        texts=_events(lake, declared.texts, "column", "STRING"),
+        tables=" UNION ALL ".join([nothing, *(_rows(lake, table, retained) for table in tables)]),
+    )
+
+
+def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
+    """What a change set, one by one: as `changes.events_of` has it."""
+    structs = [
+        f"named_struct('name', {text(name)}, 'value', "
+        f"CASE WHEN array_contains(_set, {text(name)}) THEN CAST({quote(name)} AS {sql}) END)"
+        for name in names
+    ] or [f"named_struct('name', '', 'value', CAST(NULL AS {sql}))"]
+    return _EVENTS.format(
+        applied=APPLIED, structs=", ".join(structs), name=quote(called), changes=lake.identifier(CHANGES), own=_OWN
+    )
+
+
+def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
+    """The rows of one table."""
+    keys = ", ".join(map(quote, table.row_keys))
+    own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
+    columns = ", ".join([text(table.table), *own])
+    if isinstance(table, Enriched):
+        return _ENRICHED.format(columns=columns, changes=lake.identifier(CHANGES), own=_OWN, keys=keys)
+    if isinstance(table, RollingAverage):
+        return _of_averages(lake, table, columns, keys)
+    return _of_product(table, columns, keys, retained)
+
+
+def _of_product(product: Product, columns: str, keys: str, retained: str | None) -> str:
+    cut = product.bucket_ms is not None and "topic" in product.keys and retained is not None
+    start = _START.format(first=f"{FIRST_MS}L", last=f"{LAST_MS}L", length=product.bucket_ms)
+    return _PRODUCT.format(
+        columns=columns,
+        keys=keys,
+        kind="numbers" if product.source.numbers else "texts",
+        start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
+        window=START,
+        late=late(product),
+        kept=_KEPT.format(retained=retained, table=text(product.table), window=START) if cut else "",
+        within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
+    )
+
+
+def _of_averages(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
+    return _AVERAGE.format(
+        columns=columns,
+        keys=keys,
+        held=", ".join(f"t.{quote(name)}" for name in series.row_keys),
+        whose=", ".join(f"e.{quote(name)}" for name in series.keys),
+        place=", ".join(map(quote, series.order)),
+        order=", ".join(f"t.{quote(name)}" for name in series.order),
+        same=" AND ".join(f"t.{quote(name)} = e.{quote(name)}" for name in series.keys),
+        table=lake.identifier(series.table),
+    )

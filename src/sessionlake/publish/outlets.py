@@ -1,0 +1,62 @@
+"""What can be published: by which key, and which columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sessionlake.config import Settings
+from sessionlake.errors import UsageError
+from sessionlake.gold.declared import tables_of
+from sessionlake.lake.names import GOLD, ROWS, VIEWS
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """A table that can be published.
+
+    Attributes:
+        key: the columns that tell its rows apart.
+        whole: whether all columns are sent. Of gold's, those that begin with an underscore are not: they are what a
+            figure is kept up by, as remainders of sums and sketches, and say nothing by themselves.
+    """
+
+    key: tuple[str, ...]
+    whole: bool = False
+
+    def columns(self, names: Iterable[str]) -> list[str]:
+        """Of the table's columns, those that are sent."""
+        return [name for name in names if self.whole or not name.startswith("_")]
+
+
+def outlets(settings: Settings) -> dict[str, Outlet]:
+    """The tables that can be published, if their change feed is on: rows of sessions, and all that gold keeps up."""
+    found = {ROWS: Outlet(("topic", "session_id", "row_id"), whole=True)}
+    return found | {table.table: Outlet(table.row_keys) for table in tables_of(settings)}
+
+
+def outlet_of(settings: Settings, table: str) -> Outlet:
+    """How a table is published.
+
+    Raises:
+        UsageError: it cannot be, or not by this configuration.
+    """
+    known = outlets(settings)
+    if table in VIEWS:
+        raise UsageError(
+            f"publish: {table} is a view: it holds no rows whose changes could be sent; what it reads can be "
+            f"published, or kept up as a table of one's own. These can: {', '.join(known)}"
+        )
+    if table not in known:
+        raise UsageError(
+            f"publish: {table!r} is no table with a change feed and a key to be published by; "
+            f"these are: {', '.join(known)}"
+        )
+    schema, name = table.split(".")
+    if schema == GOLD and name not in settings.gold.change_feed:
+        raise UsageError(
+            f"publish: {table} has no change feed, since gold.change_feed does not name it. Put {name} there, as in "
+            f"`gold: {{change_feed: [{', '.join((*settings.gold.change_feed, name))}]}}`; gold switches it on when it "
+            "starts next"
+        )
+    return known[table]

@@ -1,0 +1,94 @@
+"""Tables published to a real broker, and what whoever reads the topics makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from sessionlake.commands.publish import publish
+from sessionlake.config import load_settings
+from sessionlake.lake.faults import VARIABLE
+from sessionlake.publish.job import Publication
+from sessionlake.runtime.kafka import client_config
+from support.attached import COMMAND, open_to_another
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Message(NamedTuple):
+    """One message as the broker has it."""
+
+    key: bytes
+    value: bytes | None
+    version: int
+
+
+class Outgoing:
+    """Publishes a home's tables.
+
+    Args:
+        file: its configuration.
+    """
+
+    def __init__(self, spark: SparkSession, file: Path) -> None:
+        self.spark, self.file, self.settings = spark, file, load_settings(file)
+        self.said: list[str] = []
+
+    @property
+    def client(self) -> dict[str, str]:
+        return client_config(self.settings)
+
+    def publish(self, table: str, topic: str) -> str:
+        """One run to its end; what it said last."""
+        publication = Publication(table, topic)
+        publish(self.spark, self.settings, publication, threading.Event(), once=True, say=self.said.append)
+        return self.said[-1]
+
+    def publish_killed(self, table: str, topic: str, place: str) -> subprocess.CompletedProcess[str]:
+        """The same by the command, in a process of its own that dies at a fault point."""
+        command = [*COMMAND, "--config", str(self.file), "publish", table, "--topic", topic, "--once"]
+        with open_to_another(self.spark) as jvm:
+            environment = {**os.environ, **jvm, VARIABLE: place}
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def sent(self, topic: str) -> list[Message]:
+        """All that the topic holds, each partition in order."""
+        consumer, found = Consumer({**self.client, "group.id": "fold"}), []
+        for number in consumer.list_topics(topic).topics[topic].partitions:
+            end = consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
+            consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+            for _ in range(end):
+                message = consumer.poll(20)
+                assert message is not None
+                assert message.error() is None
+                version = dict(message.headers())["sessionlake.version"]
+                found.append(Message(message.key(), message.value(), int(version)))
+        consumer.close()
+        return found
+
+
+def rows_told(messages: Sequence[Message], key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """What any consumer of a compacted topic does: the last value of each key counts, none is a deletion."""
+    last = {message.key: message.value for message in messages}
+    rows = [json.loads(value) for value in last.values() if value is not None]
+    assert [json.loads(own) for own, value in last.items() if value] == [{n: row[n] for n in key} for row in rows]
+    return {tuple(row[name] for name in key): row for row in rows}
+
+
+def without_replays(messages: Sequence[Message]) -> list[Message]:
+    """Only what is newer than the last of its key, by the header."""
+    newest: dict[bytes, int] = {}
+    kept = []
+    for message in messages:
+        if message.version > newest.get(message.key, -1):
+            newest[message.key] = message.version
+            kept.append(message)
+    return kept
