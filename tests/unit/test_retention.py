@@ -7,14 +7,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sessionlake.config import RetentionSettings
+from sessionlake.config import RetentionSettings, Settings
 from sessionlake.lake.expired import Expired
+from sessionlake.lake.names import LEDGER
 from sessionlake.lake.retained import LIMITS
-from sessionlake.retention import rules
+from sessionlake.lake.tables import Lake
+from sessionlake.retention import removal, rules
+from sessionlake.retention.removal import Retention
+from support import ledgers
+from support.lakes import folder_of
 
 TIMEOUT = 10
 TOPICS, SESSIONS = ("a", "b"), ("r", "s", "t")
@@ -140,3 +146,17 @@ def test_nothing_goes_by_default_and_the_ledger_stays_as_long_as_what_it_tells_t
         RetentionSettings(events="2 days", ledger="1 day")
     with pytest.raises(ValidationError, match="greater than or equal"):
         RetentionSettings(bronze="59 minutes")
+
+
+def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, reading = Lake(settings), removal.ends
+    write_deltalake(folder_of(lake, LEDGER), ledgers.entries(0, 40))
+    monkeypatch.setattr(
+        removal,
+        "ends",
+        lambda reader, layer: {p: at for p, at in reading(reader, layer).items() if p[1] < ledgers.PLACES - 1},
+    )
+    aged = Retention(None, settings)._aged("bronze", ledgers.NOON + 20 * ledgers.SPACING)
+    assert aged == {("capture.a", number): 49 for number in range(ledgers.PLACES - 1)}

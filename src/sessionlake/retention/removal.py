@@ -209,7 +209,8 @@ class Retention:
         for row in self._since(layer, bound, "offsets"):
             for item in row["offsets"]:
                 place = item["topic"], item["partition"]
-                found[place] = min(found[place], item["first"] - 1)
+                if place in found:  # else it has come in since
+                    found[place] = min(found[place], item["first"] - 1)
         return found
 
     def _judged_before(self, bound: datetime) -> tuple[int, dict[TopicPartition, int]]:

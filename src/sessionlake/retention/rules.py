@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.lake.retained import LIMITS
-from sessionlake.protocol.arrow import are_of, session_keys
+from sessionlake.protocol.arrow import SESSION, are_of, session_keys
 from sessionlake.protocol.types import TopicPartition
 
-SESSION = ["topic", "session_id"]
 _TIMEOUTS = 2
 """After as many session timeouts without a message a session is forgotten: see `integrity.judge`."""
 
@@ -68,7 +67,7 @@ def of_changes(kept: pa.Table, filled_late: pa.Table, once: Collection[str]) -> 
         filled_late: the sessions that have had a late fill.
         once: the topics whose messages may be filled in late, by their class.
     """
-    last = kept.group_by(SESSION).aggregate([("position", "max")]).rename_columns([*SESSION, "limit"])
+    last = kept.group_by([*SESSION]).aggregate([("position", "max")]).rename_columns([*SESSION, "limit"])
     in_seq_order = pc.is_in(last["topic"], value_set=pa.array(once, pa.string()))
     return limits_of(last.filter(pc.invert(pc.or_(in_seq_order, are_of(last, filled_late)))))
 
@@ -82,7 +81,7 @@ def of_snapshots(kept: pa.Table, changes: pa.Table) -> pa.Table:
         kept: as for `of_changes`.
         changes: the limits of `session_changes`.
     """
-    last = kept.group_by(SESSION).aggregate([("position", "max")]).rename_columns([*SESSION, "limit"])
+    last = kept.group_by([*SESSION]).aggregate([("position", "max")]).rename_columns([*SESSION, "limit"])
     floors = changes["limit"].take(pc.index_in(session_keys(last), value_set=session_keys(changes)))
     least = pc.min_element_wise(last["limit"], floors)  # nulls are passed over
     return limits_of(last.set_column(last.schema.get_field_index("limit"), "limit", pc.subtract(least, 1)))
