@@ -14,6 +14,7 @@ import gc
 import json
 import sys
 import threading
+import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from queue import Empty, Queue
@@ -28,6 +29,7 @@ from sessionlake.pipeline import Layer, Pipeline, claimed
 from sessionlake.runtime.spark import spark_session, stop_spark
 
 LOOK_SECONDS = 0.1
+CLEANED_SECONDS = 2
 
 
 class _Later(datetime):
@@ -89,8 +91,9 @@ def _memory(spark: Any) -> dict[str, int]:
     """Bytes of Java's heap behind a collection, and of what Java has besides: classes, compiled code."""
     gc.collect()  # what Python still names is kept in Java
     java = spark._jvm.java.lang
-    for _ in range(2):  # what the first finds unused, Spark's own cleaner lets go of
+    for _ in range(3):  # what is found to be unused, Spark's own cleaner lets go of, in a while
         java.System.gc()
+        time.sleep(CLEANED_SECONDS)
     beans = java.management.ManagementFactory.getMemoryMXBean()
     return {
         "heap": int(beans.getHeapMemoryUsage().getUsed()),
