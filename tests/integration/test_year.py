@@ -1,4 +1,4 @@
-"""A year in an hour: thousands of small batches, and what they leave behind does not grow with their number.
+"""A year in some hours: thousands of small batches, and what they leave behind does not grow with their number.
 
 A process with all layers and maintenance is sent a few messages at a time, whose timestamps are spread over a year.
 Topics go and come, sessions end, are silent and are forgotten; the process is killed and started again. Every hundred
