@@ -154,7 +154,6 @@ class AverageSettings(Section):
         return f"gold.{self.name}"
 
 
-_STANDARD_PRODUCTS = ("metrics_1m", "metrics_1h", "metrics_1d", "distinct_values")
 STANDARD_AVERAGES = {"rolling_average": _NUMBER_KEYS, "sensor_average": ("topic", "row_id", "metric")}
 """The tables of averages that every lake has, and their keys."""
 
@@ -217,7 +216,7 @@ class GoldSettings(Section):
     @model_validator(mode="after")
     def _feeds_are_of_tables(self) -> Self:
         declared = (one.name for many in (self.averages, self.products, self.enriched) for one in many)
-        known = dict.fromkeys((*STANDARD_AVERAGES, *_STANDARD_PRODUCTS, *declared))
+        known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *declared))
         if strange := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold keeps up no {', '.join(strange)}; there are {', '.join(known)}")
         return self

@@ -80,7 +80,7 @@ def test_what_spark_has_packed_is_unpacked(tmp_path: Path, raw: bool) -> None:
 
 def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -> None:
     keys = pa.table({"key": [f"capture.a\0other-{n}" for n in range(5_000)] + [f"capture.a\0{ID}"]})
-    stored = msgspec.msgpack.encode({"cursors": write_ipc(keys, compressed=True)})
+    stored = msgspec.msgpack.encode({"cursors": write_ipc(keys, compress_columns=True)})
     assert ID.encode() not in stored
     (tmp_path / "0.state").write_bytes(stored)
     (tmp_path / "1.delta").write_bytes(packed(b"\xff" * 9 + stored, raw=False))
@@ -89,7 +89,7 @@ def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -
 
 def test_an_id_in_a_state_whose_names_follow_each_other_is_found(tmp_path: Path) -> None:
     keys = pa.table({"key": [f"capture.a\0{name}" for name in ("x", ID, "y")]})
-    (tmp_path / "1.delta").write_bytes(packed(write_ipc(keys, compressed=False), raw=True))
+    (tmp_path / "1.delta").write_bytes(packed(write_ipc(keys, compress_columns=False), raw=True))
     assert places(tmp_path) == ["1.delta: 1"]
 
 

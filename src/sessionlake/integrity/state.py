@@ -148,7 +148,7 @@ class ShardState:
         arrays = [np.ascontiguousarray(self.cursors[name]) for name in FIELDS]
         columns = [self.keys, *map(pa.array, arrays), pa.array(self.memories, pa.binary())]
         table = pa.table(columns, names=["key", *FIELDS, "memory"])
-        return write_ipc(table, compressed=table.num_rows > _FEW)
+        return write_ipc(table, compress_columns=table.num_rows > _FEW)
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...]) -> ShardState:

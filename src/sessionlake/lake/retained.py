@@ -31,6 +31,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int3
 
 REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
 """Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
-_PLACE, _SESSION = ("topic", "partition"), ("topic", "session_id")
+_PLACE = ("topic", "partition")
 
 
 def expired(table: str, limits: pa.Table, batch: int = -1) -> Expired:
@@ -70,10 +71,10 @@ def expired(table: str, limits: pa.Table, batch: int = -1) -> Expired:
     if table in {MESSAGES, QUARANTINE, EVENTS}:
         return Expired(_PLACE, "offset", limits, most)
     if table == CHANGES:
-        return Expired(_SESSION, "_position", limits, most)
+        return Expired(SESSION, "_position", limits, most)
     if table == PROGRESS:
-        return Expired((*_SESSION, "first_offset"), "_batch", limits, most, spares="beneath")
-    return Expired(_SESSION, "position", limits, most)
+        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spares="beneath")
+    return Expired(SESSION, "position", limits, most)
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     )
 
 
-def write_ipc(table: pa.Table, *, compressed: bool = False) -> bytes:
-    """An Arrow table as one IPC stream."""
+def write_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
+    """An Arrow table as one IPC stream, as any reader of Arrow takes it."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd" if compressed else None)
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if compress_columns else None)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())

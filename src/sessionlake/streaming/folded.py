@@ -46,8 +46,9 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
     """
     from pyspark.sql import functions as F
 
-    is_large = (F.length("payload") > inline_bytes) | F.startswith("payload", F.lit(COMPRESSED))
-    is_small = ~is_large | (F.col("kind") == report)
+    # What is compressed was large.
+    fits = (F.length("payload") <= inline_bytes) & ~F.startswith("payload", F.lit(COMPRESSED))
+    is_small = fits | (F.col("kind") == report)
     inline: dict[str, list[bytes | None]] = {}
     for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
         inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.points import UNKNOWN, Points
 from sessionlake.gold.fold.rolling import Older
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
 FORMAT = "sessionlake.gold.state/3"
@@ -217,7 +217,7 @@ class GoldShardState:
         }
         content = {"format": FORMAT, "made": self.made, "metrics": list(self.metrics)}
         # What Spark does with a byte on its way from and to the store costs more than to compress it.
-        stored = {name: write_ipc(table, compressed=True) for name, table in tables.items()}
+        stored = {name: write_ipc(table, compress_columns=True) for name, table in tables.items()}
         return msgspec.msgpack.encode(content | stored)
 
     @staticmethod
@@ -283,7 +283,7 @@ def _table(record: Any) -> pa.Table:
 
 def _read(content: bytes) -> dict[str, Any]:
     """Columns by name: strings as Arrow, all else as numpy."""
-    table = pa.ipc.open_stream(content).read_all()
+    table = read_ipc(content)
     least = table.schema.metadata or {}
     return {name: _column(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}
 
