@@ -25,7 +25,6 @@ from sessionlake.lake.names import AVERAGES, CHANGES, GOLD
 from sessionlake.lake.table_schema import CHANGE_FEED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.runtime.frames import gathered
 from sessionlake.silver.handover import next_batch
 from sessionlake.streaming.generations import Generations
 
@@ -194,7 +193,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
             floors = due(product, _stream_times(changes))
             note(spark, lake, table, floors)
             rows = above(rows, floors)
-        rows = gathered(rows.localCheckpoint())
+        rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
