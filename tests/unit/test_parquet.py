@@ -43,7 +43,17 @@ def rows(rnd: random.Random, count: int) -> list[dict[str, Any]]:
 
 def batches(rnd: random.Random, made: list[dict[str, Any]]) -> list[pa.RecordBatch]:
     cuts = sorted({0, *(rnd.randrange(len(made) + 1) for _ in range(3)), len(made)})
-    return [pa.RecordBatch.from_pylist(made[a:b], SCHEMA) for a, b in pairwise(cuts)]
+    plain = [pa.RecordBatch.from_pylist(made[a:b], SCHEMA) for a, b in pairwise(cuts)]
+    return [with_dictionary(rnd, batch) if rnd.random() < 0.5 else batch for batch in plain]
+
+
+def with_dictionary(rnd: random.Random, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Its texts as codes of a dictionary that knows others besides."""
+    known = [*dict.fromkeys(filter(None, batch["text"].to_pylist())), "other", ""]
+    rnd.shuffle(known)
+    codes = [None if text is None else known.index(text) for text in batch["text"].to_pylist()]
+    texts = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(known, pa.string()))
+    return batch.set_column(0, "text", texts)
 
 
 def assert_bounds_hold(stats: str, made: list[dict[str, Any]]) -> None:
@@ -70,7 +80,9 @@ def test_a_task_s_rows_are_in_one_file_with_bounds_that_hold(seed: int, tmp_path
     made = rows(rnd, rnd.randrange(1, 40))
     [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(batches(rnd, made))
     [file] = told.to_pylist()
-    assert pq.read_table(tmp_path / file["path"]).to_pylist() == made
+    found = pq.read_table(tmp_path / file["path"])
+    assert found.schema == SCHEMA
+    assert found.to_pylist() == made
     assert file["size"] == (tmp_path / file["path"]).stat().st_size
     assert_bounds_hold(file["stats"], made)
 

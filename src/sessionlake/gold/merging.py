@@ -91,8 +91,11 @@ class ProductMerger:
         Raises:
             TooLargeError: the rows that may be touched do not fit into memory.
         """
-        combine, upsert = product.merged, _upsert(product)
-        commit = accumulate(self.spark, self.lake, product.table, part, combine, upsert, self.txn)
+
+        def combine(part: pa.Table, held: pa.Table) -> pa.Table:
+            return product.merged(part, held).cast(product.schema())
+
+        commit = accumulate(self.spark, self.lake, product.table, part, combine, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, part.num_rows)
 
     def _on_cluster(self, product: Product, part: DataFrame) -> TableOutput:

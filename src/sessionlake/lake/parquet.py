@@ -54,6 +54,8 @@ class WrittenFile:
 class FileWriter:
     """A `mapInArrow` function: record batches in, one row for the file that they were written to; none for no rows.
 
+    Texts that the first batch has as dictionaries are written as they are, without being looked up one by one.
+
     Attributes:
         schema: of the file; columns of the batches by name, absent ones null.
         indexed: names of columns of which minimum, maximum and number of nulls are told.
@@ -73,9 +75,13 @@ class FileWriter:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                rows = conformed(batch, self.schema)
+                rows = conformed(batch, _encoded_as(batch.schema, self.schema) if writer is None else writer.schema)
                 writer = writer or pq.ParquetWriter(
-                    target, self.schema, compression="zstd", use_dictionary=dictionaries(self.schema)
+                    target,
+                    rows.schema,
+                    compression="zstd",
+                    use_dictionary=dictionaries(rows.schema),
+                    store_schema=False,  # a reader is to have texts, however they came
                 )
                 writer.write_batch(rows)
                 known.add(rows)
@@ -135,7 +141,24 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def dictionaries(schema: pa.Schema) -> list[str]:
     """Columns whose values repeat so often that a dictionary saves more than it costs to make."""
-    return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in _DISTINCT]
+    return [
+        field.name
+        for field in schema
+        if pa.types.is_dictionary(field.type) or (pa.types.is_string(field.type) and field.name not in _DISTINCT)
+    ]
+
+
+def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
+    """The schema, with those columns as dictionaries that were found as such."""
+    there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
+    return pa.schema(
+        [
+            field.with_type(there[field.name])
+            if field.name in there and there[field.name].value_type == field.type
+            else field
+            for field in schema
+        ]
+    )
 
 
 # Texts of which nearly every one is another.
@@ -158,6 +181,8 @@ class _Statistics:
         for name in self._nulls:
             column = batch.column(name)
             self._nulls[name] += column.null_count
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary.take(column.indices.unique())
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
                 self._extend(name, ends["min"], ends["max"])

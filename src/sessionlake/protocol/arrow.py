@@ -23,7 +23,8 @@ def one(column: pa.ChunkedArray) -> pa.Array:
 def codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
     """Dictionary codes, -1 for null, and the dictionary."""
     encoded = (one(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
-    return pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64), encoded.dictionary
+    indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
+    return indices.to_numpy().astype(np.int64), encoded.dictionary
 
 
 def pair_codes(left: pa.ChunkedArray, right: pa.ChunkedArray) -> tuple[Int64s, pa.Array, pa.Array]:

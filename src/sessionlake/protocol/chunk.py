@@ -92,11 +92,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 def write_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
     """An Arrow table as one IPC stream, as any reader of Arrow takes it."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd" if compress_columns else None)
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
+    return bytes(_stream_of(table, "zstd" if compress_columns else None))
 
 
 def read_ipc(stored: bytes | pa.Buffer) -> pa.Table:
@@ -104,13 +100,18 @@ def read_ipc(stored: bytes | pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(plain(stored)).read_all()
 
 
-def compressed(content: bytes) -> bytes:
-    """Large contents in fewer bytes, for their way through Spark.
+def write_compressed(table: pa.Table) -> bytes:
+    """As `write_ipc`, and `compressed`, with one copy less."""
+    return compressed(_stream_of(table, None))
+
+
+def compressed(content: bytes | pa.Buffer) -> bytes:
+    """Large contents in fewer bytes, for their way through Spark; what is compressed already stays as it is.
 
     There each byte is copied some ten times, which costs more than to compress it.
     """
-    if len(content) <= LARGE:
-        return content
+    if len(content) <= LARGE or memoryview(content)[: len(COMPRESSED)] == COMPRESSED:
+        return bytes(content)
     return COMPRESSED + len(content).to_bytes(_SIZE_BYTES, "little") + _codec().compress(content, asbytes=True)
 
 
@@ -121,6 +122,14 @@ def plain(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
         return content
     size = int.from_bytes(seen[begin : begin + _SIZE_BYTES], "little")
     return _codec().decompress(pa.py_buffer(seen[begin + _SIZE_BYTES :]), size)
+
+
+def _stream_of(table: pa.Table, compression: str | None) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
 
 
 def _codec() -> pa.Codec:

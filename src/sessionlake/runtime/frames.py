@@ -22,6 +22,7 @@ class Mapped:
     """A frame seen through a function of Arrow batches, which runs in the tasks of whoever uses the rows.
 
     Attributes:
+        function: texts may come of it as dictionaries.
         ddl: of the rows that the function gives.
     """
 
@@ -43,6 +44,13 @@ class _Chain:
         return self.second(self.first(batches))
 
 
+def _dense(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """With texts in the place of dictionaries, which Spark does not read."""
+    for batch in batches:
+        dense = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in batch.schema]
+        yield batch.cast(pa.schema(dense))
+
+
 Rows: TypeAlias = "DataFrame | Mapped | pa.Table"
 
 
@@ -52,7 +60,7 @@ def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
     Spark 4.0 stops reading an Arrow table at its first empty chunk and says nothing: chunks are put together first.
     """
     if isinstance(rows, Mapped):
-        return rows.frame.mapInArrow(rows.function, rows.ddl)
+        return rows.then(_dense, rows.ddl)
     return spark.createDataFrame(rows.combine_chunks()) if isinstance(rows, pa.Table) else rows
 
 

@@ -271,7 +271,7 @@ def _beside(name: str, part: str) -> str:
 
 def _doubles(events: pa.Table, column: str) -> Any:
     """A column's values; adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
-    return events[column].to_numpy().astype(np.float64) + 0.0
+    return events[column].to_numpy().astype(np.float64, copy=False) + 0.0
 
 
 def _product(a: Any, b: Any) -> tuple[Any, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import codes, ranges
+from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
@@ -43,12 +44,12 @@ class Groups:
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))
 
-    @property
+    @cached_property
     def starts(self) -> Int64s:
         """Of each group, the place of its first row in `order`."""
         return np.cumsum(self.lengths) - self.lengths
 
-    @property
+    @cached_property
     def firsts(self) -> Int64s:
         """Of each group, its first row."""
         return self.order[self.starts]
@@ -64,17 +65,35 @@ class Groups:
         Args:
             combine: what two rows come to, for many pairs at once; in whatever order, it must come to the same.
         """
-        held = {name: column[self.order] for name, column in columns.items()}
-        lengths = self.lengths
-        while (lengths > 1).any():
-            halves = (lengths + 1) // 2
-            inside = ranges(np.zeros(len(halves), np.int64), halves) * 2
-            left = np.repeat(np.cumsum(lengths) - lengths, halves) + inside
-            paired = inside + 1 < np.repeat(lengths, halves)
-            after = {name: column[left] for name, column in held.items()}
-            one = {name: column[left[paired]] for name, column in held.items()}
-            other = {name: column[left[paired] + 1] for name, column in held.items()}
+        whole = {name: column[self.firsts] for name, column in columns.items()}
+        several, rounds = self._rounds
+        if not rounds:
+            return whole
+        held = {name: column[several.order] for name, column in columns.items()}
+        for first, second in rounds:
+            one = {name: column[first] for name, column in held.items()}
+            other = {name: column[second] for name, column in held.items()}
             for name, column in combine(one, other).items():
-                after[name][paired] = column
-            held, lengths = after, halves
-        return held
+                held[name][first] = column
+        groups = np.flatnonzero(self.lengths > 1)
+        for name, column in held.items():
+            whole[name][groups] = column[several.starts]
+        return whole
+
+    @cached_property
+    def _rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:
+        """The groups of several rows, and places in their `order` that are combined, the second into the first.
+
+        Neighbours in the first round, then what is two apart, four apart, and so on: the first has all in the end.
+        """
+        many = self.lengths > 1
+        several = Groups(self.order[np.repeat(many, self.lengths)], self.lengths[many])
+        starts, lengths = several.starts, several.lengths
+        place, end = np.arange(len(several.order)), np.repeat(starts + lengths, lengths)
+        rank, apart, rounds = place - np.repeat(starts, lengths), 1, list[tuple[Int64s, Int64s]]()
+        while len(place):
+            firsts = (rank % (2 * apart) == 0) & (place + apart < end)
+            place, end, rank = place[firsts], end[firsts], rank[firsts]
+            rounds.append((place, place + apart))
+            apart *= 2
+        return several, rounds[:-1]

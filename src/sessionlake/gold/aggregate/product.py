@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -66,12 +67,12 @@ class Product:
         """Its two-level name."""
         return f"gold.{self.name}"
 
-    @property
+    @cached_property
     def row_keys(self) -> tuple[str, ...]:
         """The columns that tell its rows apart."""
         return self.keys if self.bucket_ms is None else (*self.keys, START)
 
-    @property
+    @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
         keys = tuple((name, "timestamp" if name == START else "string") for name in self.row_keys)
@@ -94,7 +95,7 @@ class Product:
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
         return sha256(repr((said, self.below and self.below.logic, *lateness)).encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def _own(self) -> tuple[tuple[str, str], ...]:
         return tuple(
             column
@@ -102,12 +103,16 @@ class Product:
             for column in (((name, one.type),) if isinstance(one, Derived) else one.columns(name))
         )
 
-    @property
+    @cached_property
     def _merging(self) -> dict[str, Aggregate]:
         return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
 
     def schema(self) -> pa.Schema:
         """Its columns as Arrow's."""
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
         return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.columns])
 
     def of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
@@ -130,6 +135,7 @@ class Product:
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
             events = events.append_column(START, _bucket(events["ts"].to_numpy(), self.bucket_ms))
+        events = events.combine_chunks()  # columns are read several times
         begun: dict[str, Any] = {name: events[name] for name in self.row_keys}
         for name, aggregate in self._merging.items():
             begun |= aggregate.begin(name, events)
@@ -144,7 +150,7 @@ class Product:
         return self.merged(rows.set_column(place, START, start))
 
     def merged(self, parts: pa.Table, held: pa.Table | None = None) -> pa.Table:
-        """One row for each key of the parts, and no other.
+        """One row for each key of the parts, and no other; keys that are dictionaries in the parts stay so.
 
         Args:
             parts: rows, any number a key.
@@ -161,8 +167,9 @@ class Product:
                 if isinstance(derived, Derived):
                     whole[name] = pa.array(derived.of(whole), from_pandas=True)
         keys = {name: both[name].take(pa.array(firsts)) for name in self.row_keys}
-        rows = pa.table([(keys | whole)[name] for name, _ in self.columns], schema=self.schema())
-        return rows.filter(pa.array(firsts < parts.num_rows))
+        schema = pa.schema([both.schema.field(f.name) if f.name in keys else f for f in self.schema()])
+        rows = pa.table([(keys | whole)[name] for name, _ in self.columns], schema=schema)
+        return rows if held is None else rows.filter(pa.array(firsts < parts.num_rows))
 
 
 def _within_time(events: pa.Table, length: int) -> pa.Table:

@@ -18,7 +18,7 @@ from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.chunk import read_ipc, write_compressed
 from sessionlake.protocol.types import Bools, Int64s, Payloads
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
@@ -125,7 +125,7 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
     late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
     told = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
-        return [*told, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), write_ipc(changes))]
+        return [*told, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), write_compressed(changes))]
     tables = product_tables(changes, declared, products)
     return told + [
         emitted
@@ -175,7 +175,7 @@ def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
-        yield Emitted(kind, span_of(part, time), write_ipc(part))
+        yield Emitted(kind, span_of(part, time), write_compressed(part))
 
 
 def reported(read: ReadChanges, points: int, rows: Iterable[Emitted], times: Mapping[str, int] = _NO_TIMES) -> Payloads:
@@ -205,10 +205,10 @@ def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`payload binary` to the rows in the payloads; a `mapInArrow` function."""
+    """`payload binary` to the rows in the payloads, their texts as dictionaries; see `runtime.frames.Mapped`."""
     for batch in batches:
         for payload in batch.column("payload"):
-            yield from _plain(read_ipc(payload.as_buffer())).to_batches()
+            yield from read_ipc(payload.as_buffer()).to_batches()
 
 
 def _tables(

@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import one
-from sessionlake.protocol.chunk import compressed, read_ipc, write_ipc
+from sessionlake.protocol.chunk import read_ipc, write_compressed
 from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
@@ -96,7 +96,7 @@ class ChangePacker:
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata((tables[0].schema.metadata or {}) | _counts(changes["batch"]))
-        chunks = [compressed(write_ipc(table)) for table in tables]
+        chunks = [write_compressed(table) for table in tables]
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1
+_SORTED_BY_DIGITS = np.iinfo(np.uint16).max
+"""Numbers up to this numpy sorts digit by digit, in a third of the time."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class Points:
     def take(self, index: Int64s | Bools) -> Points:
         """The points at these places."""
         return Points(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def order(self) -> Int64s:
+        """The places of all, sorted by key, event time, position and ordinal."""
+        few = self.key.max(initial=0) <= _SORTED_BY_DIGITS
+        key = self.key.astype(np.uint16) if few else self.key
+        order = np.lexsort((self.ts, key))
+        sorted_key, ts = key[order], self.ts[order]
+        if ((sorted_key[1:] != sorted_key[:-1]) | (ts[1:] != ts[:-1])).all():  # most often
+            return order
+        return np.lexsort((self.ordinal, self.position, self.ts, key))
 
     def under(self, key: Int64s) -> Points:
         """These points, with their keys numbered anew."""

@@ -260,7 +260,7 @@ def evolve(tail: Points, older: Older, new: Points, *, series: RollingAverage, k
 def _weave(tail: Points, older: Older, new: Points) -> tuple[Line, Points]:
     """Tail and new points as one timeline, and apart from it the new points that are older than the tail."""
     both = Points.concat(tail, new)
-    order = np.lexsort((both.ordinal, both.position, both.ts, both.key))
+    order = both.order()
     points, source = both.take(order), np.maximum(order - len(tail), -1)
     fresh = source >= 0
     place = np.arange(len(both))
@@ -268,6 +268,8 @@ def _weave(tail: Points, older: Older, new: Points) -> tuple[Line, Points]:
     kept = np.flatnonzero(~fresh)[::-1]
     oldest[points.key[kept]] = kept  # written from the right: the leftmost stays
     known = ~fresh | ~older.some[points.key] | (points.ts > older.ts[points.key]) | (place > oldest[points.key])
+    if known.all():
+        return Line.of(points, source, len(older)), Points.empty()
     return Line.of(points.take(known), source[known], len(older)), points.take(~known)
 
 

@@ -24,7 +24,7 @@ from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import codes, one
 from sessionlake.protocol.types import Int64s, Payloads
 
 _OF_TOPIC = -1  # in the place of a partition
@@ -156,8 +156,8 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     first[key[::-1]] = np.arange(len(key))[::-1]
     columns = {name: one(points[name]) for name in series.keys}
 
-    def named(codes: Int64s) -> dict[str, pa.Array]:
-        return {name: column.take(pa.array(first[codes])) for name, column in columns.items()}
+    def named(keys: Int64s) -> dict[str, pa.Array]:
+        return {name: column.take(pa.array(first[keys])) for name, column in columns.items()}
 
     return rows_out(series, found, new, causes, named)
 
@@ -206,23 +206,29 @@ def _codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
 
 
 def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
-    """Names of key codes that count through `touched`."""
+    """Names of key codes that count through `touched`, which rises."""
+    row, metric = np.divmod(touched, max(len(metrics), 1))
+    begins = np.diff(row, prepend=-1) > 0
+    place = np.cumsum(begins) - 1
     own = [name for name in series.keys if name != "metric"]
+    parts = pc.split_pattern(rows.take(pa.array(row[begins])), SEPARATOR, max_splits=len(own) - 1).flatten()
+    texts = {name: codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)}
+    of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
+    of_key["metric"] = metric, pa.array(metrics, pa.string())
 
-    def named(codes: Int64s) -> dict[str, pa.Array]:
-        row, metric = np.divmod(touched[codes], len(metrics))
-        used, place = np.unique(row, return_inverse=True)
-        parts = pc.split_pattern(rows.take(pa.array(used)), SEPARATOR, max_splits=len(own) - 1).flatten()
-        index = pa.array(place.reshape(-1).astype(np.int32))
-        columns = {
-            name: pa.DictionaryArray.from_arrays(index, parts.take(pa.array(np.arange(i, len(parts), len(own)))))
-            for i, name in enumerate(own)
-        }
-        dictionary = pa.array(metrics, pa.string())
-        metric_ = pa.DictionaryArray.from_arrays(pa.array(metric.astype(np.int32)), dictionary)
-        return {name: columns.get(name, metric_) for name in series.keys}
+    def named(keys: Int64s) -> dict[str, pa.Array]:
+        return {name: _chosen(of_key[name][0][keys], of_key[name][1]) for name in series.keys}
 
     return named
+
+
+def _chosen(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
+    """Texts by their codes, with those alone that are used."""
+    used = np.zeros(len(known), np.bool_)
+    used[code] = True
+    if not used.all():
+        code, known = (np.cumsum(used) - 1)[code], known.filter(pa.array(used))
+    return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), known)
 
 
 def _topic_of(owner: str) -> str:
