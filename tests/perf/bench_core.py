@@ -22,6 +22,7 @@ from rich.table import Table
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.integrity.rules import decode_rules
 from sessionlake.lab.simulate import Scenario, generate
+from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.decode import decode
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.shard import SilverFold
@@ -76,9 +77,7 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
     for integrity in (Integrity.NONE, Integrity.ORDER, Integrity.ONCE, Integrity.WINDOW):
         timed(f"fold, {integrity}", functools.partial(folded, integrity))
     timed("fold, strict, message by message", lambda: folded(Integrity.STRICT, bulk=False))
-    changes = pa.concat_tables(
-        [pa.ipc.open_stream(out).read_all() for shard in outs for kind, out in shard if kind == "changes"]
-    )
+    changes = pa.concat_tables([read_ipc(out) for shard in outs for kind, out in shard if kind == "changes"])
     timed("net changes", lambda: net_changes(changes, capture.declared))
     return figures
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from sessionlake.config import CaptureSettings
 from sessionlake.integrity.rules import decode_rules
 from sessionlake.lab.simulate import Scenario, generate
+from sessionlake.protocol.chunk import read_ipc
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.fold.shard import SilverFold
@@ -54,7 +55,7 @@ def folded(scenario: Scenario) -> dict[str, pa.Table]:
     raw = messages(scenario)
     chunks = [row["chunk"] for row in Packer(decode_rules(CAPTURE), 1).pack(raw).to_pylist()]
     _, payloads = SilverFold(COLUMNS, CAPTURE)(0, None, chunks)
-    rows = {kind: pa.ipc.open_stream(payload).read_all() for kind, payload in payloads if kind != SilverOutput.REPORT}
+    rows = {kind: read_ipc(payload) for kind, payload in payloads if kind != SilverOutput.REPORT}
     empty = {SilverOutput.CUTS: CUTS_SCHEMA.empty_table(), SilverOutput.CHANGES: changes_schema(COLUMNS).empty_table()}
     return {**empty, **rows}
 

@@ -17,6 +17,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import are_of
+from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.resharding.judging import JudgingResharder
 from sessionlake.silver.fold.pack import Packer
@@ -220,7 +221,7 @@ def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
     found: dict[str, list[pa.Table]] = {}
     for kind, payload in payloads:
         if kind != SilverOutput.REPORT:
-            found.setdefault(kind, []).append(pa.ipc.open_stream(payload).read_all())
+            found.setdefault(kind, []).append(read_ipc(payload))
     return found
 
 

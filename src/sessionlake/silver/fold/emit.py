@@ -15,7 +15,7 @@ from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import one
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import write_compressed
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.reasons import CODES
@@ -99,7 +99,7 @@ def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], r
         decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
         silences=judged.silences,
     )
-    rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+    rows = [(str(kind), write_compressed(table)) for kind, table in tables.items() if table.num_rows]
     return [*rows, (str(SilverOutput.REPORT), write_report(report))]
 
 

@@ -19,7 +19,7 @@ from sessionlake.errors import note_place
 from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.chunk import compressed, write_ipc
+from sessionlake.protocol.chunk import write_compressed
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.silence import decode as decode_silences
@@ -98,9 +98,7 @@ class Packer:
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
         ends = np.append(starts[1:], len(shards))[: len(starts)]
-        packed = [
-            compressed(write_ipc(chunk.slice(a, b - a))) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
-        ]
+        packed = [write_compressed(chunk.slice(a, b - a)) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
         numbers = np.concatenate([shards[starts], np.arange(self.shards)])
         payloads = [*packed, *[encode_segments(segments)] * self.shards]
         return pa.record_batch([pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED)
