@@ -168,7 +168,7 @@ def test_declared_columns_may_have_the_names_of_the_function_s_own_words(spark: 
     names = ("at", "cut", "as_of", "of_session", "writes", "base")
     settings = Settings(home=tmp_path, capture=CaptureSettings(columns=dict.fromkeys(names, "string")))
     TableMerger(spark, settings)
-    assert create_session_as_of(spark, settings) == "session_as_of"
+    assert create_session_as_of(spark, Lake(settings)) == "session_as_of"
     found = spark.sql("SELECT * FROM session_as_of('s', timestamp'2026-01-01')")
     assert found.columns[3:-5] == list(names)
     assert found.count() == 0

@@ -416,7 +416,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     ([other], _) = explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 3))
     assert other.holds is False
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
-    schema, _, _ = create_figures_with(feed.spark, feed.settings).rpartition(".")
+    schema, _, _ = create_figures_with(feed.spark, feed.lake).rpartition(".")
     feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other
     for offset, minute in ((2, 0), (3, 1)):
         start = datetime.fromtimestamp(60 * minute, UTC)

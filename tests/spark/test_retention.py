@@ -121,7 +121,7 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
 
 @pytest.mark.soak
 def test_sql_tells_the_same_and_refuses_the_same(cut: Cut) -> None:
-    create_session_as_of(cut.spark, cut.settings)
+    create_session_as_of(cut.spark, Lake(cut.settings))
     asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
     assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
     with pytest.raises(UsageError, match="session_changes does not reach back so far"):

@@ -110,7 +110,7 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
         create_views(spark, lake, [name for name in opened if name in DEFINITIONS])
     for function, create in FUNCTIONS.items():
         if re.search(rf"\b{function.split('.')[1]}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
-            create(spark, settings)
+            create(spark, lake)
     try:
         return collected(spark.sql(sql))
     except PySparkException as error:

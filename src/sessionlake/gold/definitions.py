@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
 from sessionlake.gold.aggregate.functions import ORDER
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.aggregate.tiers import TIERS, answer_by
@@ -68,7 +67,7 @@ _FIRST = "timestamp_micros(unix_micros({function}.since) + pmod(-unix_micros({fu
 _END = "timestamp_micros(unix_micros({function}.until) - pmod(unix_micros({function}.until), {length}))"
 
 
-def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
+def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     """Creates `metrics_between(since TIMESTAMP, until TIMESTAMP)` and returns its name.
 
     `whole` says of a row whether all buckets that its range needs are there: where not, `query.metrics` refuses.
@@ -76,7 +75,7 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    lake, answer = Lake(settings), answer_by(METRICS_1M.keys, None)
+    answer = answer_by(METRICS_1M.keys, None)
     tiers = {"day": METRICS_1D, "hour": METRICS_1H, "minute": METRICS_1M}
     edges = {
         f"{edge}_{name}": text.format(function=METRICS_BETWEEN, length=(tier.bucket_ms or 0) * 1000)
@@ -102,7 +101,7 @@ def create_metrics_between(spark: SparkSession, settings: Settings) -> str:
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
 
 
-def keep_definitions(spark: SparkSession, settings: Settings) -> None:
+def keep_definitions(spark: SparkSession, lake: Lake) -> None:
     """Creates gold's views and functions in a catalog: SQL warehouses have them from now on.
 
     Tables that they read and that are not there yet are created.
@@ -110,11 +109,10 @@ def keep_definitions(spark: SparkSession, settings: Settings) -> None:
     Raises:
         LakeError: they may not be created.
     """
-    lake = Lake(settings)
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
     read += [*(tier.table for tier in TIERS), RETAINED]
     lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
-    create_quality_since(spark, settings)
-    create_metrics_between(spark, settings)
-    create_figures_with(spark, settings)
+    create_quality_since(spark, lake)
+    create_metrics_between(spark, lake)
+    create_figures_with(spark, lake)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_in, late
@@ -84,7 +83,7 @@ _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
 ) GROUP BY {keys}"""
 
 
-def create_figures_with(spark: SparkSession, settings: Settings) -> str:
+def create_figures_with(spark: SparkSession, lake: Lake) -> str:
     """Creates `figures_with(of_topic STRING, of_partition INT, of_offset BIGINT)` and returns its name.
 
     Of tables that are not there yet, it has no rows.
@@ -92,8 +91,7 @@ def create_figures_with(spark: SparkSession, settings: Settings) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    lake = Lake(settings)
-    there = [table for table in tables_of(settings) if lake.exists(spark, table.table)]
+    there = [table for table in tables_of(lake.settings) if lake.exists(spark, table.table)]
     columns = ", ".join(
         f"{quote(name)} {sql}" for name, sql in {"table": "STRING", **_KEYS, "events": "BIGINT"}.items()
     )

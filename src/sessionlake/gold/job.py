@@ -68,17 +68,19 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
         LakeError: the checkpoint is new and the tables are not, or they were built with another number of shards, or
             a table by other logic, or a rebuild of silver was interrupted.
     """
-    lake, tables = _checked(spark, settings), tables_of(settings)
-    refuse_other_logic(spark, lake, tables)
-    mark_left_out(spark, lake, tables)
-    new = to_begin(spark, lake, tables)
-    lake.ensure(spark, [table.table for table in tables if table not in new])
-    if new:
-        make_tables(spark, settings, new)
-    hold_feeds(spark, lake, settings, tables)
-    if lake.storage.keeps_functions:
-        keep_definitions(spark, settings)
-    return _started(spark, lake, settings, tables, once=once)
+    lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
+    with lake.storage.remembering():
+        _check(spark, lake)
+        refuse_other_logic(spark, lake, tables)
+        mark_left_out(spark, lake, tables)
+        new = to_begin(spark, lake, tables)
+        lake.ensure(spark, [table.table for table in tables if table not in new])
+        if new:
+            _made(spark, lake, new)
+        hold_feeds(spark, lake, settings, tables)
+        if lake.storage.keeps_functions:
+            keep_definitions(spark, lake)
+        return _started(spark, lake, settings, tables, once=once)
 
 
 def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> dict[str, Made]:
@@ -87,7 +89,15 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     Raises:
         LakeError: as `start`.
     """
-    lake = _checked(spark, settings)
+    lake = Lake(settings, schemas_of(settings))
+    with lake.storage.remembering():
+        _check(spark, lake)
+        return _made(spark, lake, tables)
+
+
+def _made(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, Made]:
+    """See `make_tables`."""
+    settings = lake.settings
     for table in tables:
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
@@ -103,15 +113,14 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     return made
 
 
-def _checked(spark: SparkSession, settings: Settings) -> Lake:
-    """The lake, if gold may go on in it; see `start`."""
-    lake = Lake(settings, schemas_of(settings))
+def _check(spark: SparkSession, lake: Lake) -> None:
+    """Returns if gold may go on in the lake; see `start`."""
+    settings = lake.settings
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_interrupted_rebuild(settings)
     lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     make_ready(spark, lake, settings)
     hold_shards(spark, lake, settings.gold.shards)
-    return lake
 
 
 def _started(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import (
     CHANGES,
@@ -223,7 +222,7 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         )
 
 
-def create_quality_since(spark: SparkSession, settings: Settings) -> str:
+def create_quality_since(spark: SparkSession, lake: Lake) -> str:
     """Creates `data_quality_since(since TIMESTAMP)`, the hours from that moment's on, and returns its name.
 
     A condition on the view's `hour` has all files read; this one those of that time.
@@ -231,7 +230,7 @@ def create_quality_since(spark: SparkSession, settings: Settings) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    lake, view = Lake(settings), DEFINITIONS[DATA_QUALITY]
+    view = DEFINITIONS[DATA_QUALITY]
     fields = spark.sql(_query(spark, lake, view, _EVER)).schema.fields
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
     body = _query(spark, lake, view, _SINCE)

@@ -73,6 +73,11 @@ class Catalog(Storage):
     needs_session = True
     keeps_functions = True
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        # Properties of tables that are known to be there, while these are remembered; None: not asked for yet.
+        self._known: dict[str, dict[str, str] | None] | None = None
+
     def identifier(self, table: str) -> str:
         """See `Storage`."""
         schema, name = table.split(".")
@@ -118,9 +123,27 @@ class Catalog(Storage):
 
     # -- tables
 
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """See `Storage`: the properties of a clustered table that has changed cost a Spark job."""
+        if self._known is not None:
+            yield  # whoever has begun it ends it
+            return
+        self._known = {}
+        try:
+            yield
+        finally:
+            self._known = None
+
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         """See `Storage`."""
-        return bool(_required(spark, self._settings).catalog.tableExists(self.identifier(table)))
+        known = self._known
+        if known is not None and table in known:
+            return True
+        there = bool(_required(spark, self._settings).catalog.tableExists(self.identifier(table)))
+        if there and known is not None:
+            known.setdefault(table, None)
+        return there
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """See `Storage`."""
@@ -128,8 +151,22 @@ class Catalog(Storage):
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """See `Storage`. What is told of a table's files besides, by DESCRIBE DETAIL, would cost a job."""
-        told = _required(spark, self._settings).sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
-        return {row["key"]: row["value"] for row in told}
+        known = self._known
+        found = None if known is None else known.get(table)
+        if found is None:
+            told = _required(spark, self._settings).sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+            found = {row["key"]: row["value"] for row in told}
+            if known is not None:
+                known[table] = found
+        return dict(found)
+
+    def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
+        """See `Storage`."""
+        super().set_property(spark, table, key, value)
+        known = self._known
+        noted = None if known is None else known.get(table)
+        if noted is not None:
+            noted[key] = value
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`; where another process creates it at the same time, it is that one's."""
@@ -156,9 +193,13 @@ class Catalog(Storage):
             + (f" CLUSTER BY ({keys})" if keys else "")
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
+        if self._known is not None:
+            self._known[table] = schema.properties(self._settings.maintain.keep)
 
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`."""
+        if self._known is not None:
+            self._known.pop(table, None)
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:

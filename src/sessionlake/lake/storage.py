@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -205,6 +205,13 @@ class Storage(ABC):
         """Settings of a place of its own for tables that are only built to be copied."""
 
     # -- tables
+
+    def remembering(self) -> AbstractContextManager[None]:
+        """Until the block is left, what tables are there and what their properties are may be asked once a table.
+
+        For whoever starts: nobody else sets properties meanwhile that it goes by.
+        """
+        return nullcontext()
 
     @abstractmethod
     def exists(self, spark: SparkSession | None, table: str) -> bool:

@@ -128,7 +128,16 @@ def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> S
     for key, value in conf.items():
         builder = builder.config(key, value)
     with jvm:
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    _look_up_once(session)
+    return session
+
+
+def _look_up_once(spark: SparkSession) -> None:
+    """Has the gateway keep what pyspark asks it for with every column: it looks through all jars each time."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 (no public way)
+    for name in _WITH_EVERY_COLUMN:
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
@@ -153,6 +162,8 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return record.msg != "KeyboardInterrupt while sending command."
 
 
+# Classes by the names that pyspark calls them: short ones are looked for in each package that it has imported.
+_WITH_EVERY_COLUMN = ("functions", "org.apache.spark.sql.functions", "PythonUtils", "PythonSQLUtils")
 _MEMORY = "2g"
 _JVM = (
     "-XX:+UseParallelGC",

@@ -100,10 +100,11 @@ class TableMerger:
         self._spark = own_session(spark)  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
         self._settings = settings
-        self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
-        if self._lake.storage.keeps_functions:
-            self._lake.ensure(self._spark, [RETAINED])
-            create_session_as_of(self._spark, settings)  # SQL warehouses have it from now on
+        with self._lake.storage.remembering():
+            self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
+            if self._lake.storage.keeps_functions:
+                self._lake.ensure(self._spark, [RETAINED])
+                create_session_as_of(self._spark, self._lake)  # SQL warehouses have it from now on
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, LEDGER, RETAINED, ROWS, SNAPSHOT_INDEX
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote, text
@@ -79,7 +78,7 @@ _REFUSAL = (
 _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
 
-def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
+def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     """Creates `session_as_of(of_session STRING, as_of TIMESTAMP)` and returns its name.
 
     In a catalog it stays, beside silver's tables; on a laptop it is the session's, and the tables must be there.
@@ -87,8 +86,7 @@ def create_session_as_of(spark: SparkSession, settings: Settings) -> str:
     Raises:
         LakeError: it may not be created.
     """
-    lake = Lake(settings)
-    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(settings))
+    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].resolved(lake.settings))
     floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake), known)
