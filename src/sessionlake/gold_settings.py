@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
@@ -23,6 +24,15 @@ class EventKind(StrEnum):
 
     NUMBERS = "numbers"
     TEXTS = "texts"
+
+
+class OutputMode(StrEnum):
+    """How a product's results are given out."""
+
+    UPDATE = "update"
+    """As a table that is brought up to date: a row changes as long as events come for it."""
+    APPEND = "append"
+    """As that table, and one more, to which each row is appended once, when it is final."""
 
 
 class AggregateKind(StrEnum):
@@ -60,6 +70,22 @@ _OF = {
 }
 
 
+def lacking_for_append(
+    keys: Collection[str], bucket: timedelta | None, lateness: timedelta | None, retention: timedelta | None
+) -> str:
+    """What a product lacks whose rows are to be appended when they are final, and why; empty if nothing."""
+    lacking = [] if bucket is not None else ["a bucket, at whose end a row is complete"]
+    lacking += [] if lateness is not None else ["a lateness, behind which nothing comes for a bucket"]
+    if lateness is not None and retention is not None and retention <= lateness:
+        lacking.append("a retention that is longer than the lateness: rows would be gone before they are final")
+    if not {"topic", "session_id"} <= {*keys}:
+        lacking.append(
+            "topic and session_id among its keys: a session's messages are all of one topic-partition, whose stream "
+            "time says when a row is final; one of several would be when the last of them is"
+        )
+    return f"output append needs {'; and '.join(lacking)}" if lacking else ""
+
+
 class ProductSettings(Section):
     """One table of gold that is declared: a row for each key, and each bucket of event time."""
 
@@ -75,8 +101,20 @@ class ProductSettings(Section):
     """How long after its bucket's end, in stream time, an event may come; unless set, for ever."""
     retention: Duration | None = _RETENTION
     """How long after its bucket's end, in stream time of its topic, a row stays; unless set, for good."""
+    output: OutputMode = OutputMode.UPDATE
+    """`append`: beside the table, `gold.<name>_final`, to which each row is appended once, when it is final."""
     aggregates: dict[str, AggregateKind] = Field(default_factory=dict)
     """The columns and what they come from."""
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _is_no_complete(cls, value: object) -> object:
+        if value == "complete":
+            raise ValueError(
+                "there is update, and append. A table that is kept by update holds the complete result at each of its "
+                "versions: read the table, or one of them by VERSION AS OF"
+            )
+        return value
 
     @field_validator("aggregates")
     @classmethod
@@ -88,7 +126,7 @@ class ProductSettings(Section):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        given = self.model_fields_set - {"name", "python"}
+        given = self.model_fields_set - {"name", "python", "output"}
         if self.python is not None and given:
             raise ValueError(f"the product in Python says all of it: leave out {', '.join(sorted(given))}")
         if self.python is None and not (self.keys and self.aggregates):
@@ -112,10 +150,25 @@ class ProductSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_be_final(self) -> Self:
+        if self.output is not OutputMode.APPEND or self.python is not None:
+            return self
+        if lacks := lacking_for_append(self.keys, self.bucket, self.lateness, self.retention):
+            raise ValueError(lacks)
+        if "partition" in self.aggregates:
+            raise ValueError("with output append, the table has a column partition: give yours another name")
+        return self
+
     @property
     def table(self) -> str:
         """Its two-level name."""
         return f"gold.{self.name}"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The two-level names of all its tables."""
+        return (self.table, f"{self.table}_final") if self.output is OutputMode.APPEND else (self.table,)
 
 
 class AverageSettings(Section):
@@ -207,7 +260,8 @@ class GoldSettings(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        names = [one.name for many in (self.averages, self.products, self.enriched) for one in many]
+        names = [one.name for many in (self.averages, self.enriched) for one in many]
+        names += [table.removeprefix("gold.") for one in self.products for table in one.tables]
         names += [one.taken.removeprefix("gold.") for one in self.references]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two products have the name {', '.join(twice)}")
@@ -215,8 +269,10 @@ class GoldSettings(Section):
 
     @model_validator(mode="after")
     def _feeds_are_of_tables(self) -> Self:
-        declared = (one.name for many in (self.averages, self.products, self.enriched) for one in many)
-        known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *declared))
+        declared = [one.table for many in (self.averages, self.enriched) for one in many]
+        declared += [table for one in self.products for table in one.tables]
+        own = (table.removeprefix("gold.") for table in declared)
+        known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if strange := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold keeps up no {', '.join(strange)}; there are {', '.join(known)}")
         return self
@@ -226,7 +282,7 @@ class GoldSettings(Section):
         """The tables of gold that are added to those of every lake."""
         averages = tuple(one.table for one in self.averages if one.name not in STANDARD_AVERAGES)
         enriched = tuple(one.table for one in self.enriched) + tuple(one.taken for one in self.references)
-        return averages + tuple(one.table for one in self.products) + enriched
+        return averages + tuple(table for one in self.products for table in one.tables) + enriched
 
     @property
     def reference_tables(self) -> tuple[str, ...]:

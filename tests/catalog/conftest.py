@@ -44,6 +44,7 @@ LONG = {
     "test_batches_and_corrections_that_die_at_any_commit_are_made_good",
     "test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between",
     "test_random_changes_and_corrections_come_to_what_sql_makes_of_them",
+    "test_any_batches_and_deaths_append_each_final_row_once_and_it_stays",
     "test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them",
 }
 

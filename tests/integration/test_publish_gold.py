@@ -13,7 +13,8 @@ import yaml
 
 from sessionlake.config import load_settings
 from sessionlake.errors import LakeError
-from sessionlake.gold.declared import GoldTable, tables_of
+from sessionlake.gold.aggregate.final import FinalTable
+from sessionlake.gold.declared import GoldTable, finals_of, tables_of
 from sessionlake.gold.job import make_tables
 from sessionlake.lake.names import METRICS_1M
 from spark.test_expiry import HOUR, stream
@@ -23,12 +24,14 @@ from support.published import Outgoing, rows_told, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 EPOCH = datetime.fromtimestamp(0, UTC)
+CLOSED = {"name": "closed", "keys": ["topic", "session_id"], "bucket": "10 minutes", "lateness": "30 minutes"}
 GOLD: dict[str, Any] = {
     "shards": 4,
     "rolling_points": 3,
     "retention": {"metrics_1m": "2 hours"},
     "products": [
         {"name": "own", "of": "texts", "keys": ["topic", "column"], "aggregates": {"texts": "approx_distinct"}},
+        CLOSED | {"aggregates": {"n": "count"}, "output": "append"},
     ],
     "references": [{"name": "sites", "keys": {"row": "string"}, "columns": {"place": "string", "since": "date"}}],
     "enriched": [{"name": "placed", "join": [{"reference": "sites", "keys": {"row": "row_id"}}]}],
@@ -48,10 +51,11 @@ class GoldScene(Outgoing):
         self.file.write_text(yaml.safe_dump(content | {"gold": content["gold"] | gold}, sort_keys=False))
         self.settings = self.feed.settings = load_settings(self.file)
 
-    def tables(self) -> list[GoldTable]:
-        return [table for table in tables_of(self.settings) if table.name in self.settings.gold.change_feed]
+    def tables(self) -> list[GoldTable | FinalTable]:
+        known = tables_of(self.settings)
+        return [table for table in (*known, *finals_of(known)) if table.name in self.settings.gold.change_feed]
 
-    def failure_of(self, table: GoldTable) -> str:
+    def failure_of(self, table: GoldTable | FinalTable) -> str:
         """Why the table could not be published; empty if it was."""
         try:
             self.publish(table.table, table.name)
@@ -59,7 +63,7 @@ class GoldScene(Outgoing):
             return str(error)
         return ""
 
-    def require_sent(self, table: GoldTable) -> None:
+    def require_sent(self, table: GoldTable | FinalTable) -> None:
         """The topic comes to the table, its replays left out or not."""
         rows = rows_of(self.spark, self.feed.lake, table.table)
         held = [{n: spelled(v) for n, v in row.items() if not n.startswith("_")} for row in rows]
@@ -103,7 +107,8 @@ def test_whoever_folds_the_topic_has_the_table_though_buckets_are_corrected_and_
 def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_rebuild_and_a_gap(
     scene: GoldScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.configure(change_feed=["metrics_1m", "rolling_average", "sensor_average", "distinct_values", "own", "placed"])
+    fed = ["metrics_1m", "rolling_average", "sensor_average", "distinct_values", "own", "placed", "closed_final"]
+    scene.configure(change_feed=fed)
     changes, feed = stream(3, 150), scene.feed
     texts = [change("s", "r", 10_000 + i, 0, 0, status=f"{i % 7}") for i in range(20)]
     feed.write([*changes[:40], *texts[:5]]).run()
@@ -125,18 +130,19 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     versions = [m.version for m in scene.sent("rolling_average")]
 
     scene.configure(retention={"metrics_1m": "1 hour"})
-    make_tables(scene.spark, scene.settings, scene.tables())
+    anew = [table for table in tables_of(scene.settings) if table.name in {*fed, "closed"}]
+    make_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
         scene.publish(table.table, table.name)
         scene.require_sent(table)
     assert max(m.version for m in scene.sent("rolling_average")) > max(versions)
 
-    fed = scene.tables()
+    had = scene.tables()
     scene.configure(change_feed=[])
     feed.write([change("s", "r", 500, 40 * HOUR, 40 * HOUR, price=3.0, status="1")]).run()
-    scene.configure(change_feed=[table.name for table in fed])
+    scene.configure(change_feed=fed)
     feed.run()
-    for table in fed:  # Delta tells of the gap, or of what was written in it by its files
+    for table in had:  # Delta tells of the gap, or of what was written in it by its files
         told = scene.failure_of(table)
         assert not told or "or its change feed was off for a while" in told
         if not told:

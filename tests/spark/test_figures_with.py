@@ -22,6 +22,7 @@ from support.lakes import rows_of
 
 MINUTE, MESSAGES, EPOCH = 60 * SECOND, 28, datetime.fromtimestamp(0, UTC)
 OWN = {"of": "texts", "keys": ["column", "value"], "aggregates": {"n": "count"}}
+CLOSED = {"name": "closed", "keys": ["topic", "session_id"], "bucket": "1 hour", "lateness": "0 s"}
 GOLD: dict[str, Any] = {
     "rolling_points": 3,
     "shards": 4,
@@ -30,6 +31,7 @@ GOLD: dict[str, Any] = {
     "products": [
         {"name": "seen", **OWN},
         {"name": "soon", "keys": ["topic"], "bucket": "1 hour", "lateness": "0 s", "aggregates": {"n": "count"}},
+        CLOSED | {"aggregates": {"n": "count"}, "output": "append"},
     ],
     "references": [{"name": "sites", "keys": {"row": "string"}, "columns": {"place": "string"}}],
     "enriched": [{"name": "placed", "join": [{"reference": "sites", "keys": {"row": "row_id"}}]}],

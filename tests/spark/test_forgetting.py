@@ -19,7 +19,7 @@ from sessionlake.commands.forget import _claimed
 from sessionlake.commands.gold import verify as verify_gold
 from sessionlake.commands.maintain import maintain, maintain_once
 from sessionlake.commands.show import OutputFormat
-from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.config import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.forgetting import rows
 from sessionlake.forgetting.forget import Forgetting
@@ -69,7 +69,10 @@ SILVER = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, ROWS, SESSIONS, SNAPSHOTS
 def settings(location: dict[str, Any]) -> Settings:
     capture = CaptureSettings(columns={"price": "double"}, integrity="strict", on_violation="record")
     own = ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook")
-    return Settings(**location, capture=capture, silver=SilverSettings(shards=3), processors=(own,))
+    each = {"name": "each", "keys": ["topic", "session_id"], "bucket": "1 minute", "lateness": "30 s"}
+    appended = each | {"aggregates": {"n": "count"}, "output": "append"}
+    gold = GoldSettings.model_validate({"products": [appended]})
+    return Settings(**location, capture=capture, silver=SilverSettings(shards=3), processors=(own,), gold=gold)
 
 
 def stream(batches: int) -> Iterator[list[KafkaMessage]]:
@@ -111,6 +114,8 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     lake, (first, second, third) = Lake(settings), stream(3)
     run(spark, settings, first, second)
     before = of_others(spark, lake)
+    final = {row["session_id"] for row in rows_of(spark, lake, "gold.each_final")}
+    assert final == {GONE, *OTHERS}
 
     with pytest.raises(UsageError, match="there is no message of session 'nobody'"):
         Forgetting(spark, settings).run("nobody")
@@ -130,7 +135,8 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
 
     refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS))
     run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in third])
-    assert {row["session_id"] for row in rows_of(spark, lake, SESSIONS)} == set(OTHERS)
+    for table in (SESSIONS, "gold.each_final"):
+        assert {row["session_id"] for row in rows_of(spark, lake, table)} == set(OTHERS)
     made = Counter(row["session_id"] for row in rows_of(spark, lake, "silver.top"))
     assert made == dict.fromkeys(OTHERS, 24)  # each message once, with what comes of the state that was handed over
     verified = verify(spark, settings)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, first_kept, is_late, stream_times
+from sessionlake.gold.aggregate.late import APPLIED, LATE_KEYS, NEVER, by_topic, first_kept, is_late, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of
@@ -158,10 +158,12 @@ def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now
     assert (ts < first) == is_late(changes, bucket, kept)[0]
 
 
-def test_stream_times_are_told_by_topic_and_of_changes_that_have_one():
-    topics, applied = ["a", "b", "a", "c", "b"], [5, None, 9, None, 3]
-    found = stream_times(pa.table({"topic": pa.array(topics).dictionary_encode(), APPLIED: pa.array(applied)}))
-    assert found == {"a": 9, "b": 3, "c": NEVER}
+def test_stream_times_are_told_by_topic_partition_and_of_changes_that_have_one():
+    topics, partitions, applied = ["a", "b", "a", "c", "a", "b"], [0, 1, 0, 0, 1, 1], [5, None, 9, None, 12, 3]
+    changes = {"topic": pa.array(topics).dictionary_encode(), "partition": pa.array(partitions, pa.int32())}
+    found = stream_times(pa.table(changes | {APPLIED: pa.array(applied)}))
+    assert found == {("a", 0): 9, ("a", 1): 12, ("b", 1): 3, ("c", 0): NEVER}
+    assert by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
 
 
 def test_a_topic_whose_stream_time_is_ahead_of_the_clock_loses_no_more_than_by_the_clock():

@@ -296,7 +296,7 @@ def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
 
 def test_a_batch_without_points_still_says_what_was_read():
     report = Gold(3).batch([change("s", None, 7, 0), change("s", None, 9, 0)])
-    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {}, {"capture.a": 0})
+    assert report == GoldReport(ReadChanges(2, 7, 9), 0, {}, {("capture.a", 0): 0})
 
 
 def test_the_account_of_what_was_read_is_not_repeated_by_every_shard():
@@ -387,7 +387,7 @@ def test_without_numeric_columns_there_are_no_points():
     state, out = GoldFold(Declared(()), (Kept(BY_SESSION),), (), HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is None
     assert [kind for kind, _ in out] == [SeriesOutput.REPORT]
-    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {"capture.a": 0})
+    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {("capture.a", 0): 0})
 
 
 @pytest.mark.parametrize("few", [0, 8, 1_000_000])

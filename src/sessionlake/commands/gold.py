@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import tables_of
+from sessionlake.gold.declared import GoldTable, finals_of, tables_of
 from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.job import make_tables
 from sessionlake.gold.products import whole
@@ -28,7 +28,7 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
         products = tables_of(settings)
         complete = whole(spark, Lake(settings), products)
         found = verify_gold(spark, settings, complete)
-        begins = floors_in(Lake(settings).reader(spark), [product.table for product in complete])
+        begins = floors_in(Lake(settings).reader(spark), _tables(complete))
     for one in found:
         if one.first is None:
             say(f"{one.table} is exact: {one.rows:,} rows")
@@ -54,5 +54,9 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
         for name, made in make_tables(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
             say(f"{name} is made anew: {made.rows:,} rows; {what}")
-        for name, floors in floors_in(Lake(settings).reader(spark), [product.table for product in chosen]).items():
+        for name, floors in floors_in(Lake(settings).reader(spark), _tables(chosen)).items():
             say(told(name, floors))
+
+
+def _tables(products: Sequence[GoldTable]) -> list[str]:
+    return [table.table for table in (*products, *finals_of(products))]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import ConfigError
+from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
@@ -22,7 +23,9 @@ from sessionlake.gold_settings import (
     AggregateKind,
     AverageSettings,
     EventKind,
+    OutputMode,
     ProductSettings,
+    lacking_for_append,
 )
 from sessionlake.lake.names import VIEWS
 from sessionlake.lake.schemas import TABLES
@@ -112,15 +115,23 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
     Raises:
         ConfigError: a declared one has the name of another table.
     """
-    _refuse_taken(one.table for one in settings.gold.products)
+    _refuse_taken(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_milliseconds(tiers.get(one.name))) for one in STANDARD)
     return (*standard, *map(_product, settings.gold.products))
 
 
+def finals_of(products: Iterable[GoldTable]) -> list[FinalTable]:
+    """Where final rows of these are appended, of those of which they are."""
+    found = (final_table(product) for product in products if isinstance(product, Product))
+    return [final for final in found if final is not None]
+
+
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
     """The definitions of the tables that the configuration declares."""
-    own = {table.table: _schema(table) for table in tables_of(settings) if table.table not in TABLES}
+    tables = tables_of(settings)
+    own = {table.table: _schema(table) for table in tables if table.table not in TABLES}
+    own |= {final.table: _final_schema(final) for final in finals_of(tables)}
     return own | reference_schemas(settings)
 
 
@@ -134,6 +145,11 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
         raise ConfigError(f"{where}: {target} is no sessionlake.gold.Product")
     if found.name != declared.name:
         raise ConfigError(f"{where}: {target} is named {found.name!r}: the two names must be the same")
+    if found.output != declared.output:
+        raise ConfigError(
+            f"{where}: {target} has output {found.output!r}, and the configuration {declared.output.value!r}: say the "
+            f"same in both, of {', '.join(OutputMode)}, since who looks after tables goes by the configuration alone"
+        )
     if vague := [name for name, one in found.aggregates.items() if type(one).__repr__ is object.__repr__]:
         raise ConfigError(
             f"{where}: {', '.join(vague)}: an aggregate of one's own is a dataclass, or has a __repr__ of "
@@ -147,6 +163,9 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
             f"{where}: {target} has a retention_ms: what is kept for a time has a bucket_ms, and topic among its keys, "
             "whose stream time counts"
         )
+    spans = map(_span, (found.bucket_ms, found.lateness_ms, found.retention_ms))
+    if found.output == OutputMode.APPEND and (lacks := lacking_for_append(found.keys, *spans)):
+        raise ConfigError(f"{where}: {target}: {lacks}")
     if found.below is not None and found.lateness_ms is not None:
         raise ConfigError(f"{where}: {target} is made from {found.below.table}, which does not tell what is late")
     return found
@@ -166,12 +185,17 @@ def _product(declared: ProductSettings) -> Product:
         bucket_ms=_milliseconds(declared.bucket),
         lateness_ms=_milliseconds(declared.lateness),
         retention_ms=_milliseconds(declared.retention),
+        output=declared.output.value,
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
     )
 
 
 def _milliseconds(span: timedelta | None) -> int | None:
     return None if span is None else milliseconds(span)
+
+
+def _span(ms: int | None) -> timedelta | None:
+    return None if ms is None else timedelta(milliseconds=ms)
 
 
 def _schema(table: GoldTable) -> TableSchema:
@@ -181,3 +205,10 @@ def _schema(table: GoldTable) -> TableSchema:
     times = tuple(name for name in (START, "ts") if name in keys)
     skipping = (*table.keys, *times)
     return TableSchema(table.columns, table.comment, cluster_by=keys[:2], skipping=skipping, writes=Writes.BOTH)
+
+
+def _final_schema(final: FinalTable) -> TableSchema:
+    skipping = (*final.row_keys, BATCH)
+    return TableSchema(
+        final.columns, final.comment, cluster_by=final.row_keys[:2], skipping=skipping, writes=Writes.APPEND
+    )

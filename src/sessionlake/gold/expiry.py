@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.errors import ClaimedError
+from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.tiers import TIERS
@@ -74,7 +75,7 @@ def are_above(rows: pa.Table, floors: Floors) -> pa.Table:
     return rows.filter(pa.array(start >= floor[code])) if len(code) else rows
 
 
-def due(product: Product, times: Mapping[str, int]) -> dict[str, int]:
+def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
     """Where a product is to begin at these stream times, in ms, of topics.
 
     A producer whose clock is ahead moves stream time with it: no more goes than by the clock here.
@@ -98,7 +99,7 @@ def note(spark: SparkSession, lake: Lake, table: str, floors: Floors) -> None:
 class Expiry:
     """Follows, for the one gold that writes, where its products begin."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product]) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
         known = retained(lake.reader(spark))
         self._floors = {one.table: _floors(known[one.table]) for one in self._products if one.table in known}

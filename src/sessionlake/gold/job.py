@@ -14,10 +14,11 @@ from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.batch_rows import BatchRows
 from sessionlake.gold.changes import declared_in, marks
-from sessionlake.gold.declared import GoldTable, averages_of, products_of, schemas_of, tables_of
+from sessionlake.gold.declared import GoldTable, averages_of, finals_of, products_of, schemas_of, tables_of
 from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import Expiry
+from sessionlake.gold.final import Finals, hold_append_only
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept
@@ -74,10 +75,12 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
         refuse_other_logic(spark, lake, tables)
         mark_left_out(spark, lake, tables)
         new = to_begin(spark, lake, tables)
-        lake.ensure(spark, [table.table for table in tables if table not in new])
+        there = [table for table in tables if table not in new]
+        lake.ensure(spark, [table.table for table in (*there, *finals_of(there))])
         if new:
             _made(spark, lake, new)
         hold_feeds(spark, lake, settings, tables)
+        hold_append_only(spark, lake, finals_of(tables))
         if lake.storage.keeps_functions:
             keep_definitions(spark, lake)
         return _started(spark, lake, settings, tables, once=once)
@@ -130,10 +133,13 @@ def _started(
     query = AccompaniedQuery(LAYER, settings.checkpoint(LAYER))
     references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
     if last_planned(settings.checkpoint(LAYER)) is None and in_force(settings, LAYER) is None:
-        forget_retained(spark, lake, [one.table for one in products_of(settings)])  # it begins with empty tables
-    expiry = Expiry(spark, lake, [one for one in tables if isinstance(one, Product)])
+        begun = products_of(settings)  # with tables that are empty
+        forget_retained(spark, lake, [*(one.table for one in begun), *(one.table for one in finals_of(begun))])
+    products = [one for one in tables if isinstance(one, Product)]
+    expiry = Expiry(spark, lake, [*products, *finals_of(products)])
     expiry.remove(spark, {})
-    batch = _GoldBatch(lake, settings, tables, references, expiry)
+    finals = Finals(spark, lake, products, expiry)
+    batch = _GoldBatch(lake, settings, tables, references, expiry, finals)
     averages = [kept(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
     begin = in_force(settings, LAYER)
     stream = folded(spark, lake, settings, averages, begin)
@@ -169,9 +175,15 @@ class _GoldBatch:
     """Commits one micro-batch: table by table, then the ledger row."""
 
     def __init__(
-        self, lake: Lake, settings: Settings, tables: Sequence[GoldTable], references: References, expiry: Expiry
+        self,
+        lake: Lake,
+        settings: Settings,
+        tables: Sequence[GoldTable],
+        references: References,
+        expiry: Expiry,
+        finals: Finals,
     ) -> None:
-        self._lake, self._expiry = lake, expiry
+        self._lake, self._expiry, self._finals = lake, expiry, finals
         self._settings = settings
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
@@ -190,8 +202,9 @@ class _GoldBatch:
             with interpreted(spark, when=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
                 rows = BatchRows(spark, part, self._declared, self._all)
-                merger = ProductMerger(spark, self._lake, rows, txn, self._expiry)
+                merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)
                 outputs = [*averages, *merger.merge(self._products)]
+                outputs += self._finals.write(spark, part.report.places, txn)
                 outputs += write_late(spark, self._lake, part, self._products, txn)
                 outputs += self._enrich(spark, part.report.read, txn)
                 if self._rules is not None:

@@ -20,6 +20,7 @@ from sessionlake.gold.aggregate.late import NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch_rows import BatchRows, is_of_session
 from sessionlake.gold.expiry import Expiry, above, are_above
+from sessionlake.gold.final import Finals
 from sessionlake.gold.recompute import GROUPS
 from sessionlake.lake.commit import accumulate, append, merge
 from sessionlake.lake.ledger import TableOutput
@@ -46,12 +47,15 @@ class ProductMerger:
     rows: BatchRows
     txn: Txn
     expiry: Expiry
+    finals: Finals
 
     def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
         """Merges the batch into these products' tables."""
         for product in products:
             if self.rows.span(product).rows:
-                yield self._merged(product, self._kept(product, self.rows.of(product)))
+                part = self._kept(product, self.rows.of(product))
+                self.finals.require_open(self.spark, product, part, self.rows.span(product).low)
+                yield self._merged(product, part)
 
     def _kept(self, product: Product, part: pa.Table | Mapped) -> Rows:
         """Less what comes for buckets that are gone."""

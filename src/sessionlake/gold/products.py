@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.late import APPLIED
+from sessionlake.gold.aggregate.final import FinalTable
+from sessionlake.gold.aggregate.late import by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
-from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.declared import GoldTable, finals_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import above, due, note
+from sessionlake.gold.final import make_final_anew, places_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.late import make_late_anew
 from sessionlake.gold.making import note_making
@@ -119,10 +121,11 @@ def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable])
 
 def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
     """Switches the tables' change feeds on, and off, as the configuration has it."""
-    for product in products:
-        wanted = product.name in settings.gold.change_feed
-        if wanted != (lake.storage.properties(spark, product.table).get(CHANGE_FEED) == "true"):
-            lake.set_property(spark, product.table, CHANGE_FEED, str(wanted).lower())
+    products = list(products)
+    for table in (*products, *finals_of(products)):
+        wanted = table.name in settings.gold.change_feed
+        if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
+            lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
 
 
 def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
@@ -180,24 +183,26 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         LakeError: gold has stopped within a version of silver's table.
     """
     changes, table = changes_read(spark, lake, settings), product.table
-    present = lake.storage.columns(spark, table) if lake.exists(spark, table) else None
-    # The table that has gold's own notes always has these keys, and stays.
-    if present is not None and table != AVERAGES and (changes is None or present != dict(product.columns)):
-        lake.drop(spark, table)  # what files tell of their columns, and how rows are clustered, goes by the definition
-    lake.ensure(spark, [table])
+    for one in (product, *finals_of([product])):
+        _ensure_columns(spark, lake, one, empty=changes is None)
     hold_feeds(spark, lake, settings, [product])
     made = Made(0, None)
     if changes is not None:
         rows = _rows(spark, lake, settings, product, changes)
+        times = places_of(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = due(product, _stream_times(changes))
-            note(spark, lake, table, floors)
+            floors = due(product, by_topic(times))
+            for name in (table, *(final.table for final in finals_of([product]))):
+                note(spark, lake, name, floors)
             rows = above(rows, floors)
         rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
         _pass_over_batches_read(spark, lake, settings, table)
+        for final in finals_of([product]):
+            make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
+            _pass_over_batches_read(spark, lake, settings, final.table)
         if isinstance(product, RollingAverage):
             note_making(spark, lake, settings, product, rows)
         elif isinstance(product, Product):
@@ -208,11 +213,14 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
     return made
 
 
-def _stream_times(changes: DataFrame) -> dict[str, int]:
-    from pyspark.sql import functions as F
-
-    found = changes.groupBy("topic").agg(F.max(APPLIED).alias("time")).where("time IS NOT NULL").collect()
-    return {row["topic"]: row["time"] for row in found}
+def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
+    """Sees to it that a table that is made anew is there, with its columns."""
+    present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
+    # The table that has gold's own notes always has these keys, and stays.
+    if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
+        # What files tell of their columns, and how rows are clustered, goes by the definition.
+        lake.drop(spark, table.table)
+    lake.ensure(spark, [table.table])
 
 
 def _pass_over_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
@@ -238,6 +246,6 @@ def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | 
 
 
 def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
-    if not lake.exists(spark, product.table):
+    if not all(lake.exists(spark, one.table) for one in (product, *finals_of([product]))):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import APPLIED
-from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.product import PARTITION, Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.protocol.types import Row
 
@@ -47,7 +47,7 @@ class Change:
         **values: float | str,
     ) -> None:
         self.place: dict[str, str | int] = {"topic": topic, "session_id": session_id, "row_id": row_id, "ts": ts}
-        self.place |= {APPLIED: ts if applied is None else applied}
+        self.place |= {PARTITION: 0, APPLIED: ts if applied is None else applied}
         self.values = values
 
 
@@ -91,6 +91,7 @@ def _row(declared: Declared, change: Change, place: int) -> Row:
 
 def _table(declared: Declared, rows: Sequence[Row]) -> pa.Table:
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
+    names += [(PARTITION, pa.int32())]
     names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
     names += [(value_field(i), pa.float64()) for i in range(len(declared.numbers))]
     names += [(text_field(i), pa.string()) for i in range(len(declared.texts))]

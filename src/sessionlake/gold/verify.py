@@ -7,13 +7,14 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, PLACE
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.alerts.verify import verify_rules
 from sessionlake.gold.changes import declared_in, events_of, is_late
 from sessionlake.gold.compare import Compared, compared
-from sessionlake.gold.declared import GoldTable
+from sessionlake.gold.declared import GoldTable, finals_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import above, floors_in
 from sessionlake.gold.fold.series import RollingAverage
@@ -44,7 +45,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         return []
     kept = (*MARKS, APPLIED, *PLACE)
     numbers, texts = (gathered(events_of(changes, declared, kept, numbers=kind)) for kind in (True, False))
-    floors = floors_in(lake.reader(spark), [table.table for table in tables])
+    floors = floors_in(lake.reader(spark), [table.table for table in (*tables, *finals_of(tables))])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, Enriched):
@@ -59,6 +60,14 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
                 late.append(_late(events.where(is_late(table)), table))
         rows = lake.read_near(spark, table.table)
         found.append(compared(table.table, table.row_keys, table.results, rows, truth))
+        for final in finals_of([table]):
+            # What is gone of either is not compared: of a topic-partition that lags, a row may go before it is final.
+            gone = [floors.get(one, {}) for one in (table.table, final.table)]
+            rows, truth = (
+                above(above(side, gone[0]), gone[1])
+                for side in (lake.read_near(spark, final.table), _final(truth, changes, final))
+            )
+            found.append(compared(final.table, final.row_keys, table.results, rows, truth))
     if late:
         told = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
@@ -85,6 +94,15 @@ def _by_sql(events: DataFrame, product: Product) -> DataFrame:
         if (size := one.magnitude()) is not None
     ]
     return events.groupBy(*map(quote, product.row_keys)).agg(*results, *sizes)
+
+
+def _final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
+    """Those of a product's rows that are final by all changes that gold has read."""
+    from pyspark.sql import functions as F
+
+    times = changes.groupBy("topic", "partition").agg(F.max(APPLIED).alias("_time"))
+    closed = F.unix_millis(START) + F.lit(final.bucket_ms + final.lateness_ms).cast("bigint") <= F.col("_time")
+    return rows.join(times, ["topic", "partition"]).where(closed).drop("_time")
 
 
 def _late(events: DataFrame, product: Product) -> DataFrame:

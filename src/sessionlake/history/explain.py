@@ -168,7 +168,7 @@ def _of_row(spark: SparkSession, lake: Lake, settings: Settings, table: GoldTabl
     if START in row and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
-    for name in table.keys:
+    for name in (one for one in table.row_keys if one != START):
         events = events.where(F.col(quote(name)) == F.lit(row[name]))
     return events
 

@@ -57,7 +57,11 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
 
 
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column | None = None) -> None:
-    """Deletes rows of a table, by default all, once, whatever the number of replays."""
+    """Deletes rows of a table, by default all, once, whatever the number of replays.
+
+    One that rows are only appended to is open to it from then on, as by `remove_rows`.
+    """
+    _open(spark, lake, table)
     lake.storage.make_sure(table)
     with lake.storage.exclusive(table), conf(spark, txn.conf(table)):
         lake.delta(spark, table).delete(where)
@@ -78,9 +82,13 @@ def blank_rows(spark: SparkSession, lake: Lake, table: str, rows: SessionRows) -
     _opened(spark, lake, table, lambda: lake.storage.blank(spark, table, rows))
 
 
-def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
+def _open(spark: SparkSession, lake: Lake, table: str) -> None:
     if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
         lake.set_property(spark, table, APPEND_ONLY, "false")
+
+
+def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
+    _open(spark, lake, table)
 
     def surely() -> None:
         lake.storage.make_sure(table)

@@ -175,8 +175,25 @@ class TableReader(ABC):
             found.update(counter_of(groups.select([*by, "count_all"])))
         return found
 
+    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+        """The highest value of a column, by other columns' values, of the rows that meet all conditions.
+
+        What is kept in memory are the combinations, whatever the number of rows.
+        """
+        found: dict[tuple[Any, ...], Any] = {}
+        for batch in self.batches(table, *conditions, columns=[*by, of]):
+            groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([(of, "max")])
+            for key, value in by_key(groups.select([*by, f"{of}_max"])).items():
+                found[key] = max(value, found.get(key, value))
+        return found
+
+
+def by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
+    """Groups of rows by their keys: the last column is the value of each."""
+    *keys, values = (column.to_pylist() for column in groups.columns)
+    return dict(zip(zip(*keys, strict=True), values, strict=True))
+
 
 def counter_of(groups: pa.Table) -> Counter[tuple[Any, ...]]:
     """Groups of rows as a counter: the last column is how many rows each has."""
-    *keys, counts = (column.to_pylist() for column in groups.columns)
-    return Counter(dict(zip(zip(*keys, strict=True), counts, strict=True)))
+    return Counter(by_key(groups))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, counter_of
+from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
 from sessionlake.lake.storage import Storage, quote
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.runtime.frames import as_frame
@@ -110,6 +110,15 @@ class SparkReader(TableReader):
             return Counter()
         with interpreted(self._spark):
             return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
+
+    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+        """See `TableReader`: the cluster looks."""
+        from pyspark.sql import functions as F
+
+        if not self.exists(table):
+            return {}
+        with interpreted(self._spark):
+            return by_key(self._where(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(of))).toArrow())
 
     def any(self, table: str, *conditions: Condition) -> bool:
         """See `TableReader`."""

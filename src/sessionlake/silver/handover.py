@@ -161,15 +161,26 @@ def taken_in(settings: Settings, layer: str) -> int | None:
         raise LakeError(f"{layer} has not finished its last batch: {run}")
     if batch is None:
         return begin.bronze_version if begin else None
+    version, is_whole = reached(settings, layer, batch)
+    if not is_whole:
+        raise LakeError(f"{layer} has read a part of what the layer before it wrote at once: {run}")
+    return version
+
+
+def reached(settings: Settings, layer: str, batch: int) -> tuple[int, bool]:
+    """The version of the table that a layer reads that a batch, by Spark's number, comes to; whether to its end.
+
+    Raises:
+        LakeError: the checkpoint does not say it.
+    """
+    checkpoint = Path(settings.checkpoint(layer))
     try:
         _, offset = planned(checkpoint, batch)
-        inside = offset["isStartingVersion"] or offset["index"] != _BOUNDARY
+        inside = bool(offset["isStartingVersion"]) or offset["index"] != _BOUNDARY
         following = int(offset["reservoirVersion"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LakeError(f"{checkpoint} does not say what {layer} has read ({error!r})") from None
-    if inside:
-        raise LakeError(f"{layer} has read a part of what the layer before it wrote at once: {run}")
-    return following - 1
+    return (following, False) if inside else (following - 1, True)
 
 
 def numbers(settings: Settings, layer: str = SILVER) -> list[int]:

@@ -7,12 +7,17 @@ is late is settled by silver alone, whatever gold's batches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
-from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.types import Bools
+from sessionlake.protocol.arrow import pair_codes
+from sessionlake.protocol.types import Bools, TopicPartition
+
+T = TypeVar("T")
 
 APPLIED = "applied"
 """Of a change: the stream time at which it was applied, in ms."""
@@ -51,12 +56,25 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
     return late
 
 
-def stream_times(changes: pa.Table) -> dict[str, int]:
-    """Of each topic, the highest stream time at which one of its changes was applied; `NEVER` where none tells it."""
-    code, topics = codes(changes["topic"])
+def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
+    """Of each topic-partition, the highest stream time at which a change was applied; `NEVER` where none tells it."""
+    code, topics, partitions = pair_codes(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
     np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
-    return dict(zip(topics.to_pylist(), times.tolist(), strict=True))
+    return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))
+
+
+def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
+    """The same of topics."""
+    found: dict[str, int] = {}
+    for (topic, _), time in times.items():
+        found[topic] = max(found.get(topic, time), time)
+    return found
+
+
+def latest(one: Mapping[T, int], other: Mapping[T, int]) -> dict[T, int]:
+    """The later time of each."""
+    return {**one, **{name: max(time, one.get(name, time)) for name, time in other.items()}}
 
 
 def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:

@@ -18,10 +18,13 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
-from sessionlake.gold.aggregate.sources import POINTS, Declared, Source
+from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Source
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
 START = "window_start"
+PARTITION = "partition"
+APPEND = "append"
+_KEY_TYPES = {START: "timestamp", PARTITION: "int"}
 _TIME = pa.timestamp("us", "UTC")
 _ARROW = {
     "double": pa.float64(),
@@ -48,6 +51,9 @@ class Product:
             a table's rows are does not rest on it.
         lateness_ms: how long after its bucket's end, in stream time, an event may come; None: for ever. What comes
             later is in `gold.late_points` instead.
+        output: `update`: rows change as events come for them. `append`: they are appended to a second table, too, once
+            they are final (see `final`); then what tells rows apart is the topic-partition, too. It is the session's,
+            unless partitions were added to the topic meanwhile: such a session has rows of both.
         version: raised by hand where what a declaration comes to has changed, and it reads the same.
     """
 
@@ -61,6 +67,7 @@ class Product:
     version: int = 1
     lateness_ms: int | None = None
     retention_ms: int | None = field(default=None, compare=False)
+    output: str = "update"
 
     @property
     def table(self) -> str:
@@ -70,12 +77,13 @@ class Product:
     @cached_property
     def row_keys(self) -> tuple[str, ...]:
         """The columns that tell its rows apart."""
-        return self.keys if self.bucket_ms is None else (*self.keys, START)
+        partition = (PARTITION,) if self.output == APPEND else ()
+        return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
-        keys = tuple((name, "timestamp" if name == START else "string") for name in self.row_keys)
+        keys = tuple((name, _KEY_TYPES.get(name, "string")) for name in self.row_keys)
         return keys + self._own
 
     @property
@@ -93,7 +101,8 @@ class Product:
         """Changes with whatever its rows depend on."""
         said = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
-        return sha256(repr((said, self.below and self.below.logic, *lateness)).encode()).hexdigest()[:12]
+        output = () if self.output != APPEND else (APPEND,)
+        return sha256(repr((said, self.below and self.below.logic, *lateness, *output)).encode()).hexdigest()[:12]
 
     @cached_property
     def _own(self) -> tuple[tuple[str, str], ...]:
@@ -121,7 +130,8 @@ class Product:
             return self.of_finer(self.below.of_changes(changes, declared))
         if self.lateness_ms is not None:
             changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
-        return self.of_events(self.source.events(changes, declared))
+        marks = (*MARKS, PARTITION) if self.output == APPEND else MARKS
+        return self.of_events(self.source.events(changes, declared, marks))
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The rows of `gold.late_points` for the changes that come too late for it."""

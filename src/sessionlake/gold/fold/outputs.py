@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.late import by_topic, latest
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.fold.pack import ReadChanges, taken_apart
@@ -19,13 +20,13 @@ from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.chunk import read_ipc, write_compressed
-from sessionlake.protocol.types import Bools, Int64s, Payloads
+from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns of the series' keys, of key codes."""
 _PANES = pa.array([pane.name.lower() for pane in Pane])
 _PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
-_NO_TIMES: Mapping[str, int] = {}
+_NO_TIMES: Mapping[TopicPartition, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
 FEW_CHANGES = 1_000
 """Of a shard, so many are made rows of products in the driver."""
@@ -73,22 +74,25 @@ class GoldReport(msgspec.Struct):
         read: the changes that were read.
         points: numeric values among them, once for each table of averages.
         spans: number and time range of the rows, by the kind of payload.
-        times: of the topics whose changes were read, the highest stream time at which one was applied, in ms.
+        places: of the topic-partitions whose changes were read, the highest stream time at which one was applied, ms.
     """
 
     read: ReadChanges = ReadChanges()
     points: int = 0
     spans: dict[str, RowRange] = {}
-    times: dict[str, int] = {}
+    places: dict[TopicPartition, int] = {}
 
     def __add__(self, other: GoldReport) -> GoldReport:
         spans = dict(self.spans)
         for kind, span in other.spans.items():
             spans[kind] = spans[kind] + span if kind in spans else span
-        times = dict(self.times)
-        for topic, time in other.times.items():
-            times[topic] = max(times.get(topic, time), time)
-        return GoldReport(self.read + other.read, self.points + other.points, spans, times)
+        places = latest(self.places, other.places)
+        return GoldReport(self.read + other.read, self.points + other.points, spans, places)
+
+    @property
+    def times(self) -> dict[str, int]:
+        """The same of topics."""
+        return by_topic(self.places)
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,9 @@ def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
         yield Emitted(kind, span_of(part, time), write_compressed(part))
 
 
-def reported(read: ReadChanges, points: int, rows: Iterable[Emitted], times: Mapping[str, int] = _NO_TIMES) -> Payloads:
+def reported(
+    read: ReadChanges, points: int, rows: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
+) -> Payloads:
     """The rows' payloads, and a report of them."""
     found, spans = list[tuple[str, bytes]](), dict[str, RowRange]()
     for kind, span, payload in rows:
@@ -191,7 +197,7 @@ def reported(read: ReadChanges, points: int, rows: Iterable[Emitted], times: Map
 def total(reports: Iterable[bytes]) -> GoldReport:
     """The shards' reports (msgpack) of one batch, added up."""
     found = (msgspec.msgpack.decode(content, type=GoldReport) for content in reports)
-    return sum(found, GoldReport(spans={}, times={}))
+    return sum(found, GoldReport(spans={}, places={}))
 
 
 def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:

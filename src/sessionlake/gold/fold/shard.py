@@ -25,7 +25,7 @@ from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
 from sessionlake.protocol.arrow import codes, one
-from sessionlake.protocol.types import Int64s, Payloads
+from sessionlake.protocol.types import Int64s, Payloads, TopicPartition
 
 _OF_TOPIC = -1  # in the place of a partition
 _APART = 120
@@ -88,7 +88,7 @@ class GoldFold:
             if changes is not None:
                 held[name], made, new = self._folded(kept, shard, held.get(name), changes)
                 rows, points, is_changed = [*rows, *made], points + new, True
-        times: dict[str, int] = {}
+        times: dict[TopicPartition, int] = {}
         if OF_SESSION in found.changes:
             rows += product_rows(found.changes[OF_SESSION], self.declared, self.products) if self.products else []
             times = stream_times(found.changes[OF_SESSION])

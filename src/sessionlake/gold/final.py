@@ -1,0 +1,227 @@
+"""Products with `output: append`: each row is appended to a second table once, when it is final.
+
+Up to where that has been done is what the second table itself says: of each topic-partition, the last bucket in it. No
+row that is older than that can have been left out, nor can one come: it would be too late. So nothing is noted, and the
+appends bear the batch's transaction as every commit.
+
+Stream time counts as far as whole versions of silver's table tell it: within one, files of different sessions have no
+order, so that what one tells may be ahead of what is yet to be read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.errors import LakeError
+from sessionlake.gold.aggregate.final import BATCH, Closing, FinalTable, Limits, between, of_rows, starts
+from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
+from sessionlake.gold.aggregate.product import PARTITION, START, Product
+from sessionlake.gold.declared import finals_of
+from sessionlake.gold.expiry import Expiry, above, are_above
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import TableOutput
+from sessionlake.lake.names import CHANGES, GOLD
+from sessionlake.lake.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.lake.table_schema import APPEND_ONLY
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.frames import Rows, as_frame
+from sessionlake.silver import handover
+from sessionlake.streaming.checkpoint import last_committed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_PLACE = ("topic", PARTITION)
+
+
+class Finals:
+    """Follows, for the one gold that writes, which rows of its products are appended."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: Expiry) -> None:
+        self._lake, self._expiry = lake, expiry
+        self._first = handover.first_batch(lake.settings, GOLD)
+        following, reader = handover.next_batch(lake.settings, GOLD), lake.reader(spark)
+        self._tables = {final.product.table: _closing(reader, final, following) for final in finals_of(products)}
+        self._times = _times_in_part(spark, lake) if self._tables else {}
+
+    def require_open(self, spark: SparkSession, product: Product, rows: Rows, low: int) -> None:
+        """Returns if a batch has nothing for buckets that are final.
+
+        Args:
+            rows: that the batch comes to in the product.
+            low: none of their buckets begins before, in microseconds.
+
+        Raises:
+            LakeError: it has, as silver has applied something at an earlier stream time than it had come to.
+        """
+        closing = self._tables.get(product.table)
+        if closing is None or low >= max(closing.since.values(), default=NEVER) * 1000:
+            return
+        if not isinstance(rows, pa.Table):
+            rows = _earliest(as_frame(spark, rows))
+        closed = rows.filter(pa.array(starts(rows) < of_rows(rows, closing.since)))
+        if closed.num_rows:
+            one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
+            where = f"topic {one['topic']}, partition {one[PARTITION]}"
+            raise LakeError(
+                f"{closing.final.table}: {where}: silver has applied something for the bucket of "
+                f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that was past. Was a session "
+                "moved between topic-partitions while messages of it were held back, or session_timeout made shorter? "
+                f"`sessionlake rebuild {product.table}` makes both tables anew"
+            )
+
+    def write(self, spark: SparkSession, times: Limits, txn: Txn) -> Iterator[TableOutput]:
+        """Appends what has become final with a batch, behind its MERGEs.
+
+        Args:
+            times: the highest stream time that the batch's changes tell of each topic-partition, in ms.
+        """
+        if not self._tables:
+            return
+        self._times = latest(self._times, times)
+        _, is_whole = handover.reached(self._lake.settings, GOLD, txn.version - self._first)
+        if not is_whole:
+            return
+        for closing in self._tables.values():
+            until, table = closing.until(self._times), closing.final.table
+            count = self._append(spark, closing.final, closing.since, until, txn) if until else 0
+            if count:
+                yield TableOutput(table, self._lake.last_commit(spark, table).version, count)
+            closing.move(until)
+        self._times = {}
+
+    def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
+        names = [name for name, _ in final.shown]
+        reader, conditions = self._lake.reader(spark), _conditions(since, until)
+        floors = [self._expiry.floors(table) for table in (final.product.table, final.table)]
+        try:
+            rows = reader.table(final.product.table, *conditions, columns=names, at_most=self._lake.limits.driver_bytes)
+        except TooLargeError:
+            frame = _between(self._lake.read(spark, final.product.table), since, until)
+            frame = stamped(above(above(frame, floors[0]), floors[1]), final, txn.version)
+            count = frame.count()
+            if count:
+                append(spark, self._lake, final.table, frame, txn)
+            return count
+        rows = are_above(are_above(between(rows, since, until), floors[0]), floors[1])
+        if rows.num_rows:
+            batch = pa.array(np.full(rows.num_rows, txn.version))
+            append(spark, self._lake, final.table, rows.append_column(BATCH, batch), txn)
+        return rows.num_rows
+
+
+def stamped(rows: DataFrame, final: FinalTable, batch: int) -> DataFrame:
+    """The product's rows as those of its final ones' table."""
+    from pyspark.sql import functions as F
+
+    return rows.select(*(F.col(f"`{name}`") for name, _ in final.shown), F.lit(batch).cast("bigint").alias(BATCH))
+
+
+def make_final_anew(
+    spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: Limits, batch: int
+) -> None:
+    """Puts those of a product's rows that are final into their table, in one commit.
+
+    Args:
+        rows: all of the product's, less those that retention has removed.
+        times: stream times that gold has read, in ms.
+        batch: the last of gold's that the rows are made of.
+    """
+    found = stamped(_between(rows, {}, final.limits(times)), final, batch)
+    lake.storage.make_sure(final.table)
+    lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}", changes=True)
+
+
+def hold_append_only(spark: SparkSession, lake: Lake, finals: Iterable[FinalTable]) -> None:
+    """Has Delta refuse whatever would change a row, but for what retention removes: `forget` has had to open tables."""
+    for final in finals:
+        if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
+            lake.set_property(spark, final.table, APPEND_ONLY, "true")
+
+
+def places_of(changes: DataFrame) -> dict[TopicPartition, int]:
+    """Of each topic-partition, the highest stream time at which a change was applied, in ms.
+
+    Args:
+        changes: with `topic`, `partition` and `applied`.
+    """
+    from pyspark.sql import functions as F
+
+    found = changes.groupBy(*_PLACE).agg(F.max(APPLIED).alias("time")).where("time IS NOT NULL").collect()
+    return {(row["topic"], row[PARTITION]): row["time"] for row in found}
+
+
+def _closing(reader: TableReader, final: FinalTable, following: int) -> Closing:
+    """Up to where rows are appended before gold's next batch."""
+
+    def found(*conditions: Condition) -> Limits:
+        last = reader.highest(final.table, START, _PLACE, *conditions)
+        starts = {(topic, partition): (start - _EPOCH) // _MILLISECOND for (topic, partition), start in last.items()}
+        return final.limits_after(starts)
+
+    is_there = reader.any(final.table, (BATCH, operator.ge, following))
+    return Closing(final, found((BATCH, operator.lt, following)), found() if is_there else {})
+
+
+def _times_in_part(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
+    """The stream times of a version that gold has read in part, if it stopped in one: no row was appended by them."""
+    from pyspark.sql import functions as F
+
+    batch = last_committed(lake.settings.checkpoint(GOLD))
+    if batch is None:
+        return {}
+    version, is_whole = handover.reached(lake.settings, GOLD, batch)
+    if is_whole:
+        return {}
+    changes = lake.read(spark, CHANGES, version)
+    return places_of(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
+
+
+def _conditions(since: Limits, until: Limits) -> list[Condition]:
+    """What holds of all rows that are final by `until` and were not by `since`: files are left out by it."""
+    low, high = min(since.get(place, NEVER) for place in until), max(until.values())
+    topics, partitions = ({*part} for part in zip(*until, strict=True))
+    conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
+    return [*conditions, (START, operator.ge, _moment(low)), (START, operator.lt, _moment(high))]
+
+
+def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
+    """As `aggregate.final.between`."""
+    from pyspark.sql import functions as F
+
+    if not until:
+        return rows.limit(0)
+    bounds = defaultdict(list)
+    for place, end in until.items():
+        for name, value in zip((*_PLACE, "_since", "_until"), (*place, since.get(place, NEVER), end), strict=True):
+            bounds[name].append(value)
+    kinds = [("topic", pa.string()), (PARTITION, pa.int32()), ("_since", pa.int64()), ("_until", pa.int64())]
+    frame = F.broadcast(as_frame(rows.sparkSession, pa.table(dict(bounds), pa.schema(kinds))))
+    start = F.unix_millis(START)
+    within = (start >= F.col("_since")) & (start < F.col("_until"))
+    coarse = F.col(START) < F.lit(_moment(max(until.values())))
+    return rows.where(coarse).join(frame, list(_PLACE)).where(within).drop("_since", "_until")
+
+
+def _earliest(rows: DataFrame) -> pa.Table:
+    """The first bucket of each topic-partition."""
+    from pyspark.sql import functions as F
+
+    return rows.groupBy(*_PLACE).agg(F.min(START).alias(START)).toArrow()
+
+
+def _moment(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
