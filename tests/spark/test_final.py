@@ -188,6 +188,7 @@ def test_within_a_version_that_is_read_in_parts_nothing_is_final_before_its_end(
     require_exact(feed)
 
 
+@pytest.mark.soak
 def test_what_silver_applies_at_a_time_that_was_past_for_a_final_bucket_is_refused(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ):
@@ -207,6 +208,7 @@ def test_what_silver_applies_at_a_time_that_was_past_for_a_final_bucket_is_refus
     assert len(appended(feed)) == 3
 
 
+@pytest.mark.soak  # how rows of products go, test_expiry says
 def test_final_rows_are_kept_as_long_as_the_product_keeps_its_own(feed: Feed):
     hour = 60 * MINUTE
     with_gold(feed, products=[OWN | {"retention": "1 hour"}])

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +233,6 @@ def _own_settings(settings: Settings) -> Settings:
             "kafka": settings.kafka.model_copy(update=kafka),
             "capture": settings.capture.model_copy(update=capture),
             "processors": (),  # made for other columns
-            "gold": settings.gold.model_copy(update={"trigger": timedelta(seconds=8)}),  # a minute has few of 20
         }
     )
 
