@@ -37,6 +37,18 @@ same = lambda batches: batches
 rows = spark.range(4).mapInArrow(same, "id long").count()
 started = [child.pid for child in psutil.Process().children(recursive=True)]
 print(*started, flush=True)
+
+def left():
+    # That one has ended, and whose parent has, too, is the system's to take note of.
+    found = []
+    for pid in started:
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE or process.ppid() == os.getpid():
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
 """
 
 
@@ -139,7 +151,7 @@ spark.range(3).write.format("delta").save(f"{sys.argv[1]}/t")
 print(spark.read.format("delta").load(f"{sys.argv[1]}/t").count(), spark.conf.get("spark.driver.memory"))
 print(spark._jvm.java.lang.System.getProperty("sessionlake.log"))
 stop_spark()
-print([pid for pid in started if psutil.pid_exists(pid)])
+print(left())
 """
     process = subprocess.run(
         [sys.executable, "-c", untested + _PROGRAM + then, str(tmp_path)],
@@ -172,7 +184,7 @@ try:
 except KeyboardInterrupt:
     print(spark.range(5).mapInArrow(same, "id long").count(), flush=True)
     stop_spark()
-    print([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)])
+    print(left())
     print(spark_session(load_settings()).range(3).count())
 """
     process = _program(tmp_path / "home", then)
