@@ -55,10 +55,14 @@ class GoldScene(Outgoing):
         known = tables_of(self.settings)
         return [table for table in (*known, *finals_of(known)) if table.name in self.settings.gold.change_feed]
 
+    def topic(self, name: str) -> str:
+        """Where a table goes: no other test's."""
+        return f"{name}.{self.file.parent.name}"
+
     def failure_of(self, table: GoldTable | FinalTable) -> str:
         """Why the table could not be published; empty if it was."""
         try:
-            self.publish(table.table, table.name)
+            self.publish(table.table, self.topic(table.name))
         except LakeError as error:
             return str(error)
         return ""
@@ -68,7 +72,7 @@ class GoldScene(Outgoing):
         rows = rows_of(self.spark, self.feed.lake, table.table)
         held = [{n: spelled(v) for n, v in row.items() if not n.startswith("_")} for row in rows]
         truth = {tuple(row[name] for name in table.row_keys): row for row in held}
-        messages = self.sent(table.name)
+        messages = self.sent(self.topic(table.name))
         assert len(truth) == len(rows) > 0
         assert rows_told(messages, table.row_keys) == truth
         assert rows_told(without_replays(messages), table.row_keys) == truth
@@ -95,12 +99,12 @@ def test_whoever_folds_the_topic_has_the_table_though_buckets_are_corrected_and_
     scene.configure(change_feed=["metrics_1m"])
     [minutes] = scene.tables()
     feed.write(changes[:40]).run()
-    scene.publish(METRICS_1M, "metrics_1m")
+    scene.publish(METRICS_1M, scene.topic("metrics_1m"))
     scene.require_sent(minutes)
     feed.write(changes[40:]).run()
-    scene.publish(METRICS_1M, "metrics_1m")
+    scene.publish(METRICS_1M, scene.topic("metrics_1m"))
     scene.require_sent(minutes)
-    assert any(message.value is None for message in scene.sent("metrics_1m")), "no bucket has gone"
+    assert any(message.value is None for message in scene.sent(scene.topic("metrics_1m"))), "no bucket has gone"
 
 
 @pytest.mark.soak
@@ -113,29 +117,29 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     texts = [change("s", "r", 10_000 + i, 0, 0, status=f"{i % 7}") for i in range(20)]
     feed.write([*changes[:40], *texts[:5]]).run()
     for table in scene.tables():
-        scene.publish(table.table, table.name)
+        scene.publish(table.table, scene.topic(table.name))
         scene.require_sent(table)
     limit(monkeypatch, rewritten_rows=0)  # from here on rows are marked
     feed.write([*changes[40:80], *texts[5:]]).run()
     feed.write(changes[80:110]).run()
-    killed = scene.publish_killed(METRICS_1M, "metrics_1m", "after:kafka")
+    killed = scene.publish_killed(METRICS_1M, scene.topic("metrics_1m"), "after:kafka")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     feed.write(changes[110:]).run()
     for table in scene.tables():
-        scene.publish(table.table, table.name)
+        scene.publish(table.table, scene.topic(table.name))
         scene.require_sent(table)
-    sent = scene.sent("metrics_1m")
+    sent = scene.sent(scene.topic("metrics_1m"))
     assert len(sent) > len({*sent}), "nothing was replayed"
     assert any(message.value is None for message in sent), "no bucket has gone"
-    versions = [m.version for m in scene.sent("rolling_average")]
+    versions = [m.version for m in scene.sent(scene.topic("rolling_average"))]
 
     scene.configure(retention={"metrics_1m": "1 hour"})
     anew = [table for table in tables_of(scene.settings) if table.name in {*fed, "closed"}]
     make_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
-        scene.publish(table.table, table.name)
+        scene.publish(table.table, scene.topic(table.name))
         scene.require_sent(table)
-    assert max(m.version for m in scene.sent("rolling_average")) > max(versions)
+    assert max(m.version for m in scene.sent(scene.topic("rolling_average"))) > max(versions)
 
     had = scene.tables()
     scene.configure(change_feed=[])
