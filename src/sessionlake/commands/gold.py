@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import GoldTable, finals_of, tables_of
+from sessionlake.gold.declared import GoldTable, tables_of, with_finals
 from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.job import make_tables
 from sessionlake.gold.products import whole
@@ -59,4 +59,4 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
 
 
 def _tables(products: Sequence[GoldTable]) -> list[str]:
-    return [table.table for table in (*products, *finals_of(products))]
+    return [table.table for table in with_finals(products)]

@@ -127,6 +127,12 @@ def finals_of(products: Iterable[GoldTable]) -> list[FinalTable]:
     return [final for final in found if final is not None]
 
 
+def with_finals(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
+    """These, and behind them where their final rows are appended."""
+    every = list(products)
+    return [*every, *finals_of(every)]
+
+
 def schemas_of(settings: Settings) -> dict[str, TableSchema]:
     """The definitions of the tables that the configuration declares."""
     tables = tables_of(settings)

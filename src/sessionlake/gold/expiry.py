@@ -19,7 +19,7 @@ import pyarrow as pa
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
-from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.tiers import TIERS
 from sessionlake.lake.commit import delete_rows
 from sessionlake.lake.conflicts import repeated
@@ -71,8 +71,7 @@ def are_above(rows: pa.Table, floors: Floors) -> pa.Table:
     """Likewise."""
     code, topics = codes(rows["topic"])
     floor = np.array([floors.get(topic, NEVER) for topic in topics.to_pylist()], np.int64)
-    start = rows[START].cast(pa.int64()).to_numpy() // 1000
-    return rows.filter(pa.array(start >= floor[code])) if len(code) else rows
+    return rows.filter(pa.array(starts(rows) >= floor[code])) if len(code) else rows
 
 
 def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.averages import AverageWriter
 from sessionlake.gold.batch_rows import BatchRows
 from sessionlake.gold.changes import declared_in, marks
-from sessionlake.gold.declared import GoldTable, averages_of, finals_of, products_of, schemas_of, tables_of
+from sessionlake.gold.declared import GoldTable, averages_of, finals_of, products_of, schemas_of, tables_of, with_finals
 from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import Expiry
@@ -76,7 +76,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Acc
         mark_left_out(spark, lake, tables)
         new = to_begin(spark, lake, tables)
         there = [table for table in tables if table not in new]
-        lake.ensure(spark, [table.table for table in (*there, *finals_of(there))])
+        lake.ensure(spark, [table.table for table in with_finals(there)])
         if new:
             _made(spark, lake, new)
         hold_feeds(spark, lake, settings, tables)
@@ -134,7 +134,7 @@ def _started(
     references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
     if last_planned(settings.checkpoint(LAYER)) is None and in_force(settings, LAYER) is None:
         begun = products_of(settings)  # with tables that are empty
-        forget_retained(spark, lake, [*(one.table for one in begun), *(one.table for one in finals_of(begun))])
+        forget_retained(spark, lake, [one.table for one in with_finals(begun)])
     products = [one for one in tables if isinstance(one, Product)]
     expiry = Expiry(spark, lake, [*products, *finals_of(products)])
     expiry.remove(spark, {})

@@ -13,7 +13,7 @@ from sessionlake.gold.aggregate.late import by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
-from sessionlake.gold.declared import GoldTable, finals_of
+from sessionlake.gold.declared import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import above, due, note
 from sessionlake.gold.final import make_final_anew, places_of
@@ -121,8 +121,7 @@ def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable])
 
 def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
     """Switches the tables' change feeds on, and off, as the configuration has it."""
-    products = list(products)
-    for table in (*products, *finals_of(products)):
+    for table in with_finals(products):
         wanted = table.name in settings.gold.change_feed
         if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
             lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
@@ -183,7 +182,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         LakeError: gold has stopped within a version of silver's table.
     """
     changes, table = changes_read(spark, lake, settings), product.table
-    for one in (product, *finals_of([product])):
+    for one in with_finals([product]):
         _ensure_columns(spark, lake, one, empty=changes is None)
     hold_feeds(spark, lake, settings, [product])
     made = Made(0, None)
@@ -192,8 +191,8 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         times = places_of(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = due(product, by_topic(times))
-            for name in (table, *(final.table for final in finals_of([product]))):
-                note(spark, lake, name, floors)
+            for one in with_finals([product]):
+                note(spark, lake, one.table, floors)
             rows = above(rows, floors)
         rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
@@ -246,6 +245,6 @@ def _first_other(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | 
 
 
 def _logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
-    if not all(lake.exists(spark, one.table) for one in (product, *finals_of([product]))):
+    if not all(lake.exists(spark, one.table) for one in with_finals([product])):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None

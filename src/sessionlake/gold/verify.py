@@ -14,7 +14,7 @@ from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.alerts.verify import verify_rules
 from sessionlake.gold.changes import declared_in, events_of, is_late
 from sessionlake.gold.compare import Compared, compared
-from sessionlake.gold.declared import GoldTable, finals_of
+from sessionlake.gold.declared import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import above, floors_in
 from sessionlake.gold.fold.series import RollingAverage
@@ -45,7 +45,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         return []
     kept = (*MARKS, APPLIED, *PLACE)
     numbers, texts = (gathered(events_of(changes, declared, kept, numbers=kind)) for kind in (True, False))
-    floors = floors_in(lake.reader(spark), [table.table for table in (*tables, *finals_of(tables))])
+    floors = floors_in(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, Enriched):

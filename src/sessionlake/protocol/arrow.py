@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.types import Int64s
 
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 SESSION = ("topic", "session_id")
 """The columns that name a session."""
 
@@ -25,6 +26,12 @@ def codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
     encoded = (one(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
     indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
     return indices.to_numpy().astype(np.int64), encoded.dictionary
+
+
+def dense(rows: Rows) -> Rows:
+    """With texts in the place of dictionaries."""
+    fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in rows.schema]
+    return rows.cast(pa.schema(fields))
 
 
 def pair_codes(left: pa.ChunkedArray, right: pa.ChunkedArray) -> tuple[Int64s, pa.Array, pa.Array]:

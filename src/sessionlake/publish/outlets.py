@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import finals_of, tables_of
+from sessionlake.gold.declared import tables_of, with_finals
 from sessionlake.lake.names import GOLD, ROWS, VIEWS
 
 
@@ -32,8 +32,7 @@ class Outlet:
 def outlets(settings: Settings) -> dict[str, Outlet]:
     """The tables that can be published, if their change feed is on: rows of sessions, and all that gold keeps up."""
     found = {ROWS: Outlet(("topic", "session_id", "row_id"), whole=True)}
-    tables = tables_of(settings)
-    return found | {table.table: Outlet(table.row_keys) for table in (*tables, *finals_of(tables))}
+    return found | {table.table: Outlet(table.row_keys) for table in with_finals(tables_of(settings))}
 
 
 def outlet_of(settings: Settings, table: str) -> Outlet:

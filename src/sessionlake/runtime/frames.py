@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from sessionlake.protocol.arrow import dense
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -46,9 +48,7 @@ class _Chain:
 
 def _dense(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """With texts in the place of dictionaries, which Spark does not read."""
-    for batch in batches:
-        dense = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in batch.schema]
-        yield batch.cast(pa.schema(dense))
+    return map(dense, batches)
 
 
 Rows: TypeAlias = "DataFrame | Mapped | pa.Table"

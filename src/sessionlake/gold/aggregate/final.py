@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import NEVER, first_kept, latest
-from sessionlake.gold.aggregate.product import APPEND, PARTITION, START, Product
+from sessionlake.gold.aggregate.product import APPEND, PARTITION, Product, starts
 from sessionlake.protocol.arrow import pair_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
@@ -129,12 +129,6 @@ def between(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
     """
     start = starts(rows)
     return rows.filter(pa.array((start >= of_rows(rows, since)) & (start < of_rows(rows, until))))
-
-
-def starts(rows: pa.Table) -> Int64s:
-    """Where each row's bucket begins, in ms."""
-    found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
-    return found
 
 
 def of_rows(rows: pa.Table, limits: Limits) -> Int64s:

@@ -20,6 +20,7 @@ from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Source
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.types import Int64s
 
 START = "window_start"
 PARTITION = "partition"
@@ -156,7 +157,7 @@ class Product:
         if self.bucket_ms is None:
             return self.merged(rows)
         place = rows.column_names.index(START)
-        start = _bucket(rows[START].cast(pa.int64()).to_numpy() // 1000, self.bucket_ms)
+        start = _bucket(starts(rows), self.bucket_ms)
         return self.merged(rows.set_column(place, START, start))
 
     def merged(self, parts: pa.Table, held: pa.Table | None = None) -> pa.Table:
@@ -187,6 +188,12 @@ def _within_time(events: pa.Table, length: int) -> pa.Table:
     ts = events["ts"].to_numpy()
     inside = (ts >= FIRST_MS) & (ts <= LAST_MS)
     return events.filter(pa.array(inside & (np.floor_divide(ts, length) * length >= FIRST_MS)))
+
+
+def starts(rows: pa.Table) -> Int64s:
+    """Where each row's bucket begins, in ms."""
+    found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
+    return found
 
 
 def _bucket(ts: Any, length: int) -> pa.Array:

@@ -19,6 +19,7 @@ from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.chunk import read_ipc, write_compressed
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 
@@ -207,7 +208,7 @@ def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
         encoded: texts that came as dictionaries stay so.
     """
     tables = [read_ipc(content) for content in contents]
-    return pa.concat_tables(tables if encoded else map(_plain, tables))
+    return pa.concat_tables(tables if encoded else map(dense, tables))
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -294,8 +295,3 @@ def _panes(panes: Int64s) -> pa.Array:
 
 def _int32(values: Int64s) -> pa.Array:
     return pa.array(values.astype(np.int32))
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    dense = [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in table.schema]
-    return table.cast(pa.schema(dense))

@@ -38,7 +38,7 @@ class Points:
         return Points(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def order(self) -> Int64s:
-        """The places of all, sorted by key, event time, position and ordinal."""
+        """The places of all, sorted by key, event time, position and ordinal; equal ones as they are."""
         few = self.key.max(initial=0) <= _SORTED_BY_DIGITS
         key = self.key.astype(np.uint16) if few else self.key
         order = np.lexsort((self.ts, key))
@@ -70,7 +70,7 @@ class Points:
     def without(self, others: Points) -> Points:
         """These points less those whose key and place in time are among the others."""
         both = Points.concat(others, self)
-        order = np.lexsort((np.arange(len(both)), both.ordinal, both.position, both.ts, both.key))
+        order = both.order()  # of two that are the same, the one of the others first
         s = both.take(order)
         same = np.zeros(len(both), np.bool_)
         same[1:] = (
