@@ -176,6 +176,7 @@ def test_batches_and_corrections_that_die_at_any_commit_are_made_good(feed: Feed
     assert require_exact(feed) == 70
 
 
+@pytest.mark.soak
 def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     """The outside is away at first; then it knows one key, and what it says of another cannot be used."""
     known = {"s": {"place": "here", "size": 1}, "t": {"place": 7, "size": 1}}

@@ -40,7 +40,6 @@ from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from support.checkpoints import lose_last_commit
 from support.lakes import limit, rows_of, write_rows
-from support.seeds import seeds
 
 CHANGES = "silver.session_changes"
 SECOND = 1_000
@@ -166,10 +165,15 @@ def feed(spark, location) -> Feed:
 NOTHING_IN_DRIVER = {"inline_bytes": 0, "driver_bytes": 0, "rewritten_rows": 0}
 
 
-@pytest.mark.parametrize("seed", seeds(1, 4, 5))
-def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, monkeypatch: pytest.MonkeyPatch, seed: int):
+LARGE_TOO = [pytest.param(seed, True, marks=pytest.mark.soak) for seed in range(5, 9)]
+
+
+@pytest.mark.parametrize(("seed", "large"), [(5, False), *LARGE_TOO])
+def test_random_points_in_random_batches_equal_a_recomputation(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, seed: int, large: bool
+):
     """Late within the tail and far older, ties, several metrics and sessions, forgotten sessions; the last batch is too
-    large for the driver.
+    large for the driver, if `large`.
     """
     rng = random.Random(seed)
     changes = []
@@ -184,7 +188,7 @@ def test_random_points_in_random_batches_equal_a_recomputation(feed: Feed, monke
     start = 0
     feed.declare(of="texts", n="count", texts="approx_distinct")
     for cut in [*sorted(rng.sample(range(150), rng.randint(1, 2))), 150]:
-        if cut == len(changes):  # in a catalog, Spark merges whatever the size
+        if large and cut == len(changes):  # in a catalog, Spark merges whatever the size
             monkeypatch.setattr(Folders, "limits", replace(Folders.limits, **NOTHING_IN_DRIVER))
         feed.write(changes[start:cut]).run()
         start = cut
@@ -321,7 +325,21 @@ def test_the_lowest_possible_time_is_refined_too(feed: Feed):
     assert (feed.averages(), feed.minutes()) == (by_hand([first, second], 3)[0], {})
 
 
-def test_another_number_of_points_is_a_rebuild_and_another_one_of_shards_is_refused(feed: Feed):
+def test_other_numbers_of_points_and_of_shards_than_before_are_refused(feed: Feed):
+    points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
+    feed.write(points).run()
+    for gold, told in (
+        (GoldSettings(rolling_points=4, shards=4), r"made by other logic.*rebuild gold.rolling_average"),
+        (GoldSettings(rolling_points=3, shards=5), r"gold.shards is 5.*built with 4"),
+    ):
+        feed.settings = feed.settings.model_copy(update={"gold": gold})
+        with pytest.raises(LakeError, match=told):
+            feed.run()
+    assert feed.averages() == by_hand(points, 3)[0]
+
+
+@pytest.mark.soak
+def test_another_number_of_points_is_a_rebuild(feed: Feed):
     changes = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(9)]
     feed.write(changes[:6]).run()
     late = change("s", "r", 9, 1500, price=9.0)
@@ -340,9 +358,6 @@ def test_another_number_of_points_is_a_rebuild_and_another_one_of_shards_is_refu
     assert feed.averages() == by_hand([*changes, late], 4)[0]
     feed.require_exact()
     feed.restated()
-    other = feed.settings.model_copy(update={"gold": GoldSettings(rolling_points=3, shards=5)})
-    with pytest.raises(LakeError, match=r"gold.shards is 5.*built with 4"):
-        job.start(feed.spark, other, once=True)
 
 
 @pytest.mark.soak

@@ -72,6 +72,7 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
     assert_silver_is_the_truth(run.spark, run.settings, [*FIRST, *SECOND], ledger=False)
 
 
+@pytest.mark.soak
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
     before = ends(run.lake.reader(spark), "silver")
     ledger = folder_of(run.lake, LEDGER)

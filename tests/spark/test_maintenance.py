@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -158,6 +159,7 @@ def test_merged_tables_are_compacted_between_their_merges(
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("eager")
 def test_a_first_read_of_merged_files_goes_in_the_order_in_which_messages_came(
     spark: Any, location: dict[str, Any]
@@ -277,6 +279,30 @@ def test_a_merged_table_keeps_its_rows_when_it_is_vacuumed(
     assert freed.files > 0
     assert freed.freed > 0
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
+
+
+@pytest.mark.usefixtures("eager")
+def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, rewritten_rows=0)
+    lake = Lake(settings)
+    lake.ensure(spark, [ROWS, EVENTS])
+    for n in range(3):
+        rows = pa.table({"row_id": [f"r{n}"], "_seq": [n]})
+        merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
+    append_events(lake, 3)
+    for table in (ROWS, EVENTS):
+        assert codecs(lake, table) == {"SNAPPY"}
+        assert lake.storage.compact(spark, table) is not None
+        assert codecs(lake, table) == {"ZSTD"}
+
+
+def codecs(lake: Lake, table: str) -> set[str]:
+    """What the files of a table are compressed with."""
+    folder = folder_of(lake, table)
+    footers = [pq.read_metadata(folder / file.path) for file in live_files(DeltaTable(folder))]
+    return {footer.row_group(0).column(0).compression for footer in footers}
 
 
 def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings: Settings) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from operator import eq
 
 import pyarrow as pa
+import pytest
 
 from sessionlake.lake.names import SESSIONS
 from sessionlake.lake.reading import TableSize
@@ -20,6 +21,7 @@ from support.ledgers import NOON
 from support.reports import fill
 
 
+@pytest.mark.soak
 def test_the_page_of_a_lake_that_spark_reads_is_that_of_one_that_delta_rs_reads(spark, settings):
     lake = Lake(settings)
     fill(lake, ["capture.a", "capture.b"])

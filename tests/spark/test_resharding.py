@@ -129,6 +129,21 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
         assert sorted(entry["batch_id"] for entry in entries) == list(range(len(entries)))
 
 
+def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, settings: Settings) -> None:
+    first, second = parts = batches(2)
+    arrive(spark, settings, first)
+    run(spark, settings, SILVER)
+    other = of_shards(settings, 7, 4)
+    with pytest.raises(LakeError, match=r"set it back, or move .* with `sessionlake reshard 7`"):
+        run(spark, other, SILVER)
+    assert reshard(spark, other, 7) == [SILVER]
+    arrive(spark, other, second)
+    run(spark, other, SILVER)
+    assert present(spark, other, SILVER) == 7
+    assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
+
+
+@pytest.mark.soak
 def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark: Any, settings: Settings) -> None:
     first, second, third = parts = batches(3)
     arrive(spark, settings, first)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.errors import LakeError
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_upkeep import gathered, live_files, replace, rows_of
-from sessionlake.lake.parquet import FileWriter, WrittenFile, indexed_columns
+from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, indexed_columns
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.tiers import LiveFile
 
@@ -51,7 +51,7 @@ def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch],
 
     delta = DeltaTable(folder)
     schema = _schema(delta)
-    writer = FileWriter(str(folder), schema, indexed_columns(delta))
+    writer = FileWriter(str(folder), schema, indexed_columns(delta), SMALL)
     gone: list[LiveFile] = []
     left: list[tuple[WrittenFile, int]] = []
     try:

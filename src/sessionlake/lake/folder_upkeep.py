@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
+from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.storage import Commit, Compacted, Vacuumed, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
@@ -84,6 +84,7 @@ def _optimizing(bound: int) -> dict[str, str]:
         f"{clustering}.threshold": str(bound),
         f"{clustering}.targetCubeSize": str(LARGEST),
         "parquet.block.size": str(ROW_GROUP),
+        "spark.sql.parquet.compression.codec": SMALL,
     }
 
 
@@ -94,7 +95,7 @@ def _merge_run(folder: Path, delta: DeltaTable, files: Sequence[LiveFile]) -> Co
         return None
     schema = pa.schema(delta.schema().to_arrow())
     rows = gathered(rows_of(folder, run, schema))
-    (written,) = FileWriter(str(folder), schema, indexed_columns(delta))(rows)
+    (written,) = FileWriter(str(folder), schema, indexed_columns(delta), SMALL)(rows)
     merged = WrittenFile(**written.to_pylist()[0])
     table = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{table}")

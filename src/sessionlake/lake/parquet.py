@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _INDEXED = "delta.dataSkippingStatsColumns"
 
+QUICK, SMALL = "snappy", "zstd"
+"""What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
 WRITTEN = "path string, size bigint, stats string"
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
 # Longer texts are cut, to what is not above the least, and not below the greatest. Left out they must not be: of a
@@ -59,15 +61,17 @@ class FileWriter:
     Attributes:
         schema: of the file; columns of the batches by name, absent ones null.
         indexed: names of columns of which minimum, maximum and number of nulls are told.
+        codec: what Parquet compresses with.
     """
 
     folder: str
     schema: pa.Schema
     indexed: tuple[str, ...]
+    codec: str = QUICK
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Writes the task's rows."""
-        path = f"part-{uuid.uuid4()}.zstd.parquet"
+        path = f"part-{uuid.uuid4()}.{self.codec}.parquet"
         target = Path(self.folder) / path
         known = _Statistics(self.indexed)
         writer: pq.ParquetWriter | None = None
@@ -79,7 +83,7 @@ class FileWriter:
                 writer = writer or pq.ParquetWriter(
                     target,
                     rows.schema,
-                    compression="zstd",
+                    compression=self.codec,
                     use_dictionary=dictionaries(rows.schema),
                     store_schema=False,  # a reader is to have texts, however they came
                 )
@@ -123,7 +127,7 @@ def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile:
     footer, known = pq.read_metadata(file), _Statistics(indexed)
     for number in range(footer.num_row_groups):
         known.add_group(footer.row_group(number))
-    path = f"part-{uuid.uuid4()}.snappy.parquet"
+    path = f"part-{uuid.uuid4()}.{QUICK}.parquet"
     file.rename(folder / path)
     return WrittenFile(path, (folder / path).stat().st_size, known.to_json())
 
