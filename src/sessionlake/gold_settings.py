@@ -260,29 +260,31 @@ class GoldSettings(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        names = [one.name for many in (self.averages, self.enriched) for one in many]
-        names += [table.removeprefix("gold.") for one in self.products for table in one.tables]
-        names += [one.taken.removeprefix("gold.") for one in self.references]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        tables = [*self.declared, *(one.taken for one in self.references)]
+        if twice := sorted({table.removeprefix("gold.") for table in tables if tables.count(table) > 1}):
             raise ValueError(f"two products have the name {', '.join(twice)}")
         return self
 
     @model_validator(mode="after")
     def _feeds_are_of_tables(self) -> Self:
-        declared = [one.table for many in (self.averages, self.enriched) for one in many]
-        declared += [table for one in self.products for table in one.tables]
-        own = (table.removeprefix("gold.") for table in declared)
+        own = (table.removeprefix("gold.") for table in self.declared)
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if strange := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold keeps up no {', '.join(strange)}; there are {', '.join(known)}")
         return self
 
     @property
+    def declared(self) -> tuple[str, ...]:
+        """The tables that are declared, for gold to keep up; standard ones among them if they are."""
+        averages, enriched = ((one.table for one in many) for many in (self.averages, self.enriched))
+        return (*averages, *(table for one in self.products for table in one.tables), *enriched)
+
+    @property
     def own_tables(self) -> tuple[str, ...]:
         """The tables of gold that are added to those of every lake."""
-        averages = tuple(one.table for one in self.averages if one.name not in STANDARD_AVERAGES)
-        enriched = tuple(one.table for one in self.enriched) + tuple(one.taken for one in self.references)
-        return averages + tuple(table for one in self.products for table in one.tables) + enriched
+        standard = {f"gold.{name}" for name in STANDARD_AVERAGES}
+        own = (table for table in self.declared if table not in standard)
+        return (*own, *(one.taken for one in self.references))
 
     @property
     def reference_tables(self) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ def configured(file: Path, broker: Settings) -> Settings:
     kafka = {"bootstrap_servers": broker.kafka.bootstrap_servers, "topic_pattern": "|".join(map(re.escape, names))}
     rules = [{"pattern": re.escape(names[1]), "integrity": "window", "on_violation": "record", "lateness": "2 s"}]
     capture = {"columns": COLUMNS, "on_violation": "isolate", "max_message_bytes": MAX_BYTES, "by_topic": rules}
-    content = {
+    place = {"catalog": broker.catalog, "schemas": broker.schemas.model_dump()} if broker.catalog else {}
+    content = place | {
         "home": str(file.parent / "home"),
         "kafka": kafka,
         "capture": capture,

@@ -45,7 +45,7 @@ class BatchRows:
         return Mapped(frame, unpack, product.ddl)
 
     def brought(self, product: Product) -> pa.Table:
-        """Likewise, in the driver in any case."""
+        """One row a key, brought to the driver whatever their size."""
         return _together(product, self._few[product.name], self._payloads(product.name))
 
     def span(self, product: Product) -> RowRange:

@@ -70,7 +70,7 @@ def is_late(product: Product) -> Column:
 
 
 def late(product: Product) -> str:
-    """The same as SQL."""
+    """The condition, in SQL over the columns of `marks`, that a change comes too late for the product."""
     if product.lateness_ms is None:
         return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"

@@ -54,24 +54,29 @@ def slices_begin(reader: TableReader) -> Floors:
 
 
 def told(table: str, floors: Floors) -> str:
-    """The same for people."""
+    """Where a table begins, in words for people."""
     ends = sorted({f"{_moment(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} is kept for a time: buckets before {until} are gone"
 
 
-def above(rows: DataFrame, floors: Floors) -> DataFrame:
-    """Rows, with `topic` and `window_start`, less those of buckets that are gone."""
+def above(rows: DataFrame, *floors: Floors) -> DataFrame:
+    """Rows, with `topic` and `window_start`, less those of buckets that are gone of any of several tables."""
     from pyspark.sql import functions as F
 
-    return rows.where(~F.coalesce(_is_gone(floors), F.lit(col=False))) if floors else rows
+    for one in filter(None, floors):
+        rows = rows.where(~F.coalesce(_is_gone(one), F.lit(col=False)))
+    return rows
 
 
-def are_above(rows: pa.Table, floors: Floors) -> pa.Table:
-    """Likewise."""
+def are_above(rows: pa.Table, *floors: Floors) -> pa.Table:
+    """As `above`, of rows that are at hand."""
+    if not rows.num_rows:
+        return rows
     code, topics = codes(rows["topic"])
-    floor = np.array([floors.get(topic, NEVER) for topic in topics.to_pylist()], np.int64)
-    return rows.filter(pa.array(starts(rows) >= floor[code])) if len(code) else rows
+    # A topic's rows begin where the tables that keep the least of it do.
+    begin = [max((one.get(topic, NEVER) for one in floors), default=NEVER) for topic in topics.to_pylist()]
+    return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))
 
 
 def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:

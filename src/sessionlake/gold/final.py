@@ -111,12 +111,12 @@ class Finals:
             rows = reader.table(final.product.table, *conditions, columns=names, at_most=self._lake.limits.driver_bytes)
         except TooLargeError:
             frame = _between(self._lake.read(spark, final.product.table), since, until)
-            frame = stamped(above(above(frame, floors[0]), floors[1]), final, txn.version)
+            frame = stamped(above(frame, *floors), final, txn.version)
             count = frame.count()
             if count:
                 append(spark, self._lake, final.table, frame, txn)
             return count
-        rows = are_above(are_above(between(rows, since, until), floors[0]), floors[1])
+        rows = are_above(between(rows, since, until), *floors)
         if rows.num_rows:
             batch = pa.array(np.full(rows.num_rows, txn.version))
             append(spark, self._lake, final.table, rows.append_column(BATCH, batch), txn)

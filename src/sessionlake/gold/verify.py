@@ -64,8 +64,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             # What is gone of either is not compared: of a topic-partition that lags, a row may go before it is final.
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
             rows, truth = (
-                above(above(side, gone[0]), gone[1])
-                for side in (lake.read_near(spark, final.table), _final(truth, changes, final))
+                above(side, *gone) for side in (lake.read_near(spark, final.table), _final(truth, changes, final))
             )
             found.append(compared(final.table, final.row_keys, table.results, rows, truth))
     if late:

@@ -30,7 +30,7 @@ class Chosen(Protocol):
 
     @property
     def most(self) -> Mapping[str, Any]:
-        """See above."""
+        """The most that each of these columns is."""
 
     @property
     def columns(self) -> list[str]:
@@ -43,7 +43,7 @@ class Chosen(Protocol):
         """What `condition` compares rows with, alias `s`."""
 
     def condition(self) -> Column:
-        """The same of a row of the table (alias `t`), and one of `source`."""
+        """Whether a row of the table (alias `t`) is one of them by a row of `source`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Expired:
         return as_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
     def condition(self) -> Column:
-        """The same of a row of the table (alias `t`), by the row of `limits` (alias `s`) that has its keys."""
+        """Whether a row of the table (alias `t`) goes by the row of `limits` (alias `s`) that has its keys."""
         from pyspark.sql import functions as F
 
         goes = F.col(f"t.{self.by}") <= F.col(f"s.{LIMIT}")

@@ -131,7 +131,7 @@ def cut_of(reader: TableReader, table: str) -> Retained | None:
 
 
 def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
-    """The same by every table that rows are removed from."""
+    """What is gone, by every table that rows are removed from: some lose theirs with another's."""
     return {part: found for table, found in known.items() for part in REMOVED_TOGETHER.get(table, (table,))}
 
 
@@ -178,7 +178,7 @@ class Beginning:
 
     @property
     def highest_ms(self) -> int:
-        """The same in milliseconds."""
+        """The highest Kafka timestamp up to the last offset that is gone, in ms."""
         return milliseconds(self.highest - _EPOCH)
 
 
@@ -190,7 +190,7 @@ def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
 
 
 def begins(place: TopicPartition, at: Beginning) -> str:
-    """The same for people."""
+    """Where a topic-partition begins, in words for people."""
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {at.last + 1}, by maintain.retention"
 
 

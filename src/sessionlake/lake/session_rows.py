@@ -56,7 +56,7 @@ class SessionRows:
         return as_frame(spark, pa.table({"topic": [self.topic], self.by: [self.value]})).alias("s")
 
     def condition(self) -> Column:
-        """The same of a row of the table (alias `t`)."""
+        """Whether a row of the table (alias `t`) is the session's."""
         from pyspark.sql import functions as F
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.by}") == F.col(f"s.{self.by}"))

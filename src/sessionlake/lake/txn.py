@@ -27,7 +27,7 @@ class Txn:
         return Txn(f"{self.app_id}:changed", self.version)
 
     def under(self, token: int) -> Txn:
-        """The same, in the order of who holds a claim: those of a later holder have higher versions.
+        """This one in the order of who holds a claim: those of a later holder have higher versions.
 
         Args:
             token: the holder's (`Storage.token`); under 0 it is as it was.

@@ -86,7 +86,7 @@ class FinalTable:
         return {place: first_kept(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()}
 
     def limits_after(self, last: Limits) -> dict[TopicPartition, int]:
-        """The same by the last bucket of each topic-partition that is appended, in ms: before it, all is."""
+        """From where on buckets are open, in ms, given the last that is appended of each topic-partition."""
         return {place: start + self.bucket_ms for place, start in last.items()}
 
 

@@ -201,7 +201,7 @@ class Derived(ABC):
 
     @abstractmethod
     def sql(self) -> str:
-        """Likewise by plain Spark SQL, over all events of a group; null where there are none."""
+        """Its values by plain Spark SQL, over all events of a group; null where there are none."""
 
     @abstractmethod
     def magnitude(self) -> str:

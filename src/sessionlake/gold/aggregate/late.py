@@ -65,7 +65,7 @@ def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
 
 
 def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
-    """The same of topics."""
+    """The highest time of any of its partitions, by topic."""
     found: dict[str, int] = {}
     for (topic, _), time in times.items():
         found[topic] = max(found.get(topic, time), time)

@@ -84,7 +84,7 @@ def begins(moments: pa.ChunkedArray) -> Int64s:
 
 
 def ends(moments: pa.ChunkedArray) -> Int64s:
-    """Likewise; `OPEN` in the place of null."""
+    """The first millisecond at or behind each moment; `OPEN` in the place of null."""
     return np.where(moments.is_null().to_numpy(), OPEN, begins(moments))
 
 

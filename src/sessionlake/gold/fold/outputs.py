@@ -92,7 +92,7 @@ class GoldReport(msgspec.Struct):
 
     @property
     def times(self) -> dict[str, int]:
-        """The same of topics."""
+        """The highest of the stream times of its partitions, in ms, by topic."""
         return by_topic(self.places)
 
 

@@ -240,7 +240,7 @@ class Moving:
         return found
 
     def _some(self, tiers: _Tiers, moments: list[int]) -> Columns:
-        """Likewise, where all these windows have a minute in common."""
+        """What the windows hold that end at these moments, all of which have a minute in common."""
         heads = [self._common(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
             heads.append(self._with(tiers, heads[-1], before, moment))

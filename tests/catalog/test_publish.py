@@ -1,0 +1,44 @@
+"""A table of a catalog, published to a real broker: whoever folds the topic has it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from integration.test_publish import (
+    COLUMNS,
+    Scene,
+    test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore,  # noqa: F401
+)
+from sessionlake.errors import ClaimedError
+from sessionlake.lake.names import LEASES
+from sessionlake.laptop.broker import BrokerStatus
+
+pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+class InCatalog(Scene):
+    """Who is killed there still holds its lease for a while."""
+
+    def publish_killed(self, table: str, topic: str, place: str) -> subprocess.CompletedProcess[str]:
+        killed = super().publish_killed(table, topic, place)
+        with pytest.raises(ClaimedError, match=r"can be taken over after"):
+            self.publish(table, topic)
+        self.lake.delta(self.spark, LEASES).update(set={"expires_at": "timestamp_micros(0)"})
+        return killed
+
+
+@pytest.fixture
+def scene(spark: Any, broker: BrokerStatus, tmp_path: Path, location: dict[str, Any]) -> Scene:
+    content = location | {
+        "home": str(location["home"]),
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+        "capture": {"columns": COLUMNS},
+    }
+    file = tmp_path / "sessionlake.yml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return InCatalog(spark, file, seed=11)
