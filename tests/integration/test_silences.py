@@ -25,9 +25,9 @@ from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.protocol.silence import Silence
-from sessionlake.silver.fold.process import split
 from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.verify import verify as verify_silver
+from sessionlake.silver.states import shard_states
 from support.crash_worker import run_layer
 from support.lakes import rows_of
 
@@ -54,9 +54,8 @@ def statuses(world: World) -> Counter[str]:
 
 def remembered(world: World) -> int:
     """How many sessions the states have."""
-    states = world.spark.read.format("statestore").load(world.settings.checkpoint(SILVER))
-    held = [bytes(row[0]) for row in states.select("value.groupState.state").collect() if row[0] is not None]
-    return sum(len(ShardState.decode(split(state)[0], world.settings.capture.declared).cursors) for state in held)
+    states = shard_states(world.spark, world.settings)
+    return sum(len(ShardState.decode(state, world.settings.capture.declared).cursors) for _, state in states)
 
 
 def told(world: World) -> list[Silence]:

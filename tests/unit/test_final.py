@@ -261,7 +261,8 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
     text = "from sessionlake.gold import Count, Product\n"
     own = 'OWN = Product("own", ("topic", "session_id"), {"n": Count()}, bucket_ms=9, lateness_ms=9, output="append")\n'
     bare = 'BARE = Product("own", ("topic",), {"n": Count()}, output="append")\n'
-    (tmp_path / "own_final.py").write_text(text + own + bare)
+    twice = own.replace("OWN", "TWICE").replace('"n"', '"partition"')
+    (tmp_path / "own_final.py").write_text(text + own + bare + twice)
     monkeypatch.chdir(tmp_path)
 
     def declared(name: str, **said: str) -> Product:
@@ -275,3 +276,5 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
         ConfigError, match=r"own_final:BARE: output append needs a bucket.*; and a lateness.*; and topic"
     ):
         declared("BARE", output="append")
+    with pytest.raises(ConfigError, match=r"own_final:TWICE has two columns partition: call its results otherwise"):
+        declared("TWICE", output="append")

@@ -100,6 +100,17 @@ def test_a_file_of_spark_s_is_taken_over_with_what_its_footer_tells(seed: int, t
     assert_bounds_hold(file.stats, made)
 
 
+@pytest.mark.parametrize("ms", [1_790_000_000_000_000, -(10**15)])
+def test_a_time_that_no_calendar_here_has_leaves_a_file_without_bounds(tmp_path: Path, ms: int) -> None:
+    """As of a producer that takes microseconds for milliseconds."""
+    times = pa.array([0, ms * 1000], pa.int64()).cast(TIME)
+    made = pa.table({"text": ["a", "b"], "number": [1, 2], "at": times, "value": [b"", b""]}, SCHEMA)
+    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
+    pq.write_table(made, tmp_path / "x.parquet")
+    for stats in (told["stats"][0].as_py(), _adopted(tmp_path / "x.parquet", tmp_path, INDEXED).stats):
+        assert json.loads(stats) == {"numRecords": 2}
+
+
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
     empty = pa.RecordBatch.from_pylist([], SCHEMA)
     assert list(FileWriter(str(tmp_path), SCHEMA, INDEXED)([empty])) == []

@@ -27,6 +27,16 @@ def test_states_of_batches_that_were_not_committed_are_discarded(tmp_path: Path)
     assert left == {*committed, *(f"state/0/1/{name}" for name in kept)}
 
 
+def test_what_the_batch_begins_with_that_was_planned_last_is_kept_though_the_note_of_its_commit_is_lost(
+    tmp_path: Path,
+) -> None:
+    for name in ("offsets/0", "offsets/1", "state/0/1/1.changelog", "state/0/1/2.changelog"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    discard_abandoned_states(tmp_path)
+    assert [file.name for file in (tmp_path / "state/0/1").iterdir()] == ["1.changelog"]
+
+
 def test_before_the_first_commit_there_is_no_state(tmp_path: Path) -> None:
     discard_abandoned_states(tmp_path)
     (tmp_path / "state/0/0").mkdir(parents=True)

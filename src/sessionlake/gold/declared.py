@@ -172,9 +172,16 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
     spans = map(_span, (found.bucket_ms, found.lateness_ms, found.retention_ms))
     if found.output == OutputMode.APPEND and (lacks := lacking_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}")
+    _refuse_twice(found, f"{where}: {target}")
     if found.below is not None and found.lateness_ms is not None:
         raise ConfigError(f"{where}: {target} is made from {found.below.table}, which does not tell what is late")
     return found
+
+
+def _refuse_twice(product: Product, where: str) -> None:
+    names = [name for name, _ in product.columns]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{where} has two columns {', '.join(twice)}: call its results otherwise")
 
 
 def _product(declared: ProductSettings) -> Product:

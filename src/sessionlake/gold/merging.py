@@ -69,7 +69,8 @@ class ProductMerger:
         if not isinstance(part, pa.Table):
             if self._is_new(product):
                 append(self.spark, self.lake, product.table, part, self.txn)
-                return TableOutput(product.table, self.lake.last_commit(self.spark, product.table).version, rows)
+                done = self.lake.last_commit(self.spark, product.table)
+                return TableOutput(product.table, done.version, done.rows)
             if rows > self.lake.limits.driver_changes:
                 return self._on_cluster(product, as_frame(self.spark, part))
             part = are_above(self.rows.brought(product), self.expiry.floors(product.table))

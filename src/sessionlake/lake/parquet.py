@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,11 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.
 # column that has values and no bounds, delta-rs' dataset takes every row for one that meets no condition on it.
 _LONGEST_TEXT = 256
 _LAST_CHARACTER = "\U0010ffff"
+_MICROSECONDS = pa.timestamp("us", tz="UTC")
+_EPOCH = datetime.fromtimestamp(0, UTC)
+# The years that `datetime`, and Delta's log, have: 1 to 9999.
+_FIRST = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_LAST = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -187,9 +192,11 @@ class _Statistics:
             self._nulls[name] += column.null_count
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary.take(column.indices.unique())
+            if is_time := pa.types.is_timestamp(column.type):
+                column = column.cast(_MICROSECONDS).cast(pa.int64())
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
-                self._extend(name, ends["min"], ends["max"])
+                self._extend(name, ends["min"], ends["max"], is_time=is_time)
 
     def add_group(self, group: Any) -> None:
         """Takes in a row group of a file's footer."""
@@ -200,12 +207,20 @@ class _Statistics:
                 continue
             told = column.statistics
             if told is not None and told.has_min_max:
-                self._extend(name, told.min, told.max)
+                is_time = told.logical_type.type == "TIMESTAMP"
+                ends = (told.min_raw, told.max_raw) if is_time else (told.min, told.max)
+                self._extend(name, *ends, is_time=is_time)
             elif told is None or told.null_count < group.num_rows:
                 self._whole = False  # as of texts of thousands of characters
             self._nulls[name] += 0 if told is None else told.null_count
 
-    def _extend(self, name: str, least: Any, greatest: Any) -> None:
+    def _extend(self, name: str, least: Any, greatest: Any, *, is_time: bool) -> None:
+        """Takes in bounds; times are in microseconds, and those of no year of four digits are none that can be told."""
+        if is_time and not _FIRST <= least <= greatest <= _LAST:
+            self._whole = False
+            return
+        if is_time:
+            least, greatest = (_EPOCH + timedelta(microseconds=end) for end in (least, greatest))
         self._least[name] = min(self._least.get(name, least), least)
         self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
 

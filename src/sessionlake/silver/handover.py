@@ -93,7 +93,7 @@ def prepare(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for shard, state in states:
-        (place / f"{shard}.state").write_bytes(state)
+        write_whole(place / f"{shard}.state", state)
     if query is not None:
         write_whole(place / _QUERY, query)
     write_whole(place / "handover.json", msgspec.json.encode(handover))

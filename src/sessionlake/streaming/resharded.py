@@ -48,7 +48,8 @@ def resharded(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame
         shards: how many there will be.
 
     Returns:
-        The same, with a row for each new shard. A task has one shard's state in memory at a time.
+        The same, with a row for each new shard. A task has the states that Spark gives it at once, and takes one
+        apart at a time.
     """
     from pyspark.sql import functions as F
 
@@ -72,7 +73,7 @@ class _Names:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in batch.to_pylist():
+            for row in _one_by_one(batch):
                 names = [{"topic": topic, "rest": rest} for topic, rest in self.resharder.names(**_state(row))]
                 yield pa.RecordBatch.from_pylist([row | {"names": names}], _NAMED)
 
@@ -85,9 +86,15 @@ class _Split:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in batch.to_pylist():
+            for row in _one_by_one(batch):
                 for shard, part in self.resharder.split(**_state(row), targets=row["targets"]).items():
                     yield pa.RecordBatch.from_pylist([{"shard": shard, "chunk": part}], _PACKED)
+
+
+def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows, of which one at a time is Python's."""
+    for number in range(batch.num_rows):
+        yield from batch.slice(number, 1).to_pylist()
 
 
 def _state(row: dict[str, Any]) -> dict[str, Any]:
