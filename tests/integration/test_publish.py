@@ -114,6 +114,17 @@ def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_res
     assert sum(row["messages"] for row in ledger if row["layer"].endswith(topic)) == len(once)
 
 
+def test_a_publication_that_has_sent_nothing_begins_with_what_the_table_holds_now(scene: Scene) -> None:
+    topic = "rows.unsent"
+    scene.change()
+    killed = scene.publish_killed(ROWS, topic, "before:kafka")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    scene.change()
+    scene.publish(ROWS, topic)  # the log may no longer reach back to what was planned
+    assert folded(scene.sent(topic)) == scene.table()
+    assert len(scene.sent(topic)) == len(scene.table())
+
+
 def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are_told(scene: Scene) -> None:
     topic, admin = "rows.small", AdminClient(scene.client)
     made(admin, topic, {"max.message.bytes": "40000"})

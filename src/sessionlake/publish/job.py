@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -102,10 +103,12 @@ def start(
     lake.ensure(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
     written = prepare(settings, publication.topic, first=first, anew=query.anew)
-    if written == 0 and not first and _has_sent(spark, lake, publication.layer):
-        raise BrokerError(
-            f"publish: topic {publication.topic} was made anew, without what was published to it: {query.anew}"
-        )
+    if written == 0 and not first:
+        if _has_sent(spark, lake, publication.layer):
+            raise BrokerError(
+                f"publish: topic {publication.topic} was made anew, without what was published to it: {query.anew}"
+            )
+        shutil.rmtree(checkpoint)  # it sends what the table holds now: whose log may no longer reach back to its begin
     limit, feed = settings.publish.max_bytes_per_trigger, {"readChangeFeed": "true"}
     stream = lake.stream(spark, publication.table, limit, feed)
     batch = _PublishBatch(lake, settings, publication, on_batch)

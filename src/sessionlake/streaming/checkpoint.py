@@ -55,8 +55,13 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
 
 
 def last_committed(checkpoint: str | Path) -> int | None:
-    """The number of the last batch that its query has committed; None before the first."""
-    return _newest(Path(checkpoint) / "commits")
+    """The number of the last batch that its query has committed; None before the first.
+
+    A batch is planned once the one before it is committed: Spark, too, goes by that where notes of commits are lost.
+    """
+    noted, following = _newest(Path(checkpoint) / "commits"), last_planned(checkpoint)
+    known = max(-1 if noted is None else noted, -1 if following is None else following - 1)
+    return None if known < 0 else known
 
 
 def last_planned(checkpoint: str | Path) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import milliseconds
 from sessionlake.errors import SessionlakeError
 from sessionlake.lake.txn import Txn
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain
 
 if TYPE_CHECKING:
@@ -170,11 +170,9 @@ def discard_abandoned_states(checkpoint: Path) -> None:
     Spark's manager of local files (see `runtime.spark`) keeps the file that is there when another of its name is
     written, and says nothing. A batch that is made once more, after a decision or with other settings, would leave the
     state of the attempt that failed.
-
-    A batch is planned once the one before it is committed: Spark goes by that where the note of the commit is lost.
     """
-    last, next_one = last_committed(checkpoint), last_planned(checkpoint)
-    committed = max(-1 if last is None else last, (next_one or 0) - 1) + 1  # batch n leaves version n + 1
+    last = last_committed(checkpoint)
+    committed = 0 if last is None else last + 1  # the state that batch n leaves is version n + 1
     for file in (checkpoint / "state").rglob("*"):
         version = _STATE_FILE.fullmatch(file.name)
         if (version and int(version[1]) > committed) or _UNFINISHED.fullmatch(file.name):
