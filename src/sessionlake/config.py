@@ -43,6 +43,7 @@ from sessionlake.kafka_settings import (
     OnTopicChange,
     SourceKind,
 )
+from sessionlake.protocol.columns import twice
 from sessionlake.reference_settings import EnrichedSettings, JoinSettings, ReferenceSettings
 from sessionlake.settings_file import (
     SCOPE_VARIABLE,
@@ -254,16 +255,15 @@ class Settings(BaseSettings):
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
                 raise ValueError(f"{own.name}: {min(idle)} is for processors with{'out' if own.key else ''} a key")
         for what in ("name", "into"):
-            given = [getattr(processor, what) for processor in value]
-            if twice := sorted({item for item in given if given.count(item) > 1}):
-                raise ValueError(f"two processors have the {'name' if what == 'name' else 'table'} {', '.join(twice)}")
+            if repeated := twice(getattr(processor, what) for processor in value):
+                called = "name" if what == "name" else "table"
+                raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
 
     @model_validator(mode="after")
     def _tables_are_apart(self) -> Self:
-        own = self.own_tables
-        if twice := sorted({table for table in own if own.count(table) > 1}):
-            raise ValueError(f"a processor and a product of gold have the table {', '.join(twice)}")
+        if repeated := twice(self.own_tables):
+            raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")

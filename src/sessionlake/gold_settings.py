@@ -12,6 +12,7 @@ from typing import Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from sessionlake.capture import Duration, Section
+from sessionlake.protocol.columns import twice
 from sessionlake.reference_settings import EnrichedSettings, ReferenceSettings
 
 BATCH_BYTES = ByteSize(256 << 20)
@@ -261,8 +262,8 @@ class GoldSettings(Section):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         tables = [*self.declared, *(one.taken for one in self.references)]
-        if twice := sorted({table.removeprefix("gold.") for table in tables if tables.count(table) > 1}):
-            raise ValueError(f"two products have the name {', '.join(twice)}")
+        if repeated := twice(table.removeprefix("gold.") for table in tables):
+            raise ValueError(f"two products have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from integration.test_publish import (
-    COLUMNS,
     Scene,
+    configured,
     test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore,  # noqa: F401
 )
 from sessionlake.errors import ClaimedError
@@ -34,11 +33,4 @@ class InCatalog(Scene):
 
 @pytest.fixture
 def scene(spark: Any, broker: BrokerStatus, tmp_path: Path, location: dict[str, Any]) -> Scene:
-    content = location | {
-        "home": str(location["home"]),
-        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
-        "capture": {"columns": COLUMNS},
-    }
-    file = tmp_path / "sessionlake.yml"
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
-    return InCatalog(spark, file, seed=11)
+    return InCatalog(spark, configured(tmp_path, broker, **location), seed=11)

@@ -20,6 +20,7 @@ from sessionlake.lake.names import LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
+from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.kafka import client_config
 from support.lakes import folder_of
@@ -82,13 +83,18 @@ def exactly(row: dict[str, Any]) -> dict[str, Any]:
     return {n: struct.pack("d", float(v)) if n in FLOATS and v is not None else v for n, v in row.items()}
 
 
-@pytest.fixture(scope="module")
-def scene(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    folder = tmp_path_factory.mktemp("publish")
+def configured(folder: Path, broker: BrokerStatus, **place: Any) -> Path:
+    """The configuration of a scene, whose tables are in a home there unless a place is named."""
     kafka = {"bootstrap_servers": broker.bootstrap_servers}
-    content = {"home": str(folder / "home"), "kafka": kafka, "capture": {"columns": COLUMNS}}
-    (folder / "sessionlake.yml").write_text(yaml.safe_dump(content, sort_keys=False))
-    return Scene(spark, folder / "sessionlake.yml", seed=11)
+    content = place | {"home": str(folder / "home"), "kafka": kafka, "capture": {"columns": COLUMNS}}
+    file = folder / "sessionlake.yml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def scene(spark: Any, broker: BrokerStatus, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return Scene(spark, configured(tmp_path_factory.mktemp("publish"), broker), seed=11)
 
 
 def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore(scene: Scene) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sessionlake.bundle.files import Target, Tree
 from sessionlake.bundle.job_rules import JobFault
+from sessionlake.protocol.columns import twice
 
 # The bundle's own levels are translated to each resource's. Schemas and volumes have grants instead.
 LEVELS = {
@@ -23,10 +24,9 @@ _IDENTITIES = ("service_principal_name", "group_name", "user_name")
 
 def permission_faults(target: Target, kind: str, resource: Tree) -> Iterator[JobFault]:
     """What is wrong with a resource's permissions, resolved, and with what it may use as whom it runs."""
-    named = [_identity(given) for given in resource.get("permissions", [])]
-    for twice in sorted({who for who in named if named.count(who) > 1}):
+    for who in twice(_identity(given) for given in resource.get("permissions", [])):
         # With a warning, which `bundle validate --strict` does not let through.
-        yield ("permissions",), f"{twice} has two levels, here or by the bundle's own: one is passed over"
+        yield ("permissions",), f"{who} has two levels, here or by the bundle's own: one is passed over"
     if kind == "alerts" and "run_as" in resource:
         who = _identity(resource["run_as"])
         for warehouse in target.of("sql_warehouses").values():

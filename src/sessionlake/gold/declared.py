@@ -30,6 +30,7 @@ from sessionlake.gold_settings import (
 from sessionlake.lake.names import VIEWS
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import TableSchema, Writes
+from sessionlake.protocol.columns import twice
 from sessionlake.runtime.named_code import NamedCodeError, named_code
 
 _KINDS: dict[AggregateKind, Aggregate | Derived] = {
@@ -179,9 +180,8 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
 
 
 def _refuse_twice(product: Product, where: str) -> None:
-    names = [name for name, _ in product.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{where} has two columns {', '.join(twice)}: call its results otherwise")
+    if repeated := twice(name for name, _ in product.columns):
+        raise ConfigError(f"{where} has two columns {', '.join(repeated)}: call its results otherwise")
 
 
 def _product(declared: ProductSettings) -> Product:

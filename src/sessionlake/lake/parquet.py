@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ _LONGEST_TEXT = 256
 _LAST_CHARACTER = "\U0010ffff"
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
 _EPOCH = datetime.fromtimestamp(0, UTC)
-# The years that `datetime`, and Delta's log, have: 1 to 9999.
-_FIRST = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-_LAST = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class _Statistics:
 
     def _extend(self, name: str, least: Any, greatest: Any, *, is_time: bool) -> None:
         """Takes in bounds; times are in microseconds, and those of no year of four digits are none that can be told."""
-        if is_time and not _FIRST <= least <= greatest <= _LAST:
+        if is_time and not FIRST_MS * 1000 <= least <= greatest <= LAST_MS * 1000:
             self._whole = False
             return
         if is_time:

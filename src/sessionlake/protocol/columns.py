@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,3 +93,9 @@ def _parse(name: str, sql: str) -> Column:
         raise ValueError(f"column {name!r}: type {sql!r} is not one of {', '.join(_TYPES)}")
     kind, arrow, bits = _TYPES[normal]
     return Column(name, normal, kind, arrow, bits)
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    """The names that are there more than once."""
+    seen = list(names)
+    return sorted({name for name in seen if seen.count(name) > 1})

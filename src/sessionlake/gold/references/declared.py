@@ -7,6 +7,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, taken_columns
 from sessionlake.gold.enrich.table import BATCH, JOINED_ON, OF_CHANGE, Enriched, Join
 from sessionlake.lake.table_schema import TableSchema, Writes
+from sessionlake.protocol.columns import twice
 from sessionlake.reference_settings import EnrichedSettings, JoinSettings
 
 
@@ -65,10 +66,9 @@ def _enriched(settings: Settings, one: EnrichedSettings) -> Enriched:
     joined = [name for join in joins for name in join.on if name not in JOINED_ON]
     own = (*OF_CHANGE, *((name, declared[name]) for name in dict.fromkeys((*chosen, *joined))))
     found = Enriched(one.name, own, joins, f"Changes with what {', '.join(j.reference.name for j in joins)} said then")
-    names = [name.lower() for name, _ in found.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if repeated := twice(name.lower() for name, _ in found.columns):
         raise ConfigError(
-            f"{where}: two columns are called {', '.join(twice)}: say in `take`, or `name`, what they are"
+            f"{where}: two columns are called {', '.join(repeated)}: say in `take`, or `name`, what they are"
         )
     return found
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
-from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of, twice
+from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
+from sessionlake.protocol.columns import twice
 
 _NAME, _WHEN = "name", "when"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated
@@ -146,9 +145,3 @@ def _refuse_unfit(by: tuple[str, ...], tree: Tree, declared: Declared) -> None:
         there = ", ".join(declared.texts) or "none"
         raise ParseError(0, f"besides {', '.join(SERIES)}, a key may have one column of texts ({there}); found "
                             f"{', '.join(columns)}")  # fmt: skip
-
-
-def twice(names: Iterable[str]) -> list[str]:
-    """The names that are there more than once."""
-    seen = list(names)
-    return sorted({name for name in seen if seen.count(name) > 1})
