@@ -98,7 +98,7 @@ def scene(spark: Any, broker: BrokerStatus, tmp_path_factory: pytest.TempPathFac
 
 
 def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_restore(scene: Scene) -> None:
-    topic = "rows.killed"
+    topic = f"{scene.file.parent.name}.killed"  # a catalog's scene has another
     scene.change()
     assert scene.publish(ROWS, topic).startswith("done: ")
     assert folded(scene.sent(topic)) == scene.table()
