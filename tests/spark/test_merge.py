@@ -109,3 +109,22 @@ def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_othe
             assert sorted(tuple(row.values()) for row in found.to_pylist()) == [("a", "s3", 3), ("b", "s3", 3)]
         with pytest.raises(TooLargeError, match=SESSIONS):
             reader.table(SESSIONS, columns=names, at_most=500)
+
+
+def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    names = ("topic", "session_id", "messages")
+    content = pa.table([["a"] * 60, [f"{n}".zfill(10_000) for n in range(60)], list(range(60))], names)
+    merge(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
+    reader = SparkReader(lake.storage, spark)
+    # A task's results are held against it as it is when the task is made.
+    java = spark.sparkContext._jsc.sc().conf()
+    most = java.get("spark.driver.maxResultSize", "1g")
+    java.set("spark.driver.maxResultSize", "300k")
+    try:
+        with pytest.raises(TooLargeError, match=rf"{SESSIONS}: .*maxResultSize"):
+            reader.table(SESSIONS, columns=names, at_most=1 << 20)
+    finally:
+        java.set("spark.driver.maxResultSize", most)
+    assert reader.table(SESSIONS, columns=names, at_most=1 << 20).num_rows == len(content)

@@ -143,6 +143,22 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
 
 
+def test_states_that_no_batch_has_come_to_since_they_were_moved_are_moved_once_more(
+    spark: Any, settings: Settings
+) -> None:
+    first, second = parts = batches(2)
+    arrive(spark, settings, first[::2], first[1::2])
+    run(spark, settings, SILVER)
+    for shards in (1, 2):
+        other = of_shards(settings, shards, 4)
+        assert reshard(spark, other, shards) == [SILVER]
+        Lake(settings).delta(spark, MESSAGES).optimize().executeCompaction()  # a version without messages
+        run(spark, other, SILVER)
+    arrive(spark, other, second)
+    run(spark, other, SILVER)
+    assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
+
+
 @pytest.mark.soak
 def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark: Any, settings: Settings) -> None:
     first, second, third = parts = batches(3)

@@ -21,10 +21,11 @@ from sessionlake.errors import (
     note_place,
 )
 from sessionlake.publish.failures import PublishQuery
+from sessionlake.runtime.failures import RESULT_TOO_BIG, JvmException, Raised, failure_of, parse
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import RESULT_TOO_BIG, JvmException, Raised, explain, failure_of, parse
+from sessionlake.streaming.errors import explain
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))

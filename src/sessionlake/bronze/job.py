@@ -25,11 +25,11 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import RESULT_TOO_BIG, failure_of
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
 from sessionlake.streaming.query import LayerQuery

@@ -31,9 +31,9 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.failures import failure_of
 from sessionlake.runtime.kafka import spark_kafka_options
 from sessionlake.runtime.kafka_admin import KafkaAdmin
-from sessionlake.streaming.errors import failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -49,7 +49,7 @@ def export(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from sessionlake.streaming.errors import failure_of
+        from sessionlake.runtime.failures import failure_of
 
         rows = rows_of(spark, settings, table, where, moment)
         try:

@@ -18,8 +18,8 @@ from sessionlake.gold.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.failures import failure_of
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
-from sessionlake.streaming.errors import failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ batch, and not of finer ones' rows: they miss nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -90,14 +90,18 @@ def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, in
     return {topic: first_kept(min(time, now), length, retention) for topic, time in times.items() if time > NEVER}
 
 
-def note(spark: SparkSession, lake: Lake, table: str, floors: Floors) -> None:
-    """Notes where a table begins whose rows are being written anew."""
+def note(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
+    """Notes where tables begin, all at one place, whose rows are being written anew.
+
+    Raises:
+        ClaimedError: rows are just being removed.
+    """
     known = retained(lake.reader(spark))
-    if (_floors(known[table]) if table in known else {}) != dict(floors):
-        with lake.storage.claim(spark, CLAIM, f"makes {table} anew"):
+    if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
+        with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
             known = retained(lake.reader(spark))
-            mine = {table: _noted(table, floors)} if floors else {}
-            store(spark, lake, {name: found for name, found in known.items() if name != table} | mine)
+            mine = {table: _noted(table, floors) for table in tables if floors}
+            store(spark, lake, {name: found for name, found in known.items() if name not in tables} | mine)
 
 
 class Expiry:

@@ -17,7 +17,7 @@ from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import GoldTable, averages_of, finals_of, products_of, schemas_of, tables_of, with_finals
 from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.expiry import Expiry
+from sessionlake.gold.expiry import Expiry, note
 from sessionlake.gold.final import Finals, hold_append_only
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
@@ -42,7 +42,6 @@ from sessionlake.gold.references.beside import AccompaniedQuery
 from sessionlake.gold.references.keeping import References, make_ready
 from sessionlake.lake.ledger import LedgerEntry, config_hash, write
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
-from sessionlake.lake.retained import forget as forget_retained
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
@@ -134,7 +133,7 @@ def _started(
     references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
     if last_planned(settings.checkpoint(LAYER)) is None and in_force(settings, LAYER) is None:
         begun = products_of(settings)  # with tables that are empty
-        forget_retained(spark, lake, [one.table for one in with_finals(begun)])
+        note(spark, lake, [one.table for one in with_finals(begun)], {})
     products = [one for one in tables if isinstance(one, Product)]
     expiry = Expiry(spark, lake, [*products, *finals_of(products)])
     expiry.remove(spark, {})

@@ -191,8 +191,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         times = places_of(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = due(product, by_topic(times))
-            for one in with_finals([product]):
-                note(spark, lake, one.table, floors)
+            note(spark, lake, [one.table for one in with_finals([product])], floors)
             rows = above(rows, floors)
         rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))

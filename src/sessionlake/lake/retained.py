@@ -157,7 +157,7 @@ def store(spark: SparkSession, lake: Lake, known: Mapping[str, Retained]) -> Non
 
 
 def forget(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Takes note that tables are whole again: all of their rows were written anew."""
+    """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held."""
     known = retained(lake.reader(spark))
     left = {name: found for name, found in known.items() if name not in set(tables)}
     if left.keys() != known.keys():

@@ -12,6 +12,7 @@ import pyarrow as pa
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
 from sessionlake.lake.storage import Storage, quote
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
 
@@ -59,14 +60,19 @@ class SparkReader(TableReader):
         of: pa.Table | None = None,
         at_most: int | None = None,
     ) -> pa.Table:
-        """See `TableReader`; Spark is asked for no more rows than can fit."""
+        """See `TableReader`; Spark is asked for no more rows than can fit, and refuses those that are too wide."""
         if at_most is None or not self.exists(table):
             return super().table(table, *conditions, columns=columns, of=of)
         frame = self._of(self._where(table, conditions), of)
         frame = frame if columns is None else frame.select(*map(quote, columns))
         most = at_most // (_CELL_BYTES * len(frame.columns))
-        with interpreted(self._spark):
-            found = frame.limit(most + 1).toArrow()
+        try:
+            with interpreted(self._spark):
+                found = frame.limit(most + 1).toArrow()
+        except Exception as error:
+            if not RESULT_TOO_BIG.fits(failure_of(error)):
+                raise
+            raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > at_most:
             raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
         return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import GOLD, SILVER
+from sessionlake.lake.names import SILVER
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
@@ -36,7 +36,8 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
 def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
     """The shards' states after the last committed batch, by Spark's state reader: `shard int, chunk binary`.
 
-    Before the first batch behind a handover, they are those that were handed over.
+    Of shards that no batch behind a handover has come to, they are those that were handed over: gold's batches are told
+    to the shards that they touch alone, and one that reads nothing, such as files that were merged, is told to none.
 
     Args:
         layer: silver, a processor, or gold.
@@ -51,9 +52,8 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
         return _handed_over(spark, settings, layer, handed)
     stored = spark.read.format("statestore").load(checkpoint)
     states = stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
-    if layer != GOLD or not handed:
+    if not handed:
         return states
-    # Each batch of silver, or of a processor, is told to every shard; gold's is to those that it touches alone.
     taken_up = {row["shard"] for row in states.select("shard").collect()}
     left = [number for number in handed if number not in taken_up]
     return states.unionByName(_handed_over(spark, settings, layer, left)) if left else states

@@ -20,8 +20,8 @@ from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
 from sessionlake.lake.tables import Lake
+from sessionlake.runtime.failures import failure_of
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
-from sessionlake.streaming.errors import failure_of
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import is_filled, refuse_fresh_checkpoint
 
