@@ -6,6 +6,8 @@ import random
 from contextlib import suppress
 from itertools import count
 from operator import eq
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -141,6 +143,22 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     run(spark, other, SILVER)
     assert present(spark, other, SILVER) == 7
     assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
+
+
+def test_states_are_those_after_the_batch_before_the_one_that_was_planned_though_no_note_of_a_commit_is_left(
+    spark: Any, settings: Settings
+) -> None:
+    first, second = parts = batches(2)
+    states = []
+    for part in parts:
+        arrive(spark, settings, part)
+        run(spark, settings, SILVER)
+        states.append(sorted(map(tuple, state_frame(spark, settings).collect())))
+    rmtree(Path(settings.checkpoint(SILVER)) / "commits")
+    assert sorted(map(tuple, state_frame(spark, settings).collect())) == states[0] != states[1]
+    run(spark, settings, SILVER)
+    assert sorted(map(tuple, state_frame(spark, settings).collect())) == states[1]
+    assert_silver_is_the_truth(spark, settings, [*first, *second])
 
 
 def test_states_that_no_batch_has_come_to_since_they_were_moved_are_moved_once_more(

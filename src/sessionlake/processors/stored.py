@@ -13,9 +13,8 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
-from sessionlake.silver import handover
 from sessionlake.silver.fold.process import split
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.silver.states import has_state, state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,18 +26,13 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
     Raises:
         LakeError: naming processor, session and stored version, and what to do.
     """
-    checkpoint = settings.checkpoint(layer)
-    if last_committed(checkpoint) is None:
-        for state in handover.states(settings, layer):  # a rebuild's, of whose code this may be a later version
-            read_all(state, processor)
+    if not has_state(settings, layer):
         return
-    from pyspark.sql import functions as F
-
-    stored = spark.read.format("statestore").load(checkpoint)
-    states = stored.select(F.col("value.groupState.state").alias("state"))
+    # A rebuild may have handed some over, and of its code this may be a later version.
+    states = state_frame(spark, settings, layer).select("chunk")
     found = states.mapInArrow(_Check(processor), "fault string").orderBy("fault").first()
     if found is not None:
-        raise LakeError(f"{found['fault']} (checkpoint {checkpoint}). Nothing was consumed")
+        raise LakeError(f"{found['fault']} (checkpoint {settings.checkpoint(layer)}). Nothing was consumed")
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class _Check:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for state in batch.column("state"):
+            for state in batch.column("chunk"):
                 try:
                     read_all(state.as_py(), self.processor)
                 except LakeError as error:

@@ -188,12 +188,6 @@ def numbers(settings: Settings, layer: str = SILVER) -> list[int]:
     return sorted(int(file.stem) for file in folder(settings, layer).glob("*.state"))
 
 
-def states(settings: Settings, layer: str) -> Iterator[bytes]:
-    """The states that the handover in force has, shard by shard."""
-    for number in numbers(settings, layer):
-        yield (folder(settings, layer) / f"{number}.state").read_bytes()
-
-
 def _state(place: str, shard: int) -> bytes | None:
     file = Path(place) / f"{shard}.state"
     return file.read_bytes() if file.exists() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
@@ -13,7 +12,7 @@ from sessionlake.lake.progress import last_batch
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed
-from sessionlake.streaming.sharded import PACKED_SCHEMA
+from sessionlake.streaming.sharded import PACKED_SCHEMA, stored_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,12 +45,12 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
         LakeError: it has no checkpoint yet.
     """
     checkpoint, handed = settings.checkpoint(layer), handover.numbers(settings, layer)
-    if last_committed(checkpoint) is None:
+    batch = last_committed(checkpoint)
+    if batch is None:
         if not handed:
             raise LakeError(f"there is no {layer} state in {checkpoint} yet: run `sessionlake run silver`")
         return _handed_over(spark, settings, layer, handed)
-    stored = spark.read.format("statestore").load(checkpoint)
-    states = stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
+    states = stored_states(spark, checkpoint, batch)
     if not handed:
         return states
     taken_up = {row["shard"] for row in states.select("shard").collect()}
@@ -66,8 +65,7 @@ def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: l
 
 def has_state(settings: Settings, layer: str) -> bool:
     """Whether the layer has committed a batch, or was handed states over."""
-    committed = any((Path(settings.checkpoint(layer)) / "commits").glob("[0-9]*"))
-    return committed or bool(handover.numbers(settings, layer))
+    return last_committed(settings.checkpoint(layer)) is not None or bool(handover.numbers(settings, layer))
 
 
 def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from sessionlake.runtime.failures import failure_of
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import is_filled, refuse_fresh_checkpoint
+from sessionlake.streaming.sharded import stored_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +123,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str, 
     if committed is None:
         return
     try:
-        spark.read.format("statestore").load(checkpoint).write.format("noop").mode("overwrite").save()
+        stored_states(spark, checkpoint, committed).write.format("noop").mode("overwrite").save()
     except Exception as error:
         raise LossError(f"the states in {checkpoint} cannot be read ({failure_of(error)})", way_on(layer)) from error
 

@@ -16,7 +16,7 @@ from sessionlake.protocol.chunk import compressed
 from sessionlake.protocol.types import Payloads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 PACKED_SCHEMA = "shard int, chunk binary"
 FOLDED_SCHEMA = "kind string, payload binary"
@@ -59,6 +59,16 @@ def fold_shards(packed: DataFrame, fold: ShardFold) -> DataFrame:
             yield pd.DataFrame(_sent(out), columns=["kind", "payload"])
 
     return packed.groupBy("shard").applyInPandasWithState(call, FOLDED_SCHEMA, "state binary", "append", "NoTimeout")
+
+
+def stored_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
+    """The shards' states after a batch, by Spark's state reader: `shard int, chunk binary`.
+
+    Args:
+        batch: by Spark's number. Left to itself, the reader takes the last one whose note of the commit is not lost.
+    """
+    stored = spark.read.format("statestore").option("batchId", batch).load(checkpoint)
+    return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 
 
 def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFrame:
