@@ -427,3 +427,12 @@ def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
     ProductSettings.model_validate({"name": kind.removeprefix("/"), **given})
     with pytest.raises(ValidationError, match="name"):
         ProductSettings.model_validate({"name": kind, **given})
+
+
+def test_a_state_that_is_not_whole_is_an_error_that_says_so():
+    whole = encode_states({"gold.rolling_average": GoldShardState.empty("", METRICS).encode()})
+    for content in (b"", whole[:-1], msgspec.msgpack.encode([1])):
+        with pytest.raises(LakeError, match=r"gold's state cannot be read \(.+\): put its checkpoint back"):
+            decode_states(content)
+    with pytest.raises(LakeError, match="gold's state cannot be read"):
+        GoldShardState.decode(decode_states(whole)["gold.rolling_average"][:-1])

@@ -225,9 +225,9 @@ class GoldShardState:
         """Reads what `encode` wrote.
 
         Raises:
-            LakeError: they are of another format.
+            LakeError: they are of another format, or not whole.
         """
-        found = msgspec.msgpack.decode(content)
+        found = _unpacked(content)
         if found.get("format") not in _READ:
             raise LakeError(
                 f"gold's state is of format {found.get('format')!r}, this version reads {FORMAT!r}: "
@@ -252,11 +252,22 @@ def encode_states(states: Mapping[str, bytes]) -> bytes:
 
 
 def decode_states(content: bytes | None) -> dict[str, bytes]:
-    """Reads what `encode_states` wrote; a state of an earlier format is that of `rolling_average`."""
+    """Reads what `encode_states` wrote; a state of an earlier format is that of `rolling_average`.
+
+    Raises:
+        LakeError: they are not whole.
+    """
     if content is None:
         return {}
-    found = msgspec.msgpack.decode(content)
+    found = _unpacked(content)
     return dict(found["states"]) if found.get("format") == STATES else {_FIRST: content}
+
+
+def _unpacked(content: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.msgpack.decode(content, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise LakeError(f"gold's state cannot be read ({error}): put its checkpoint back. {LAST_RESORT}") from None
 
 
 def marks_of(names: list[str]) -> npt.NDArray[np.uint64]:
