@@ -27,6 +27,7 @@ LONG = {
     "test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same",
     "test_batches_that_die_between_any_two_commits_and_are_replayed_count_once",
     "test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_decides",
+    "test_random_points_in_random_batches_equal_a_recomputation",
     "test_a_point_far_older_than_the_tail_refines_old_rows_alone",
     "test_another_number_of_points_is_a_rebuild",
     "test_bronze_is_left_alone_before_silver_has_begun",

@@ -402,6 +402,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
     assert world.offsets("goes") == []
 
 
+@pytest.mark.soak
 def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told(world, monkeypatch):
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)

@@ -172,6 +172,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     feed.batch += 1
 
 
+@pytest.mark.soak
 def test_within_a_version_that_is_read_in_parts_nothing_is_final_before_its_end(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ):

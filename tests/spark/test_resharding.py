@@ -145,6 +145,7 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
 
 
+@pytest.mark.soak
 def test_states_are_those_after_the_batch_before_the_one_that_was_planned_though_no_note_of_a_commit_is_left(
     spark: Any, settings: Settings
 ) -> None:
