@@ -111,6 +111,11 @@ def numbers(spark: Any, settings: Settings) -> list[int | None]:
     return [present(spark, settings, layer) for layer in layers_of(settings)]
 
 
+def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
+    """Silver's states, by shard."""
+    return sorted(map(tuple, state_frame(spark, settings).collect()))
+
+
 def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
     """What its states are for, and a product of the changes that it has read."""
     distinct = [one for one in tables_of(settings) if one.table == DISTINCT_VALUES]
@@ -154,11 +159,11 @@ def test_states_are_those_after_the_batch_before_the_one_that_was_planned_though
     for part in parts:
         arrive(spark, settings, part)
         run(spark, settings, SILVER)
-        states.append(sorted(map(tuple, state_frame(spark, settings).collect())))
+        states.append(stored(spark, settings))
     rmtree(Path(settings.checkpoint(SILVER)) / "commits")
-    assert sorted(map(tuple, state_frame(spark, settings).collect())) == states[0] != states[1]
+    assert stored(spark, settings) == states[0] != states[1]
     run(spark, settings, SILVER)
-    assert sorted(map(tuple, state_frame(spark, settings).collect())) == states[1]
+    assert stored(spark, settings) == states[1]
     assert_silver_is_the_truth(spark, settings, [*first, *second])
 
 

@@ -80,7 +80,7 @@ class Finals:
                 f"{closing.final.table}: {where}: silver has applied something for the bucket of "
                 f"{one[START]:%Y-%m-%d %H:%M:%SZ}, whose rows are final, at a stream time that was past. Was a session "
                 "moved between topic-partitions while messages of it were held back, or session_timeout made shorter? "
-                f"Rows of that topic-partition may have been appended too early. Once silver has caught up with it, "
+                "Rows of that topic-partition may have been appended too early. Once silver has caught up with it, "
                 f"`sessionlake rebuild {product.table}` makes both tables anew"
             )
 
