@@ -13,6 +13,7 @@ from sessionlake.bronze import sources as bronze
 from sessionlake.config import Settings, load_settings
 from sessionlake.gold import job as gold
 from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
+from sessionlake.processors import job as processors
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from support.attached import attached
@@ -33,6 +34,8 @@ def run_layer(spark: SparkSession, settings: Settings, layer: str) -> None:
         silver.start(spark, settings, once=True).wait()
     elif layer == GOLD:
         gold.start(spark, settings, once=True).wait()
+    elif own := [own for own in settings.processors if own.layer == layer]:
+        processors.start(spark, settings, own[0].name, once=True).wait()
     else:
         TableMerger(spark, settings).catch_up()
 

@@ -19,6 +19,7 @@ from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
 from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.seeds import seeds
@@ -87,6 +88,16 @@ def test_any_batches_and_shards_equal_the_truth(seed: int, integrity: str, polic
     rnd, messages = stream(seed)
     rules = capture(integrity, policy, seed)
     every = interval(seed)
+    found = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
+    assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
+
+
+@pytest.mark.parametrize("seed", seeds(STREAMS // 8, STREAMS // 4, 7_000))
+def test_erased_messages_are_moments_of_stream_time_and_nothing_else(seed: int) -> None:
+    rnd, messages = stream(seed)
+    gone = {key for key in {m.key for m in messages} if rnd.random() < 0.5}
+    messages = [m._replace(key=KEY, value=None) if m.key in gone else m for m in messages]
+    rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
     found = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
     assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
 

@@ -7,6 +7,7 @@ Where the protocol leaves a choice, these hold:
   proves the expiry early: what was applied stays applied. It takes positions from the session's last message on.
 - Classes `once` and `window`: more held back, or more gaps, than the limits allow is a violation of the message that
   came too much. Where it is applied all the same, the oldest held message, or gap, makes room for it.
+- What stands for an erased message is a moment of its topic-partition's stream time, and nothing else.
 - A session is forgotten when its topic-partition's stream time is more than twice the session timeout past its last
   message: until then a message's own timestamp may take the expiry back, from then on any message begins a new life.
 """
@@ -21,6 +22,9 @@ from sessionlake.lab.truth.reading import MalformedError, ParsedMessage
 from sessionlake.lab.truth.session import ENDED, EXPIRED, Cause, Life, Session, is_taken, take
 from sessionlake.lab.truth.snapshots import Snapshots, table_of
 from sessionlake.lab.truth.verdict import MessageJudge, TopicRules
+
+ERASED = (b"\0erased", None)
+"""Key and value of what stands for an erased message."""
 
 
 class Truth:
@@ -57,6 +61,8 @@ class Truth:
         partition.stream_time = max(partition.stream_time, message.timestamp)
         self._judge.judge_due_holes(partition, terms)
         self._snapshots.pass_time(partition, terms)
+        if (message.key, message.value) == ERASED:
+            return
         try:
             said = terms.parser.parse(message)
         except MalformedError as error:
