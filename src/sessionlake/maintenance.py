@@ -72,7 +72,7 @@ class Maintenance:
     """Looks after the tables of a home or catalog.
 
     Attributes:
-        error: what has ended it.
+        error: what it has failed by last, in the background, where it goes on all the same.
     """
 
     def __init__(
@@ -127,7 +127,15 @@ class Maintenance:
                 if stop.wait(pause) or asked(self._settings) is not None:
                     return
                 if name:
-                    self._on_done(self._maintain(name, at_leisure=True))
+                    self._tend(name)
+
+    def _tend(self, table: str) -> None:
+        try:
+            self._on_done(self._maintain(table, at_leisure=True))
+        except Exception as error:
+            if self._thread is None:  # somebody waits for it
+                raise
+            self.error = error  # as of a disk that is full for a while: its turn comes again
 
     def _run(self) -> None:
         try:

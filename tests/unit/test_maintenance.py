@@ -1,18 +1,22 @@
-"""How far the readers of a table are, by their checkpoints."""
+"""How far the readers of a table are, by their checkpoints; what becomes of a table that fails."""
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
+from datetime import timedelta
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import msgspec
 import pytest
 
-from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.config import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import CHANGES, MESSAGES, ROWS, SESSIONS
-from sessionlake.maintenance import Reader, readers
+from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
 from sessionlake.silver import handover
 from sessionlake.silver.handover import Handover
 
@@ -77,3 +81,25 @@ def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> N
     (folder / "offsets" / "0").write_text("v1\n{}\n-")
     with pytest.raises(LakeError, match=r"silver/offsets/0 does not say what silver has read"):
         readers(settings, MESSAGES)
+
+
+def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = settings.model_copy(update={"maintain": MaintainSettings.model_construct(interval=timedelta(0))})
+    monkeypatch.setattr("sessionlake.maintenance.own_session", lambda spark: spark)
+    monkeypatch.setattr(Maintenance, "_tables", lambda _: [CHANGES, ROWS])
+
+    def maintain(_: Maintenance, table: str, *, at_leisure: bool) -> Maintained:
+        if table == CHANGES:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return Maintained(table, rows=int(at_leisure))
+
+    monkeypatch.setattr(Maintenance, "_maintain", maintain)
+    done = Queue[Maintained]()
+    beside = Maintenance(None, at_once, done.put).start()  # type: ignore[arg-type]
+    assert [done.get(timeout=10).table for _ in range(3)] == [ROWS] * 3
+    beside.stop()
+    assert "no space" in str(beside.error)
+    with pytest.raises(OSError, match="no space"):
+        Maintenance(None, at_once).watch(threading.Event())  # type: ignore[arg-type]
