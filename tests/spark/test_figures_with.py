@@ -104,3 +104,5 @@ def test_sql_says_of_every_message_what_python_says_of_any_figure(feed: Feed) ->
     assert Asked(feed, MESSAGES + 1).found == {}
     feed.run()
     assert Asked(feed, MESSAGES).found.keys() >= {key for key in found if key[0] != METRICS_1M}
+    [one, *_], _ = explain(feed.spark, feed.settings, "gold.seen", "value = 'a'", at_most=1)
+    assert len(one.batches) == 1  # not those from before

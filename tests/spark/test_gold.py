@@ -384,6 +384,30 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
 
 
 @pytest.mark.soak
+def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_is_done_once_more(feed: Feed):
+    times = [(0, 0), (59, 89), (59, 90), (70, 90), (-1, 90), (61, 200), (130, 200)]
+    feed.write([change("s", "r", i, ts * SECOND, now * SECOND, price=float(i)) for i, (ts, now) in enumerate(times)])
+    feed.run()
+    own = {"name": "own", "keys": ["topic"], "bucket": "1 minute", "lateness": "30 s", "aggregates": {"n": "count"}}
+    product = ProductSettings.model_validate(own)
+    gold = feed.settings.gold.model_copy(update={"products": (product,)})
+    feed.settings = feed.settings.model_copy(update={"gold": gold})
+    feed.write([change("s", "r", 7, 45 * SECOND, 201 * SECOND, price=7.0)])  # taken in as they are made anew
+    job.make_tables(feed.spark, feed.settings, tables_of(feed.settings))
+
+    def told() -> list[tuple[str, int, int]]:
+        rows = [row for table in (LATE_POINTS, RESTATEMENTS) for row in rows_of(feed.spark, feed.lake, table)]
+        return sorted((row["table"], row["ts"], row["_batch"]) for row in rows)
+
+    late = told()
+    assert [table for table, *_ in late] == ["gold.own"] * 4
+    feed.lose_last_commit()
+    feed.run()
+    assert told() == late
+    found = verify_gold(feed.spark, feed.settings, tables_of(feed.settings))
+    assert [one.first for one in found] == [None] * len(found)
+
+
 def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Feed):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i)) for i in range(6)]
     feed.declare(n="count").write(changes[:2]).run()

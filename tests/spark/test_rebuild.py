@@ -11,13 +11,25 @@ from typing import Any
 
 import pytest
 
-from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.commands.query import fetch
+from sessionlake.config import (
+    CaptureSettings,
+    GoldSettings,
+    Integrity,
+    OnViolation,
+    Settings,
+    SilverSettings,
+    TopicRule,
+)
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.verify import verify_gold
 from sessionlake.history.state import stats_of
 from sessionlake.integrity.state import ShardState
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.names import CHANGES, LEDGER
+from sessionlake.lake.names import RULES as RULES_TABLE
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover, job
 from sessionlake.silver.merge.merger import TableMerger
@@ -27,7 +39,7 @@ from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.silver.states import last_batches, shard_states, state_frame
 from sessionlake.streaming.guards import committing
-from support.lakes import assert_silver_is_the_truth, write_bronze
+from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze, write_rows
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 RULES = tuple(
@@ -99,6 +111,43 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch], ledger=False)
     numbers = [row["batch_id"] for row in lake.read(spark, LEDGER).where("layer = 'silver'").collect()]
     assert len(numbers) == len(set(numbers))
+
+
+def test_a_rebuild_that_changes_no_row_leaves_gold_as_it_was_but_where_gold_has_yet_to_read(
+    spark: Any, settings: Settings, batches: list[list[KafkaMessage]]
+) -> None:
+    join = {"reference": "sites", "keys": {"site": "session_id"}, "take": {"place": "place"}}
+    reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
+    declared = {"shards": 2, "references": [reference], "enriched": [{"name": "placed", "join": [join]}]}
+    settings = settings.model_copy(update={"gold": GoldSettings.model_validate(declared)})
+    lake, [first, second, _] = Lake(settings), batches
+    lake.ensure(spark, [RULES_TABLE])
+    said = "{by: [topic, session_id], when: price >= 0 without status = 'zzz' before it}"
+    write_rows(spark, lake, RULES_TABLE, [{"name": "seen", "text": said, "enabled": True}])
+
+    def checked() -> None:
+        gold.start(spark, settings, once=True).wait()
+        assert [(one.table, one.first) for one in verify_gold(spark, settings, tables_of(settings)) if one.first] == []
+
+    def figures() -> list[Any]:
+        place = min(
+            (row["topic"], row["partition"], row["_offset"]) for row in rows_of(spark, lake, CHANGES) if row["qty"]
+        )
+        asked = "SELECT * FROM figures_with({!r}, {}, {})".format(*place)  # noqa: S608
+        return sorted(fetch(spark, settings, asked)[1], key=repr)
+
+    run(spark, settings, first)
+    checked()
+    before = figures()
+    assert before
+    assert not rebuild(spark, settings).empties_gold
+    assert figures() == before
+    checked()
+    run(spark, settings, second)
+    assert rebuild(spark, settings).empties_gold
+    assert figures() == []
+    checked()
+    assert figures()
 
 
 @pytest.mark.soak

@@ -120,6 +120,17 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, m
     assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {2}
 
 
+def test_rules_that_are_to_look_at_all_once_more_do_so_though_the_last_batch_is_done_again(feed: Feed):
+    write_rules(feed, {"stuck": "when: status = 'in' not followed by status = 'out' within 5 min"})
+    feed.write([change("t", "r", 0, 0, price=1.0)]).run()
+    feed.write([change("s", "r", 1, 1 * MINUTE, price=1.0, status="in")]).run()
+    job.make_tables(feed.spark, feed.settings, [METRICS_1M])
+    feed.lose_last_commit()
+    feed.run()
+    feed.write([change("t", "r", 2, 20 * MINUTE, price=2.0)]).run()
+    assert require_exact(feed) == 1
+
+
 def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(
     feed: Feed, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -75,6 +75,8 @@ def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> 
         )
     elif found.verified.first is None:
         say("every row is what it was before")
+        if found.empties_gold:
+            say("gold had not read all of them: it is emptied, and computed anew when it runs next")
     else:
         what = f"{found.verified.different} of {found.verified.sessions} sessions were other before"
         say(f"{what}; the first difference:\n  {found.verified.first}")

@@ -16,7 +16,7 @@ from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED
+from sessionlake.lake.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.lake.storage import quote, text
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
@@ -42,15 +42,23 @@ _KEYS = {
     "offset": "BIGINT",
     "ordinal": "INT",
 }
-# What gold had taken in before it was emptied, it has not.
+# What gold had taken in before it was emptied, it has not. What it had taken in when silver was rebuilt, and it was not
+# emptied, has the rebuild's number.
 _BODY = """
 WITH batches AS (
   {batches}
+), emptied AS (
+  SELECT coalesce(max(committed_at), timestamp_seconds(0)) AS at FROM batches
+  WHERE layer = '{gold}' AND startswith(app_id, '{rebuild}')
+), since AS (
+  SELECT * FROM batches WHERE committed_at > (SELECT at FROM emptied)
+), rebuilt AS (
+  SELECT max(s.batch_id) AS batch FROM since AS s
+  LEFT ANTI JOIN batches AS g ON g.layer = '{gold}' AND g.app_id = concat(s.app_id, ':{gold}')
+  WHERE s.layer = '{silver}'
 ), taken_in AS (
-  SELECT max(source_to) AS batch FROM batches
-  WHERE NOT startswith(app_id, '{rebuild}') AND committed_at > (
-    SELECT coalesce(max(committed_at), timestamp_seconds(0)) FROM batches WHERE startswith(app_id, '{rebuild}')
-  )
+  SELECT CASE WHEN max(source_to) IS NOT NULL THEN greatest(max(source_to), (SELECT batch FROM rebuilt)) END AS batch
+  FROM since WHERE layer = '{gold}'
 ), numbers AS (
   SELECT * FROM ({numbers}) WHERE value IS NOT NULL AND NOT isnan(value)
 ), texts AS (
@@ -58,7 +66,8 @@ WITH batches AS (
 )
 {tables}
 """
-_ENTRIES = "SELECT app_id, source_to, committed_at FROM {table} WHERE layer = '{layer}'"
+_ENTRIES = """SELECT layer, app_id, batch_id, source_to, committed_at FROM {table}
+  WHERE layer = '{gold}' OR (layer = '{silver}' AND startswith(app_id, '{rebuild}'))"""
 _EVENTS = """
   SELECT topic, session_id, row_id, `partition`, _offset AS offset, ordinal, _ts AS ts, _position AS position,
     unix_millis(_applied_at) AS {applied}, inline(array({structs})) AS ({name}, value)
@@ -102,13 +111,14 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
 def _body(lake: Lake, tables: list[GoldTable], there: list[str]) -> str:
     declared = declared_in(lake.settings)
     known = [lake.identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in there]
-    entries = (_ENTRIES.format(table=table, layer=GOLD) for table in known)
+    named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
+    entries = (_ENTRIES.format(table=table, **named) for table in known)
     retained = lake.identifier(RETAINED) if RETAINED in there else None
     none = ", ".join(f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in _KEYS.items())
     nothing = f"SELECT '' AS `table`, {none}, 0L AS events WHERE false"
     return _BODY.format(
         batches=" UNION ALL ".join(entries),
-        rebuild=REBUILD,
+        **named,
         numbers=_events(lake, declared.numbers, "metric", "DOUBLE"),
         texts=_events(lake, declared.texts, "column", "STRING"),
         tables=" UNION ALL ".join([nothing, *(_rows(lake, table, retained) for table in tables)]),

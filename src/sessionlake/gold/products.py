@@ -23,7 +23,7 @@ from sessionlake.gold.making import note_making
 from sessionlake.gold.recompute import changes_read, recomputed, version_read
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.lake.commit import retire
-from sessionlake.lake.names import AVERAGES, CHANGES, GOLD
+from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, RESTATEMENTS
 from sessionlake.lake.table_schema import CHANGE_FEED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -203,8 +203,11 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
             _pass_over_batches_read(spark, lake, settings, final.table)
         if isinstance(product, RollingAverage):
             note_making(spark, lake, settings, product, rows)
+            _pass_over_batches_read(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
             make_late_anew(spark, lake, changes, product, declared_in(settings))
+            if product.lateness_ms is not None:
+                _pass_over_batches_read(spark, lake, settings, LATE_POINTS)
     # Last: without it the table is taken for one that is not whole.
     lake.storage.make_sure(table)
     lake.set_property(spark, table, LOGIC, product.logic)

@@ -62,10 +62,12 @@ class RuleStep:
         if not taken:
             return []
         rules = [one.rule for one in taken if one.rule is not None]
-        fresh = {one.name for one in taken if one.batch == txn.version}
+        before = {row["topic"]: row["ts"] for row in self._lake.reader(spark).rows(RULE_TIMES)}
+        # Without times, those that are known have looked at nothing: a batch that was done again has not left any.
+        fresh = {one.name for one in taken if one.batch == txn.version or not before}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._matched(spark, known, new, rows.part.report.read, txn)
-        batch = self._batch(spark, rows, matches, begun=bool(known))
+        batch = self._batch(spark, rows, matches, before, begun=bool(known))
         logged = changed(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
             *self._log(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
@@ -75,14 +77,16 @@ class RuleStep:
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
-    def _batch(self, spark: SparkSession, rows: BatchRows, matches: pa.Table, *, begun: bool) -> Batch:
+    def _batch(
+        self, spark: SparkSession, rows: BatchRows, matches: pa.Table, before: StreamTimes, *, begun: bool
+    ) -> Batch:
         """What the batch brought.
 
         Args:
+            before: up to when all keys have been looked at.
             begun: whether some rules have looked at what came before.
         """
         reader = self._lake.reader(spark)
-        before = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)}
         points = _rows(rows, METRICS_1M, (*POINT_KEY, START, "_first_ts", "_last_ts"))
         after = self._moved(reader, before, rows, points) if before else times_of_all(reader, self._declared)
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)

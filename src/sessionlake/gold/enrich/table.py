@@ -116,8 +116,8 @@ class Enriched:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Its columns besides."""
-        return tuple(name for name, _ in self.columns if name not in IDENTITY)
+        """Its columns besides, but for the number of silver's batch, which a rebuild of silver changes."""
+        return tuple(name for name, _ in self.columns if name not in {*IDENTITY, BATCH})
 
     @property
     def logic(self) -> str:

@@ -92,7 +92,7 @@ class EnrichStep:
     def _write(self, spark: SparkSession, table: Enriched, rows: Rows, txn: Txn, *, there: bool) -> None:
         """Appends, unless some may be there already: those stay as they are, which later corrections have made good."""
         if there:
-            upsert = Upsert(IDENTITY, table.results, bounded=("topic", "offset"), updates=False)
+            upsert = Upsert(IDENTITY, (*table.results, BATCH), bounded=("topic", "offset"), updates=False)
             merge(spark, self._lake, table.table, rows, upsert, txn)
         else:
             append(spark, self._lake, table.table, rows, txn)

@@ -28,6 +28,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver import handover
+from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
 
 if TYPE_CHECKING:
@@ -61,6 +62,21 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
         return {app_id}
     entries = rows_of(Books(lake.reader(spark)).entries(("layer", eq, layer)))
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
+
+
+def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
+    """Whether gold has begun, and has changes to read yet, or a batch that it has not finished.
+
+    Some of its steps look such changes up by the numbers of silver's batches.
+    """
+    checkpoint = settings.checkpoint(GOLD)
+    if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
+        return True
+    try:
+        version = handover.taken_in(settings, GOLD)
+        return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
+    except LakeError:
+        return True
 
 
 def reset_gold(

@@ -43,7 +43,7 @@ from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
-from sessionlake.silver.rebuild.endings import reset_gold, retire_query
+from sessionlake.silver.rebuild.endings import gold_is_behind, reset_gold, retire_query
 from sessionlake.silver.rebuild.replay import (
     REPLAYED,
     Replayed,
@@ -78,6 +78,7 @@ class Rebuilt:
         messages: how many it took in.
         verified: how the tables before it compare; None if nothing was compared.
         finished: whether it finished an interrupted publication.
+        empties_gold: whether gold is emptied, to be computed anew.
     """
 
     version: int
@@ -85,6 +86,7 @@ class Rebuilt:
     messages: int
     verified: Verified | None
     finished: bool = False
+    empties_gold: bool = False
 
 
 class _Plan(msgspec.Struct):
@@ -97,6 +99,12 @@ class _Plan(msgspec.Struct):
     changed: list[str]
     ranges: list[tuple[str, int, int, int, int]]
     counts: dict[str, int]
+    gold_is_behind: bool = False
+
+    @property
+    def empties_gold(self) -> bool:
+        """Whether gold is computed anew: of other rows, or since what it has yet to read has other numbers now."""
+        return bool(self.changed) or self.gold_is_behind
 
 
 def rebuild(
@@ -125,7 +133,8 @@ def rebuild(
     with interpreted(spark, when=is_small(spark, lake)):
         if plan is not None:
             _publish(spark, settings, lake, plan)
-            return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None, finished=True)
+            told = {"finished": True, "empties_gold": plan.empties_gold}
+            return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None, **told)
         started = datetime.now(UTC)
         latest = lake.last_commit(spark, MESSAGES).version
         if version is not None and not 0 <= version <= latest:
@@ -148,7 +157,7 @@ def rebuild(
         handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
         write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
         _publish(spark, settings, lake, plan)
-        return Rebuilt(version, plan.batch, plan.counts["messages"], found)
+        return Rebuilt(version, plan.batch, plan.counts["messages"], found, empties_gold=plan.empties_gold)
 
 
 def interrupted(settings: Settings) -> _Plan | None:
@@ -250,6 +259,7 @@ def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified |
         changed=sorted(COMPARED if found is None else found.tables),
         ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in replayed.ranges],
         counts=counts_of(replayed.partitions),
+        gold_is_behind=gold_is_behind(spark, lake.settings, lake),
     )
 
 
@@ -276,7 +286,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         fault_point(f"after:publish:{table}")
         written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
         outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))
-    if plan.changed:
+    if plan.empties_gold:
         reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
     write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
     write(spark, lake, _merged(settings, plan, txn))
