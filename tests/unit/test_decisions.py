@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
@@ -132,6 +132,15 @@ def test_what_counts_is_the_last_word_though_the_clock_was_set_back(settings, mo
         patch.setattr("sessionlake.silver.decisions.datetime", SlowClock)
         withdraw(settings)
     assert known(settings) == {}
+
+
+def test_a_place_is_decided_anew_though_the_table_was_set_back(settings):
+    stop(settings, 6)
+    decide(settings)
+    DeltaTable(folder_of(Lake(settings), DECISIONS)).restore(0)
+    assert known(settings) == {}
+    decide(settings, decision=Decision.ISOLATE)
+    assert known(settings) == {("t", "s", 6): Decision.ISOLATE}
 
 
 class SlowClock(datetime):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WITHDRAWN = "withdrawn"
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,9 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
     )
     # Delta never forgets who has committed: what names the session there must not be its id.
     place = hashlib.sha256(f"{decided.topic}\0{decided.session_id}\0{decided.offset}".encode()).hexdigest()
-    append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, len(before)))
+    # Nor what was committed before the table was set back: the number rises whatever the table holds.
+    number = (at - _EPOCH) // timedelta(microseconds=1)
+    append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))
 
 
 # -- where a layer stopped
