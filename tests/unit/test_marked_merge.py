@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
 from sessionlake.errors import LakeError
-from sessionlake.lake import deletion_vectors, marked_merge, table_files
+from sessionlake.lake import deletion_vectors, folder_commits, table_files
 from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_files import live
@@ -84,7 +84,7 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Whatever is put together meanwhile: small files, and the log."""
-    monkeypatch.setattr(marked_merge, "_CHECKPOINT", 7)
+    monkeypatch.setattr(folder_commits, "CHECKPOINT_INTERVAL", 7)
     rnd = random.Random(seed)
     keys = rnd.choice([3, 50, 5_000])
     _, held = made(tmp_path, keys)

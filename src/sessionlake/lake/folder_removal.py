@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.expired import Chosen
+from sessionlake.lake.folder_commits import discard
 from sessionlake.lake.folder_upkeep import gathered, live_files, replace, rows_of
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, indexed_columns
 from sessionlake.lake.session_rows import SessionRows
@@ -65,8 +66,7 @@ def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch],
             left = []
             return
     finally:
-        for written, _ in left:
-            (folder / written.path).unlink()
+        discard(folder, [written.path for written, _ in left], delta.version())
     raise LakeError(f"{folder}: other commits were in the way of removing rows, again and again")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.lake.folder_commits import committing, discard, write
 from sessionlake.lake.parquet import WrittenFile
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.txn import Txn
@@ -30,12 +31,9 @@ class StagedRows:
 
     def commit(self, txn: Txn) -> None:
         """See `Staged`."""
-        from deltalake import write_deltalake
-
         properties = txn_properties(self._place.table, txn)
-        self._place.append(
-            txn, lambda delta: write_deltalake(delta, self._rows, mode="append", commit_properties=properties)
-        )
+
+        self._place.append(txn, lambda delta: write(delta, self._rows, "append", properties))
 
 
 class StagedFiles:
@@ -44,6 +42,7 @@ class StagedFiles:
     def __init__(self, place: Place, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
         self._place, self._schema = place, schema
         self._files = list(files)
+        self._after: int | None = None
 
     def commit(self, txn: Txn) -> None:
         """See `Staged`."""
@@ -55,16 +54,23 @@ class StagedFiles:
         ]
         properties = txn_properties(self._place.table, txn)
 
-        def write(delta: LocalTable) -> None:
-            delta.create_write_transaction(added, "append", self._schema, commit_properties=properties)
-            self._files = []
+        def add(delta: LocalTable) -> None:
+            self._after = delta.version() if self._after is None else self._after
+            with committing(delta) as hooks:
+                delta.create_write_transaction(
+                    added,
+                    "append",
+                    self._schema,
+                    commit_properties=properties,
+                    post_commithook_properties=hooks,
+                )
+                self._files = []
 
-        self._place.append(txn, write)
+        self._place.append(txn, add)
 
     def discard(self) -> None:
         """Removes what has not been committed."""
-        for file in self._files:
-            (self._place.folder / file.path).unlink(missing_ok=True)
+        discard(self._place.folder, [file.path for file in self._files], self._after)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.storage import Commit, Compacted, Vacuumed, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS
@@ -99,8 +100,12 @@ def _merge_run(folder: Path, delta: DeltaTable, files: Sequence[LiveFile]) -> Co
     merged = WrittenFile(**written.to_pylist()[0])
     table = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{table}")
-    if not replace(folder, run, [(merged, run[-1].modified)], schema, changes=False):
-        (folder / merged.path).unlink()
+    done = False
+    try:
+        done = replace(folder, run, [(merged, run[-1].modified)], schema, changes=False)
+    finally:
+        discard(folder, [] if done else [merged.path], delta.version())
+    if not done:
         return None
     fault_point(f"after:compact:{table}")
     return Compacted(len(files), len(files) - len(run) + 1)
@@ -154,9 +159,14 @@ def replace(
         if not {file.path for file in run} <= {file.path for file in live_files(delta)}:
             return False
         try:
-            delta.create_write_transaction(
-                actions, "append", schema, commit_properties=CommitProperties(max_commit_retries=0)
-            )
+            with committing(delta) as hooks:
+                delta.create_write_transaction(
+                    actions,
+                    "append",
+                    schema,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    post_commithook_properties=hooks,
+                )
         except CommitFailedError:
             continue
         return True
@@ -186,7 +196,10 @@ def vacuum(spark: SparkSession, folder: Path, before: float, since: int | None =
         there = [folder / path for path in found if (folder / path).is_file()]  # or gone since an earlier time
         freed = Vacuumed(len(there), sum(file.stat().st_size for file in there))
         if found:
-            delta.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+            with committing(delta) as hooks:
+                delta.vacuum(
+                    hours, dry_run=False, enforce_retention_duration=False, full=True, post_commithook_properties=hooks
+                )
     _remove_log(folder, before, since)
     return freed
 

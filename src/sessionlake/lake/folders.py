@@ -23,6 +23,7 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.expired import Chosen
+from sessionlake.lake.folder_commits import committing, write
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, txn_properties, without
 from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
@@ -165,7 +166,11 @@ class Folders(Storage):
             super().set_property(spark, table, key, value)
             return
         with self.exclusive(table):
-            DeltaTable(self.path(table)).alter.set_table_properties({key: value}, raise_if_not_exists=False)
+            delta = DeltaTable(self.path(table))
+            with committing(delta) as hooks:
+                delta.alter.set_table_properties(
+                    {key: value}, raise_if_not_exists=False, post_commithook_properties=hooks
+                )
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`."""
@@ -273,13 +278,12 @@ class Folders(Storage):
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
-        from deltalake import write_deltalake
+        from deltalake import DeltaTable
 
         del spark
-        delta = self.path(table) if txn is None else without(self.path(table), table, txn)
+        delta = DeltaTable(self.path(table)) if txn is None else without(self.path(table), table, txn)
         if delta is not None:
-            properties = None if txn is None else txn_properties(table, txn)
-            write_deltalake(delta, rows, mode="overwrite", commit_properties=properties)
+            write(delta, rows, "overwrite", None if txn is None else txn_properties(table, txn))
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sessionlake.lake.deletion_vectors import write_vector
+from sessionlake.lake.folder_commits import checkpoint
 from sessionlake.lake.folder_upkeep import gathered
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.rows_by_key import FoundRows, Lookup
@@ -43,7 +44,6 @@ _CROWD = 16
 _LARGEST_TIER = 5  # of a million rows and more
 _NO_ROWS = np.empty(0, np.int64)
 _FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
-_CHECKPOINT = 50  # so many commits later the log is put together, which readers begin at
 
 
 def can_be_marked(delta: DeltaTable) -> bool:
@@ -89,8 +89,7 @@ def merged_by_marking(
     actions += [] if written is None else [{"add": _added(written, now)}]
     actions += [] if told is None else [{"cdc": _named(told) | {"dataChange": False}}]
     if _committed(folder, delta.version() + 1, actions):
-        if (delta.version() + 1) % _CHECKPOINT == 0:
-            type(delta)(folder).create_checkpoint()
+        checkpoint(delta, delta.version() + 1)
         return True
     for path in new:
         path.unlink(missing_ok=True)

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.lake.folder_commits import committing, write
 from sessionlake.lake.parquet import conformed
 from sessionlake.lake.rows_by_key import Lookup
 from sessionlake.lake.table_files import live
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.table import TableMerger
 
 
 def merged_by_delta_rs(
@@ -31,7 +33,7 @@ def merged_by_delta_rs(
     Raises:
         TooLargeError: these are too large.
     """
-    from deltalake import CommitProperties, Transaction, write_deltalake
+    from deltalake import CommitProperties, Transaction
 
     properties = CommitProperties(app_transactions=[Transaction(app, batch)])
     if lookup is not None and lookup.combine is not None:
@@ -39,14 +41,31 @@ def merged_by_delta_rs(
         found = lookup.find(live(delta), source, upsert.keys, schema)
         if not found:
             rows = pa.Table.from_batches([conformed(batch, schema) for batch in source.to_batches()], schema)
-            write_deltalake(delta, rows, mode="append", commit_properties=properties)
+            write(delta, rows, "append", properties)
             return True
         source = lookup.combined(source, found, upsert.keys, schema)
+    _merge(delta, source, upsert, properties)
+    return True
+
+
+def _merge(delta: DeltaTable, source: pa.Table, upsert: Upsert, properties: CommitProperties) -> None:
     same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in upsert.keys)
     # Only of a source that is read before the plan is made are the least and greatest keys known.
-    merge = delta.merge(
-        source, same, source_alias="s", target_alias="t", streamed_exec=False, commit_properties=properties
-    )
+    with committing(delta) as hooks:
+        merge = delta.merge(
+            source,
+            same,
+            source_alias="s",
+            target_alias="t",
+            streamed_exec=False,
+            commit_properties=properties,
+            post_commithook_properties=hooks,
+        )
+        _clauses(merge, upsert).execute()
+
+
+def _clauses(merge: TableMerger, upsert: Upsert) -> TableMerger:
+    """The MERGE with what becomes of rows that match, and of those that do not."""
     taken = {_quoted(name): f"s.{_quoted(name)}" for name in upsert.columns}
     kept = {
         _quoted(name): f"CASE WHEN s.{WRITTEN}[{i}] THEN s.{_quoted(name)} ELSE t.{_quoted(name)} END"
@@ -59,8 +78,7 @@ def merged_by_delta_rs(
     if upsert.inserts:
         whole = {_quoted(name): f"s.{_quoted(name)}" for name in (*upsert.keys, *upsert.kept)}
         merge = merge.when_not_matched_insert(whole | taken, f"NOT s.{DELETE}" if upsert.deletes else None)
-    merge.execute()
-    return True
+    return merge
 
 
 def _quoted(name: str) -> str:

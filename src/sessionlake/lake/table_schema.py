@@ -11,7 +11,10 @@ from sessionlake.config import Settings
 Columns = tuple[tuple[str, str], ...]
 """Names and Spark SQL types, in order."""
 DECLARED = "<declared>"
-_LOG = {"delta.checkpointInterval": "50"}
+CHECKPOINTS = "delta.checkpointInterval"
+"""After how many versions the log is put together, which readers begin at."""
+CHECKPOINT_INTERVAL = 50
+_LOG = {CHECKPOINTS: str(CHECKPOINT_INTERVAL)}
 RETENTION = "delta.deletedFileRetentionDuration"
 """How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
 APPEND_ONLY = "delta.appendOnly"

@@ -1,0 +1,95 @@
+"""What stands around a commit to a table that is a folder: what fails behind one neither undoes it nor passes for it.
+
+delta-rs puts the log together behind some commits, and where that fails it says that the commit has. So it is done
+here; what fails of it is done behind the next commit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from sessionlake.lake.table_files import folder_of
+from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
+    """Gives what a commit of delta-rs must be told to be that alone; behind the block the log gets its checkpoint."""
+    from deltalake import PostCommitHookProperties
+
+    before = delta.version()
+    yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+    # Not every way to commit tells the table that it was taken from.
+    checkpoint(delta, max(delta.version(), before + 1))
+
+
+def write(
+    delta: DeltaTable, rows: pa.Table, mode: Literal["append", "overwrite"], properties: CommitProperties | None
+) -> None:
+    """Commits rows in memory, behind those that are there or in their place."""
+    from deltalake import write_deltalake
+
+    with committing(delta) as hooks:
+        write_deltalake(delta, rows, mode=mode, commit_properties=properties, post_commithook_properties=hooks)
+
+
+def checkpoint(delta: DeltaTable, version: int) -> None:
+    """Puts the log together, which readers then begin at, if that is due.
+
+    Args:
+        delta: the table, at this version or a little before.
+        version: of the latest commit.
+    """
+    folder = folder_of(delta)
+    interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
+    if version - _last_checkpoint(folder) < interval:
+        return
+    try:
+        type(delta)(folder).create_checkpoint()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the commit is there
+        _LOG.warning("%s: its log could not be put together, which is tried again: %s", folder, error)
+
+
+def _last_checkpoint(folder: Path) -> int:
+    """The version that Delta's readers begin at; -1 if there is none, or none that can be told."""
+    try:
+        return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
+    """Removes files that no version of the table names: a commit that has failed may be there all the same.
+
+    Where that cannot be told, they stay until VACUUM takes what no version names.
+
+    Args:
+        paths: within the folder.
+        after: the version that the table had before their commit was tried; None if it was not.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    left, commits = list(paths), list[str]()
+    if left and after is not None:
+        try:
+            behind = range(after + 1, DeltaTable(folder).version() + 1)
+            commits = [(folder / "_delta_log" / f"{n:020}.json").read_text(encoding="utf-8") for n in behind]
+        except (OSError, DeltaError) as error:
+            _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
+            return
+    for path in left:
+        if not any(path in commit for commit in commits):
+            (folder / path).unlink(missing_ok=True)

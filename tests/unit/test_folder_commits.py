@@ -1,0 +1,188 @@
+"""Commits to folders: what fails behind one leaves it as it is, and its files where they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field, PostCommitHookProperties, Schema, TableFeatures
+from deltalake.exceptions import DeltaError
+from deltalake.schema import PrimitiveType
+from deltalake.transaction import AddAction
+
+from sessionlake.config import Settings
+from sessionlake.lake import folder_removal, folder_upkeep
+from sessionlake.lake.expired import Expired
+from sessionlake.lake.folder_staging import Place, StagedFiles
+from sessionlake.lake.folder_upkeep import live_files
+from sessionlake.lake.folders import Folders
+from sessionlake.lake.marked_merge import merged_by_marking
+from sessionlake.lake.parquet import FileWriter, WrittenFile
+from sessionlake.lake.rust_merge import merged_by_delta_rs
+from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
+
+TABLE = "gold.own"
+ROWS = pa.table({"place": ["a"], "value": [500]})
+UPSERT = Upsert(("place",), ("value",))
+FILES = 50
+ALONE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+NO_SPARK: Any = None
+UP_TO_20 = Expired((), "value", pa.table({"limit": [20]}), {})
+
+
+def written(folder: Path, rows: pa.Table) -> WrittenFile:
+    [file] = FileWriter(str(folder), ROWS.schema, ("value",))(rows.to_batches())
+    return WrittenFile(**file.to_pylist()[0])
+
+
+def passed(folder: Path, versions: int) -> None:
+    for _ in range(versions):
+        DeltaTable(folder).create_write_transaction([], "append", ROWS.schema, post_commithook_properties=ALONE)
+
+
+@pytest.fixture(scope="module")
+def at_version_48(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "table"
+    fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
+    DeltaTable.create(folder, Schema(fields), configuration={"delta.checkpointInterval": "50"})
+    files = [written(folder, pa.table({"place": ["b", "c"], "value": [n, 1000 + n]})) for n in range(FILES)]
+    added: list[Any] = [AddAction(one.path, one.size, {}, n, True, one.stats) for n, one in enumerate(files)]  # noqa: FBT003
+    DeltaTable(folder).create_write_transaction(added, "append", ROWS.schema, post_commithook_properties=ALONE)
+    passed(folder, 47)
+    return folder
+
+
+@pytest.fixture
+def lake(tmp_path: Path, at_version_48: Path) -> Folders:
+    found = Folders(Settings(home=tmp_path))
+    shutil.copytree(at_version_48, found.path(TABLE))
+    return found
+
+
+def staged(lake: Folders) -> StagedFiles:
+    folder = lake.path(TABLE)
+    return StagedFiles(Place(folder, TABLE, lake.exclusive), ROWS.schema, [written(folder, ROWS)])
+
+
+def add_files(lake: Folders) -> None:
+    files = staged(lake)
+    try:
+        files.commit(Txn("app", 0))
+    finally:
+        files.discard()
+
+
+def remove(lake: Folders) -> None:
+    folder_removal.remove(lake.path(TABLE), UP_TO_20)
+
+
+def compact(lake: Folders) -> None:
+    folder_upkeep.compact(NO_SPARK, lake.path(TABLE))
+
+
+def mark(lake: Folders) -> None:
+    DeltaTable(lake.path(TABLE)).alter.add_feature(
+        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True, post_commithook_properties=ALONE
+    )
+    assert merged_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0)
+
+
+COMMITS: dict[str, Callable[[Folders], Any]] = {
+    "rows": lambda lake: lake.append(None, TABLE, ROWS, Txn("app", 0)),
+    "files": add_files,
+    "replacement": lambda lake: lake.replace(None, TABLE, ROWS, None),
+    "property": lambda lake: lake.set_property(NO_SPARK, TABLE, "delta.appendOnly", "false"),
+    "merge": lambda lake: merged_by_delta_rs(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0),
+    "marks": mark,
+    "removal": remove,
+    "compaction": compact,
+}
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_the_next(
+    lake: Folders, commit: str
+) -> None:
+    log = lake.path(TABLE) / "_delta_log"
+    version = 50 if commit == "marks" else 49
+    blocked = log / f"{version:020}.checkpoint.parquet"
+    blocked.mkdir()  # as on a disk that is full
+    COMMITS[commit](lake)
+    assert DeltaTable(lake.path(TABLE)).version() == version
+    assert lake.lost_files(None, TABLE) == []
+    blocked.rmdir()
+    lake.append(None, TABLE, ROWS, Txn("next", 0))
+    assert json.loads((log / "_last_checkpoint").read_bytes())["version"] == version + 1
+
+
+def test_the_log_is_put_together_at_each_interval(lake: Folders) -> None:
+    log = lake.path(TABLE) / "_delta_log"
+    for number in range(100):
+        lake.append(None, TABLE, ROWS, Txn("app", number))
+    found = sorted(int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet"))
+    assert found == [49, 99]
+
+
+@pytest.mark.parametrize("commit", ["files", "removal", "compaction"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_same(
+    lake: Folders, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
+) -> None:
+    folder, real = lake.path(TABLE), DeltaTable.create_write_transaction
+    before = {file.path for file in live_files(DeltaTable(folder))}
+
+    def failing(delta: DeltaTable, *args: Any, **more: Any) -> None:
+        if is_there:
+            real(delta, *args, **more)
+        raise DeltaError("the disk does not answer")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
+    with pytest.raises(DeltaError, match="does not answer"):
+        COMMITS[commit](lake)
+    assert lake.lost_files(None, TABLE) == []
+    added = {file.name for file in folder.glob("*.parquet")} - before
+    assert added == {file.path for file in live_files(DeltaTable(folder))} - before
+    assert bool(added) == is_there
+
+
+def test_files_of_a_commit_that_was_merged_with_others_since_stay(
+    lake: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version names them, which readers may be at."""
+    real = DeltaTable.create_write_transaction
+
+    def failing(delta: DeltaTable, *args: Any, **more: Any) -> None:
+        monkeypatch.undo()
+        real(delta, *args, **more)
+        compact(lake)
+        raise DeltaError("the disk does not answer")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
+    with pytest.raises(DeltaError, match="does not answer"):
+        add_files(lake)
+    assert pa.table(DeltaTable(lake.path(TABLE), version=49).scan()).num_rows == 2 * FILES + 1
+
+
+def test_files_stay_where_the_log_does_not_tell_whose_they_are(lake: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = staged(lake)
+
+    def failing(*_: Any, **__: Any) -> None:
+        shutil.rmtree(lake.path(TABLE) / "_delta_log")
+        raise DeltaError("the disk does not answer")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
+    with pytest.raises(DeltaError, match="does not answer"):
+        files.commit(Txn("app", 0))
+    files.discard()
+    assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES + 1
+
+
+def test_files_that_were_never_to_be_committed_are_removed(lake: Folders) -> None:
+    staged(lake).discard()
+    assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES
