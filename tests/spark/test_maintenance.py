@@ -28,7 +28,7 @@ from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.folder_upkeep import live_files
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, POSITIONS, QUARANTINE, ROWS, SESSIONS
 from sessionlake.lake.positions import require_true
-from sessionlake.lake.storage import Kept
+from sessionlake.lake.storage import Kept, appending
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -261,6 +261,24 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
     assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
+
+
+def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read_them(
+    spark: Any, settings: Settings
+) -> None:
+    """Spark's commits remove what Delta calls expired, each fiftieth."""
+    lake = Lake(settings)
+    lake.ensure(spark, [EVENTS])
+    append_events(lake, 49)
+    log = folder_of(lake, EVENTS) / "_delta_log"
+    month_ago = time.time() - timedelta(days=31).total_seconds()
+    for file in log.iterdir():
+        os.utime(file, (month_ago, month_ago))
+    lake.storage.save(appending(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49)), EVENTS)
+    assert (log / f"{50:020}.checkpoint.parquet").exists()
+    assert len(list(log.glob("*.json"))) == 51
+    lake.storage.vacuum(spark, EVENTS, Kept(timedelta(days=30)))
+    assert not (log / f"{0:020}.json").exists()
 
 
 @pytest.mark.parametrize("rewritten", [0, 100])

@@ -24,6 +24,7 @@ from sessionlake.lake.folders import Folders
 from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.parquet import FileWriter, WrittenFile
 from sessionlake.lake.rust_merge import merged_by_delta_rs
+from sessionlake.lake.table_schema import CHECKPOINTS, LOG_BY_AGE
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
 
@@ -50,7 +51,7 @@ def passed(folder: Path, versions: int) -> None:
 def at_version_48(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "table"
     fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
-    DeltaTable.create(folder, Schema(fields), configuration={"delta.checkpointInterval": "50"})
+    DeltaTable.create(folder, Schema(fields), configuration={CHECKPOINTS: "50", LOG_BY_AGE: "false"})
     files = [written(folder, pa.table({"place": ["b", "c"], "value": [n, 1000 + n]})) for n in range(FILES)]
     added: list[Any] = [AddAction(one.path, one.size, {}, n, True, one.stats) for n, one in enumerate(files)]  # noqa: FBT003
     DeltaTable(folder).create_write_transaction(added, "append", ROWS.schema, post_commithook_properties=ALONE)
@@ -83,7 +84,7 @@ def remove(lake: Folders) -> None:
 
 
 def compact(lake: Folders) -> None:
-    folder_upkeep.compact(NO_SPARK, lake.path(TABLE))
+    lake.compact(NO_SPARK, TABLE)
 
 
 def mark(lake: Folders) -> None:
@@ -160,7 +161,7 @@ def test_files_of_a_commit_that_was_merged_with_others_since_stay(
     def failing(delta: DeltaTable, *args: Any, **more: Any) -> None:
         monkeypatch.undo()
         real(delta, *args, **more)
-        compact(lake)
+        assert folder_upkeep.compact(NO_SPARK, lake.path(TABLE))
         raise DeltaError("the disk does not answer")
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
@@ -186,3 +187,14 @@ def test_files_stay_where_the_log_does_not_tell_whose_they_are(lake: Folders, mo
 def test_files_that_were_never_to_be_committed_are_removed(lake: Folders) -> None:
     staged(lake).discard()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES
+
+
+def test_delta_is_told_once_to_leave_the_log_of_an_earlier_version_alone(lake: Folders) -> None:
+    DeltaTable(lake.path(TABLE)).alter.set_table_properties({LOG_BY_AGE: "true"})
+    compact(lake)
+    told = DeltaTable(lake.path(TABLE))
+    assert told.metadata().configuration[LOG_BY_AGE] == "false"
+    compact(lake)
+    lake.retain(NO_SPARK, TABLE)  # which says how far history reaches
+    lake.retain(NO_SPARK, TABLE)
+    assert DeltaTable(lake.path(TABLE)).version() == told.version() + 1

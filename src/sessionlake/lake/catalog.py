@@ -72,6 +72,7 @@ class Catalog(Storage):
     )
     needs_session = True
     keeps_functions = True
+    log: Mapping[str, str] = {}  # the platform's own matter
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -45,7 +45,7 @@ from sessionlake.lake.storage import (
     appending,
     quote,
 )
-from sessionlake.lake.table_schema import DELETION_VECTORS, TableSchema
+from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.laptop.home import claim, require_home, turn
@@ -84,6 +84,7 @@ class Folders(Storage):
     )
     needs_session = False
     keeps_functions = False
+    log: Mapping[str, str] = {LOG_BY_AGE: "false"}  # maintenance removes it, which knows who has yet to read
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -180,7 +181,7 @@ class Folders(Storage):
         del spark
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         declared = Schema.from_json(StructType.fromDDL(columns).json())
-        wanted = dict(schema.properties(self._settings.maintain.keep))
+        wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
@@ -342,7 +343,8 @@ class Folders(Storage):
         return turn(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """See `Storage`."""
+        """See `Storage`; of a table of an earlier version, Delta leaves the log alone from then on."""
+        self.set_missing(spark, table, self.log)
         with self.exclusive(table):
             return upkeep.compact(spark, self.path(table))
 

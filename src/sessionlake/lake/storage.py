@@ -138,11 +138,13 @@ class Storage(ABC):
         limits: between the driver's work and the cluster's.
         needs_session: whether tables can be read only by Spark.
         keeps_functions: whether SQL functions and views stay when the session ends.
+        log: properties of every table that say who removes its log.
     """
 
     limits: Limits
     needs_session: bool
     keeps_functions: bool
+    log: Mapping[str, str]
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -255,10 +257,15 @@ class Storage(ABC):
             spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     def retain(self, spark: SparkSession, table: str) -> None:
-        """Sets how far back the table's history reaches, if that has changed."""
-        kept = interval(self._settings.maintain.keep)
-        if self.properties(spark, table).get(RETENTION) != kept:
-            self.set_property(spark, table, RETENTION, kept)
+        """Sets how far back the table's history reaches, and who removes its log, if that has changed."""
+        self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
+
+    def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> None:
+        """Sets those of these Delta properties that the table does not have so."""
+        present = self.properties(spark, table)
+        for key, value in wanted.items():
+            if present.get(key) != value:
+                self.set_property(spark, table, key, value)
 
     # -- reading
 

@@ -17,6 +17,8 @@ CHECKPOINT_INTERVAL = 50
 _LOG = {CHECKPOINTS: str(CHECKPOINT_INTERVAL)}
 RETENTION = "delta.deletedFileRetentionDuration"
 """How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
+LOG_BY_AGE = "delta.enableExpiredLogCleanup"
+"""Whether Delta removes log entries by their age, whoever has yet to read them."""
 APPEND_ONLY = "delta.appendOnly"
 """Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
 DELETION_VECTORS = "delta.enableDeletionVectors"
