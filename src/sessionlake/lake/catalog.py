@@ -17,7 +17,7 @@ from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, overtook, require_held, token_of
-from sessionlake.lake.names import LEASES
+from sessionlake.lake.names import CLAIMED_TABLES, LEASES
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
@@ -37,7 +37,7 @@ from sessionlake.lake.storage import (
     text,
 )
 from sessionlake.lake.table_schema import TableSchema
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import CLAIMED_APP, Txn
 from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import conf
@@ -99,10 +99,19 @@ class Catalog(Storage):
     def require_writable(self) -> None:
         """See `Storage`: the catalog's grants are its own matter."""
 
-    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
-        """See `Storage`: by a lease."""
-        leases = SparkLeases(_required(spark, self._settings), self)
-        return holding(self._settings, leases, name, doing)
+    @contextmanager
+    def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
+        """See `Storage`: by a lease. What the holder before may yet replace in `CLAIMED_TABLES` comes too late."""
+        session = _required(spark, self._settings)
+        with holding(self._settings, SparkLeases(session, self), name, doing):
+            if self.overtook(name):
+                for table in CLAIMED_TABLES.get(name, ()):
+                    self._retire(session, table, Txn.before(CLAIMED_APP, self.token(name)))
+            yield
+
+    def _retire(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        if self.exists(spark, table):
+            repeated(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
 
     def require_claims(self) -> None:
         """See `Storage`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,17 +17,20 @@ import pyarrow as pa
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.names import CLAIMED_TABLES
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import CLAIMED_APP, Txn
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+
+_NUMBERS = count()
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
@@ -54,6 +58,20 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
     lake.storage.make_sure(table)
     lake.storage.replace(spark, table, rows, txn)
     fault_point(f"after:{table}")
+
+
+def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
+    """Replaces all rows of one of `names.CLAIMED_TABLES`, whose claim must be held.
+
+    Each time has a number above those of all holders before: what one of them, which stood still, would yet commit is
+    passed over.
+    """
+    lake.ensure(spark, [table])
+    claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
+    token = lake.storage.token(claim)
+    txn = Txn(CLAIMED_APP, next(_NUMBERS)).under(token) if token else None
+    with lake.storage.exclusive(table):
+        replace_rows(spark, lake, table, rows, txn)
 
 
 def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column | None = None) -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.commit import replace_rows
-from sessionlake.lake.names import ERASURES
+from sessionlake.lake.commit import replace_claimed
+from sessionlake.lake.names import ERASURES, FORGET_CLAIM
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED
 from sessionlake.lake.tables import Lake
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = 1
-CLAIM = "forget"
+CLAIM = FORGET_CLAIM
 """What whoever forgets a session claims."""
 _SALT_BYTES = 16
 _TIME = pa.timestamp("us", tz="UTC")
@@ -99,12 +99,10 @@ def erasures(reader: TableReader) -> list[Erasure]:
 
 
 def store(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
-    """Puts a receipt among the others, in the place of an earlier state of it."""
-    lake.ensure(spark, [ERASURES])
+    """Puts a receipt among the others, in the place of an earlier state of it. `CLAIM` must be held."""
     others = [other for other in erasures(lake.reader(spark)) if other.receipt != erasure.receipt]
     rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in (*others, erasure)]
-    with lake.storage.exclusive(ERASURES):
-        replace_rows(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
+    replace_claimed(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
 
 def salt_of(known: Iterable[Erasure]) -> str:

@@ -51,6 +51,10 @@ POSITIONS = "ops.positions"
 LEASES = "ops.leases"
 RETAINED = "ops.retained"
 ERASURES = "ops.erasures"
+RETENTION_CLAIM = "retention"
+FORGET_CLAIM = "forget"
+CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
+"""By the claim, small tables whose rows its holder alone replaces, all at once: see `commit.replace_claimed`."""
 
 BRONZE = "bronze"
 SILVER = "silver"

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.lake.books import CARRIED, FORMAT, SUMS, Books, is_current, rebuilds, stored_sums
-from sessionlake.lake.commit import replace_rows
+from sessionlake.lake.commit import replace_claimed
 from sessionlake.lake.ledger import COUNTS
 from sessionlake.lake.names import LEDGER, POSITIONS
 from sessionlake.lake.reading import TableReader
@@ -91,7 +91,8 @@ def advance(spark: SparkSession, lake: Lake) -> bool:
         reader = lake.reader(spark)
         known = stored_sums(reader).carried
         own = summed(Books(reader, *_COLUMNS, carried=False).entries, until)
-        _store(spark, lake, pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own)
+        sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
+        replace_claimed(spark, lake, POSITIONS, sums)
         return True
     return False
 
@@ -101,7 +102,7 @@ def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
 
     The retention's claim must be held: see `retained.CLAIM`. Copies are made anew when they are due.
     """
-    _store(spark, lake, carried_to(lake.reader(spark), cut))
+    replace_claimed(spark, lake, POSITIONS, carried_to(lake.reader(spark), cut))
 
 
 def carried_to(reader: TableReader, cut: datetime) -> pa.Table:
@@ -109,12 +110,6 @@ def carried_to(reader: TableReader, cut: datetime) -> pa.Table:
     sums = summed(Books(reader, *_COLUMNS, whole=True).entries, cut)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
-
-
-def _store(spark: SparkSession, lake: Lake, sums: pa.Table) -> None:
-    lake.ensure(spark, [POSITIONS])
-    with lake.storage.exclusive(POSITIONS):
-        replace_rows(spark, lake, POSITIONS, sums)
 
 
 def require_true(reader: TableReader) -> bool:

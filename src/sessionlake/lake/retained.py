@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sessionlake.capture import milliseconds
 from sessionlake.errors import LakeError
-from sessionlake.lake.commit import replace_rows
+from sessionlake.lake.commit import replace_claimed
 from sessionlake.lake.expired import Expired
 from sessionlake.lake.names import (
     CHANGES,
@@ -26,6 +26,7 @@ from sessionlake.lake.names import (
     PROGRESS,
     QUARANTINE,
     RETAINED,
+    RETENTION_CLAIM,
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _EPOCH = datetime.fromtimestamp(0, UTC)
-CLAIM = "retention"
+CLAIM = RETENTION_CLAIM
 """What whoever removes rows claims, and whoever must not have rows removed meanwhile."""
 _TIME = pa.timestamp("us", tz="UTC")
 LIMITS = pa.schema(
@@ -140,8 +141,7 @@ def _of(rows: pa.Table, table: str) -> pa.Table:
 
 
 def store(spark: SparkSession, lake: Lake, known: Mapping[str, Retained]) -> None:
-    """Replaces what is noted."""
-    lake.ensure(spark, [RETAINED])
+    """Replaces what is noted. `CLAIM` must be held."""
     parts = []
     for name, found in sorted(known.items()):
         head = {"table": name, "format": FORMAT} | {column: getattr(found, column) for column, _ in _HEAD}
@@ -152,8 +152,7 @@ def store(spark: SparkSession, lake: Lake, known: Mapping[str, Retained]) -> Non
         own |= {column: pa.nulls(limits.num_rows, kind) for column, kind in _HEAD}
         own["format"] = pa.array([FORMAT] * limits.num_rows, pa.int32())
         parts.append(pa.table({column: own[column] for column in _SCHEMA.names}).cast(_SCHEMA))
-    with lake.storage.exclusive(RETAINED):
-        replace_rows(spark, lake, RETAINED, pa.concat_tables(parts) if parts else _SCHEMA.empty_table())
+    replace_claimed(spark, lake, RETAINED, pa.concat_tables(parts) if parts else _SCHEMA.empty_table())
 
 
 def forget(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:

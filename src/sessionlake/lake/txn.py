@@ -7,6 +7,8 @@ from dataclasses import dataclass
 # More than any number of a batch.
 _BATCHES = 1 << 40
 _LAST = (1 << 63) - 1
+CLAIMED_APP = "replaced"
+"""Application id of those who replace rows of a table under a claim."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""Small tables whose rows are replaced under a claim: what a holder before replaces late is passed over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from sessionlake.config import Settings
+from sessionlake.lake import erasures, leases, retained, storage
+from sessionlake.lake.books import stored_sums
+from sessionlake.lake.erasures import Erasure
+from sessionlake.lake.names import ERASURES, FORGET_CLAIM, LEASES, LEDGER, POSITIONS, RETAINED, RETENTION_CLAIM
+from sessionlake.lake.positions import advance
+from sessionlake.lake.progress import spans
+from sessionlake.lake.retained import LIMITS, Retained
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.retention.ledger import cut_ledger
+from support.ledgers import NOON, SPACING, entries
+
+SECONDS = 3.0
+OLD = Retained(LEDGER, NOON, -1, 0, 0, LIMITS.empty_table())
+RECEIPT = Erasure("a", "capture.a", "", "00", datetime.now(UTC))
+
+
+class Stopped:
+    """A process that is stopped past its lease, when it has made sure that it may write; another works meanwhile."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, settings: Settings) -> None:
+        patch.setattr(leases, "LENGTH", timedelta(seconds=SECONDS))
+        patch.setattr(leases, "_keep", lambda *_: None)  # its threads stand still, too
+        patch.setattr(storage, "fault_point", self._passed)
+        self._settings = settings
+        self._at, self._meanwhile = "", lambda: None
+
+    def before(self, table: str, meanwhile: Callable[[], Any]) -> None:
+        self._at, self._meanwhile = f"sure:{table}", meanwhile
+
+    def _passed(self, name: str) -> None:
+        if name == self._at:
+            self._at = ""
+            mine = leases._HELD[Lake(self._settings).identifier(LEASES)]
+            held = mine[:]
+            time.sleep(SECONDS)
+            mine.clear()
+            self._meanwhile()
+            mine[:] = held
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Stopped:
+    return Stopped(monkeypatch, settings)
+
+
+def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
+    spark: Any, settings: Settings, stopped: Stopped
+) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [LEDGER])
+    lake.storage.append(spark, LEDGER, entries(0, 2_000), Txn("fill", 0))
+    before = list(spans(lake.reader(spark)))
+
+    def removes() -> None:
+        other = Lake(settings)
+        with other.storage.claim(spark, RETENTION_CLAIM, "removes old rows"):
+            assert cut_ledger(spark, other, NOON + 800 * SPACING) == 800
+
+    stopped.before(POSITIONS, removes)
+    advance(spark, lake)
+    reader = lake.reader(spark)
+    assert stored_sums(reader).cut == NOON + 800 * SPACING
+    assert list(spans(reader)) == before
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("table", [RETAINED, ERASURES])
+def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
+    spark: Any, settings: Settings, stopped: Stopped, table: str
+) -> None:
+    """The next one has written nothing yet."""
+    lake = Lake(settings)
+    name = {RETAINED: RETENTION_CLAIM, ERASURES: FORGET_CLAIM}[table]
+
+    def writes() -> None:
+        if table == RETAINED:
+            retained.store(spark, lake, {LEDGER: OLD})
+        else:
+            erasures.store(spark, lake, RECEIPT)
+
+    def rows() -> int:
+        return lake.read(spark, table).count()
+
+    def comes_next() -> None:
+        with lake.storage.claim(spark, name, "comes next"):
+            pass
+
+    lake.ensure(spark, [table])
+    with lake.storage.claim(spark, name, "writes"):
+        stopped.before(table, comes_next)
+        writes()
+        assert rows() == 0
+    with lake.storage.claim(spark, name, "is the holder"):
+        writes()
+    assert rows() == 1
