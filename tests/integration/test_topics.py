@@ -191,6 +191,17 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
     )
 
 
+def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_anew(world, monkeypatch):
+    world.create("a")
+    world.send("a", 0, 5)
+    world.dies("staged", world.settings, monkeypatch)
+    world.delete("a")
+    world.create("a")
+    world.send("a", 10, 3)  # it begins at offset 0, as the batch does, and ends before it
+    world.run(world.under(OnTopicChange.RESTART))
+    world.assert_one_query_read_everything_once(a=3)
+
+
 def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_of_it(world, monkeypatch):
     world.create("a")
     world.send("a", 0, 3)

@@ -46,6 +46,9 @@ class Book:
     def positions(self) -> dict[tuple[str, int], int]:
         return {("a", 0): 0}
 
+    def kafka_ends(self) -> dict[tuple[str, int], int]:
+        return {("a", 0): 0}
+
     def close(self) -> None:
         self.open = False
 

@@ -93,7 +93,20 @@ def test_a_batch_whose_commit_was_lost_is_pending(folder):
     ],
 )
 def test_a_query_goes_on_if_it_reads_on_at_just_the_positions_called_for(folder, positions, settled, goes_on):
-    assert QueryOffsets(folder).goes_on_at(positions, settled=settled) is goes_on
+    assert QueryOffsets(folder).goes_on_at(positions, far(positions), settled=settled) is goes_on
+
+
+def far(positions):
+    """Ends beyond whatever was planned."""
+    return dict.fromkeys(positions, 100)
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [({A: 12, B: 3}, True), ({A: 13, B: 4}, True), ({A: 11, B: 3}, False), ({A: 12, B: 2}, False)],
+)
+def test_a_planned_batch_is_repeated_only_if_kafka_holds_its_end(folder, ends, goes_on):
+    assert QueryOffsets(folder).goes_on_at({A: 9, B: 0}, ends, settled=False) is goes_on
 
 
 @pytest.mark.parametrize(("positions", "ended"), [({A: 12, B: 3}, True), ({A: 12}, False), ({A: 12, B: 4}, False)])
@@ -109,4 +122,4 @@ def test_a_planned_batch_that_ends_where_reading_is_to_go_on_tells_that_no_topic
 )
 def test_without_a_planned_batch_new_topics_that_begin_at_their_beginning_are_no_change(folder, positions, goes_on):
     (folder / "offsets/1").unlink()
-    assert QueryOffsets(folder).goes_on_at(positions, settled=True) is goes_on
+    assert QueryOffsets(folder).goes_on_at(positions, far(positions), settled=True) is goes_on

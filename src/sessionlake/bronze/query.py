@@ -308,7 +308,7 @@ class BronzeQuery(LayerQuery):
         left_out, positions = self._book.prune(), self._book.positions()
         offsets = QueryOffsets(generation.folder)
         begun, as_before = offsets.begun, False
-        if begun and not offsets.goes_on_at(positions, settled=settled):
+        if begun and not offsets.goes_on_at(positions, self._book.kafka_ends(), settled=settled):
             as_before = settled and offsets.ended_at(positions)
             left, begun = generation, False
             generation = self._generations.begin(left.next_batch, left.app_id)

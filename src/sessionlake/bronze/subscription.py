@@ -61,16 +61,22 @@ class QueryOffsets:
         """Where the pending batch ends."""
         return read_offsets(self._folder / "offsets" / str(self.pending))
 
-    def goes_on_at(self, positions: Mapping[TopicPartition, int], *, settled: bool) -> bool:
+    def goes_on_at(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, settled: bool
+    ) -> bool:
         """Whether the query, started again, reads on at just these positions.
 
         Args:
+            ends: one past the last offset that Kafka holds of each of the same topic-partitions.
             settled: whether the batch planned last is in the tables.
         """
         # Spark repeats a pending batch, in the tables or not, before it does anything else: what is in the tables Kafka
-        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more.
-        if self.pending is not None and (settled or self.end().keys() != positions.keys()):
-            return False
+        # may hold no longer. It fails if partitions of it are gone, and by `availableNow` also if there are more; and
+        # it waits in vain for offsets that a topic made anew, which begins at the same one, has not got to.
+        if self.pending is not None:
+            end = self.end()
+            if settled or end.keys() != positions.keys() or any(end[place] > ends[place] for place in end):
+                return False
         # What Spark does not know it reads from offset 0 on, or fails.
         start = self.start()
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())

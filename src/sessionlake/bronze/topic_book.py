@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -74,12 +74,11 @@ class TopicBook:
 
     def positions(self) -> dict[TopicPartition, int]:
         """Kafka offsets from which on the subscribed topics are to be read."""
-        return {
-            (row.topic, part.partition): part.next_offset - row.offset_shift
-            for row in self.topics.values()
-            if row.state in READ and self._matches(row.topic)
-            for part in row.partitions
-        }
+        return {place: part.next_offset - shift for place, part, shift in self._subscribed()}
+
+    def kafka_ends(self) -> dict[TopicPartition, int]:
+        """One past the last Kafka offset that each of these topic-partitions was last seen to hold."""
+        return {place: part.end_offset - shift for place, part, shift in self._subscribed()}
 
     def ends(self) -> dict[TopicPartition, int]:
         """One past the last offset that bronze has, of topic-partitions that it has any message of."""
@@ -229,6 +228,13 @@ class TopicBook:
                 self.save()
             finally:
                 self._admin.close()
+
+    def _subscribed(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
+        """Topic-partitions that are to be read, each with its offsets and their shift."""
+        for row in self.topics.values():
+            if row.state in READ and self._matches(row.topic):
+                for part in row.partitions:
+                    yield (row.topic, part.partition), part, row.offset_shift
 
     def _ids(self) -> dict[str, str | None]:
         """Kafka's topics and their ids; notes which of those that bronze knows are missing."""
