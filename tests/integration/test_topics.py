@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
+from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
@@ -189,6 +190,23 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
         TopicState.ACTIVE,
         [0, 1],
     )
+
+
+def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_its_first_batch(world, monkeypatch):
+    world.send("a", 0, 1)
+    with monkeypatch.context() as killed:
+        killed.setattr(TopicBook, "close", lambda book: book._admin.close())  # it writes nothing more down
+        with Pipeline(world.spark, world.settings, Layer.BRONZE) as live:
+            eventually(lambda: (live.check(), world.offsets("a") == [0])[1])
+            world.create("b")
+            world.send("b", 0, 3)
+            eventually(lambda: (live.check(), world.offsets("b") == [0, 1, 2])[1])
+    world.delete("b")
+    world.create("b")
+    world.send("b", 3, 7)
+    with pytest.raises(TopicChangedError, match=rf"{world.name('b')} was deleted and created anew.*up to offset 2"):
+        world.run(world.settings)
+    assert world.offsets("b") == [0, 1, 2]
 
 
 def test_a_planned_batch_that_a_topic_made_anew_does_not_reach_to_is_planned_anew(world, monkeypatch):

@@ -187,13 +187,15 @@ class TopicBook:
     def admit(self, topics: Iterable[str]) -> None:
         """Returns if these topics are still the ones that they were when they were last looked at.
 
+        A topic's first messages are committed only once its id is written down: it tells it from one made anew.
+
         Raises:
             BrokerError: Kafka does not answer, or does not list one.
             TopicChangedError: one is another topic of the same name.
         """
         with self._lock:
-            ids, known = self._ids(), self.topics
-            for name in topics:
+            ids, known, asked = self._ids(), self.topics, set(topics)
+            for name in asked:
                 if name not in ids:
                     raise BrokerError(
                         f"bronze: topic {name} was deleted while it was read, or Kafka does not list it yet"
@@ -202,6 +204,8 @@ class TopicBook:
                     self._take_over(self._decide([name], ids))
                 elif _differs(known[name], ids[name]):
                     raise TopicChangedError(f"bronze: topic {name} was deleted and created anew while it was read")
+            if asked - {name for name, _ in self._written}:
+                self._write()
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""
@@ -216,9 +220,7 @@ class TopicBook:
         with self._lock:
             self._saved_at = time.monotonic()
             if self._rows != self._written:
-                txn = Txn(_APP, next(self._writes)).under(self._token) if self._token else None
-                write_topics(self._spark, self._lake, self._rows.values(), txn)
-                self._written = dict(self._rows)
+                self._write()
 
     def close(self) -> None:
         """Writes what is not written yet and leaves Kafka; closing again does nothing."""
@@ -228,6 +230,11 @@ class TopicBook:
                 self.save()
             finally:
                 self._admin.close()
+
+    def _write(self) -> None:
+        txn = Txn(_APP, next(self._writes)).under(self._token) if self._token else None
+        write_topics(self._spark, self._lake, self._rows.values(), txn)
+        self._written = dict(self._rows)
 
     def _subscribed(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
         """Topic-partitions that are to be read, each with its offsets and their shift."""
