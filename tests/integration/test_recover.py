@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from integration.test_topics import World, power_cut
+from sessionlake.commands import doctor
 from sessionlake.commands.recover import Lost, recover
 from sessionlake.config import OnTopicChange, Settings
-from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.lake.names import LEDGER
+from sessionlake.errors import LakeError, LossError, SessionlakeError
+from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer
 from support.lakes import folder_of
@@ -65,6 +67,36 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     world.send("b", 2, 1)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=7, b=3)
+
+
+def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    world.send("a", 3, 1)
+    lake = Lake(world.settings)
+    for table, check in ((MESSAGES, "tables"), (TOPICS, "topics")):
+        folder = folder_of(lake, table)
+        away = shutil.move(folder, world.settings.home / "away")
+        gone = rf"{table} is gone.*\. Put it back from a backup"
+        with pytest.raises(LossError, match=gone):
+            world.run(world.settings)
+        assert not folder.exists()
+        [told] = [found for found in doctor._books(world.settings) if found.level is doctor.Level.FAIL]
+        assert told.what == check
+        assert re.search(gone, told.detail)
+        if table == MESSAGES:
+            with pytest.raises(LossError, match=gone):
+                recovered(world)
+        else:
+            shutil.rmtree(checkpoint(world))
+            recovered(world)
+            lake.ensure(world.spark, [TOPICS])
+            with pytest.raises(LossError, match=rf"{TOPICS} has no row of {world.name('a')}, though bronze"):
+                world.run(world.settings)
+            shutil.rmtree(folder)
+        shutil.move(away, folder)
+    world.run(world.settings)
+    world.assert_one_query_read_everything_once(a=4)
 
 
 def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world):

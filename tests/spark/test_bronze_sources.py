@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.bronze.streamed import _Batch
 from sessionlake.commands.archive import messages_of
 from sessionlake.config import BronzeSettings, CaptureSettings, OnViolation, Settings, load_settings
-from sessionlake.errors import ConfigError, LakeError, OffsetHoleError
+from sessionlake.errors import ConfigError, LakeError, LossError, OffsetHoleError
 from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.journal import Journal
 from sessionlake.kafka_settings import KinesisSettings
@@ -29,7 +30,7 @@ from sessionlake.protocol.erased import KEY
 from sessionlake.runtime.signals import StopFlag
 from support import crash_worker
 from support.archives import capture
-from support.lakes import rows_of
+from support.lakes import folder_of, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -91,6 +92,9 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
         run(spark, archived)
     with pytest.raises(LakeError, match=r"came from archive so far, and bronze\.source is kafka"):
         sources.streamed.refuse_other_source(spark, Lake(archived), "kafka")
+    shutil.rmtree(folder_of(Lake(archived), "bronze.messages"))
+    with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has taken in messages\. Put it back"):
+        run(spark, archived)
 
 
 def dies(*_: object) -> None:

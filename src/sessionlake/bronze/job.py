@@ -32,6 +32,7 @@ from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
+from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -60,11 +61,13 @@ def start(
     Raises:
         BrokerError: Kafka does not answer. Once the query runs, it is waited for.
         LakeError: the checkpoint is new and the tables are not.
+        LossError: it is the other way round, or what is known of a topic is gone.
         TopicChangedError: a topic was deleted, created anew or cut, and the rule is `fail`.
     """
     refuse_half_changed(settings)
     require_broker(settings)
     lake = Lake(settings)
+    refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     book, forgotten = TopicBook(spark, lake, settings), erasures(lake.reader(spark))

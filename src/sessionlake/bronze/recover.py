@@ -22,7 +22,7 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import RECOVERED, OffsetRange, write
-from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS
+from sessionlake.lake.names import LEDGER, MESSAGES
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.silences import messages_of
@@ -31,7 +31,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.losses import first_loss, refuse_lost_files, require_logs
+from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
 
     Raises:
         LakeError: there is no bronze.
-        LossError: files of `bronze.messages` or of the ledger are gone.
+        LossError: `bronze.messages` is gone, or files of it or of the ledger are.
         OffsetHoleError: the table lacks messages behind those that the ledger knows, or has some more than once.
     """
     lake = Lake(settings)
@@ -70,10 +70,11 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
             f"bronze reads {settings.bronze.source}: put its checkpoint back from a backup; without one, "
             "capture into another home: the source still has its messages"
         )
+    refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(f"there is no bronze in {settings.place}: `sessionlake run bronze` begins one")
     require_logs(spark, lake, [MESSAGES, LEDGER])
-    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
+    lake.ensure(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     found = first_loss(lambda: _require_sound(spark, lake, settings))

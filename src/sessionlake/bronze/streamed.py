@@ -27,6 +27,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import on_disk
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
+from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -77,9 +78,11 @@ def start(
 
     Raises:
         LakeError: the checkpoint is new and the tables are not, or they were filled from another source.
+        LossError: messages were taken in, and their table is gone.
     """
     refuse_half_changed(settings)
     lake = Lake(settings)
+    refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.ensure(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     return _Query(spark, settings, source, _Batch(lake, settings, source, on_batch), once=once).begin()

@@ -23,6 +23,7 @@ from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, latest,
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.kafka_admin import KafkaAdmin
+from sessionlake.streaming.losses import refuse_unknown_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,6 +130,7 @@ class TopicBook:
 
         Raises:
             BrokerError: Kafka does not answer.
+            LossError: the table lacks a topic that the ledger has messages of.
             TopicChangedError: the rule is `fail`, and a topic was deleted, created anew or cut.
         """
         with self._lock:
@@ -279,12 +281,13 @@ class TopicBook:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
     def _take_in_ledger(self) -> None:
-        """Brings `next_offset` to where the ledger is, also of topics that were read before this table was."""
+        """Brings `next_offset` to where the ledger is."""
         known, now = self.topics, datetime.now(UTC)
-        for span in spans(self._lake.reader(self._spark), BRONZE):
-            row = known.get(span.topic) or Topic(span.topic, 0, TopicState.ACTIVE, None, now, now)
-            row = known[span.topic] = _advanced(row, span.partition, span.first, span.last + 1, now)
-            self._rows[row.topic, row.generation] = row
+        taken = spans(self._lake.reader(self._spark), BRONZE)
+        refuse_unknown_topics(known, (span.topic for span in taken))
+        for span in taken:
+            row = _advanced(known[span.topic], span.partition, span.first, span.last + 1, now)
+            known[span.topic] = self._rows[row.topic, row.generation] = row
 
 
 def seen_topics(admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None]) -> dict[str, Seen]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sessionlake.config import Settings, load_settings
-from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, SessionlakeError
+from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
+from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, SILVER
@@ -32,6 +33,7 @@ from sessionlake.streaming.losses import (
     refuse_lost_ledger,
     refuse_lost_rows,
     refuse_lost_state,
+    refuse_lost_topics,
 )
 
 if TYPE_CHECKING:
@@ -276,6 +278,12 @@ def _have_checkpoints(reader: TableReader, settings: Settings) -> str:
 
 
 def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
+    settings = lake.settings
+    if settings.bronze.source is SourceKind.KAFKA and has_committed(settings, BRONZE):
+        try:
+            refuse_lost_topics(spark, lake)
+        except LossError as loss:
+            return Finding(Level.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = latest(rows).values()
     known = ", ".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,14 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import Books, rows_of, stored_sums
 from sessionlake.lake.erasures import erasures
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER
-from sessionlake.lake.progress import last_batch
+from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
+from sessionlake.lake.progress import last_batch, spans
 from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.topics import read_topics
 from sessionlake.runtime.failures import failure_of
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # Of the files that are gone, as many are named.
 _NAMED = 3
+# What to do about a table of bronze's that nothing else has the rows of.
+_ELSEWHERE = "put it back from a backup; without one, capture into another home or other schemas"
 
 
 def first_loss(*checks: Callable[[], object]) -> str | None:
@@ -81,6 +84,44 @@ def has_begun(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Whether a layer has taken in anything, by its checkpoint, its tables or the ledger."""
     noted = has_committed(lake.settings, layer) or is_filled(spark, lake, layer)
     return noted or last_batch(lake.reader(spark), layer) is not None
+
+
+def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, tables: Iterable[str]) -> None:
+    """Stops a layer that has taken in anything and lacks one of its tables: it would begin it anew, with a hole.
+
+    Raises:
+        LossError: naming the table.
+    """
+    for table in tables:
+        if not lake.exists(spark, table) and has_begun(spark, lake, layer):
+            raise LossError(f"{table} is gone, though {layer} has taken in messages", mended(table, _ELSEWHERE))
+
+
+def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
+    """Returns if `ops.topics` is there, and has every topic that bronze has taken in messages of, if it has any.
+
+    Raises:
+        LossError: it is gone, or lacks one.
+    """
+    refuse_lost_tables(spark, lake, BRONZE, [TOPICS])
+    known = {row.topic for row in read_topics(spark, lake)}
+    refuse_unknown_topics(known, (span.topic for span in spans(lake.reader(spark), BRONZE)))
+
+
+def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
+    """Stops a bronze that has messages of topics of which it does not know what became: ids, shifts of offsets.
+
+    Args:
+        known: what `ops.topics` has.
+        taken: what the ledger has messages of.
+
+    Raises:
+        LossError: naming some.
+    """
+    lost = sorted({*taken} - {*known})
+    if lost:
+        lacks = f"{TOPICS} has no row of {', '.join(lost[:_NAMED])}, though {BRONZE} has taken in messages"
+        raise LossError(lacks, mended(TOPICS, _ELSEWHERE))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
