@@ -84,7 +84,7 @@ class NotThereError(SessionlakeError):
 
 
 class OffsetHoleError(LakeError):
-    """Kafka offsets are missing where none may be: the messages are gone, or the topic was recreated."""
+    """Offsets are missing, or come twice: messages are gone, the topic was recreated, or an archive came once more."""
 
 
 class TopicChangedError(OffsetHoleError):

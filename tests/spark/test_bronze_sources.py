@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sessionlake.bronze import sources
+from sessionlake.bronze import sources, streamed
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.bronze.streamed import _Batch
 from sessionlake.commands.archive import messages_of
@@ -95,6 +97,56 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     shutil.rmtree(folder_of(Lake(archived), "bronze.messages"))
     with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has taken in messages\. Put it back"):
         run(spark, archived)
+
+
+def test_a_file_that_is_given_twice_is_named_and_bronze_goes_on_once_it_is_to_be_passed_over(
+    spark, archived, folder, monkeypatch
+):
+    later = [(at, m) for at, m in capture(20) if m.offset % 100 > 16]
+    write_archive(folder / "1.zip", capture(10))
+    write_archive(folder / "2.zip", capture(10))
+    with (folder / "2.zip").open("r+b") as copy:  # its first member, which so is not the one that is named
+        copy.seek(60)
+        copy.write(b"\0")
+    named = r"bronze: member capture\.a-1-\S+ of \S+/2\.zip has offsets 100 to 116 .* are already in.* \S+/2\.zip\.skip"
+    with pytest.raises(OffsetHoleError, match=named):
+        run(spark, archived)
+    assert rows_of(spark, Lake(archived), "bronze.damaged_members") == []
+    (folder / "2.zip").rename(folder / "2.zip.skip")
+    write_archive(folder / "3.zip", later)
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.bronze.streamed.write", once_and_dies(streamed.write))
+        with pytest.raises(Exception, match="killed"):
+            run(spark, archived)
+    (folder / "3.zip").rename(folder / "3.zip.skip")  # its messages are in the table
+    run(spark, archived)
+    assert places(spark, archived) == wanted(capture(20))
+    entries = [row for row in rows_of(spark, Lake(archived), "ops.ledger") if row["layer"] == "bronze"]
+    assert [row["messages"] for row in sorted(entries, key=lambda row: row["batch_id"])] == [20, 0, 20]
+
+
+def once_and_dies(write: Callable[..., None]) -> Callable[..., None]:
+    """Writes once, and dies then."""
+    left = [write]
+
+    def writes(*args: Any) -> None:
+        (left.pop() if left else dies)(*args)
+
+    return writes
+
+
+def test_a_copy_in_the_same_batch_is_refused_whatever_holes_offsets_have(spark, location, folder):
+    apart = [(at, replace(m, offset=10 * m.offset)) for at, m in capture(10)]
+    settings = Settings(**location, bronze=BronzeSettings(source="archive", archive={"path": str(folder)}))
+    turns = [[(at, m) for at, m in apart if m.offset % 20 == odd] for odd in (0, 10)]
+    write_archive(folder / "1.zip", turns[0])
+    write_archive(folder / "2.zip", turns[1])  # members that take turns are no copies
+    write_archive(folder / "3.zip", turns[0][2:5])
+    with pytest.raises(OffsetHoleError, match=r"member \S+ of \S+/3\.zip has offsets 40 to 160 .* are already in"):
+        run(spark, settings)
+    (folder / "3.zip").rename(folder / "3.zip.skip")
+    run(spark, settings)
+    assert places(spark, settings) == wanted(apart)
 
 
 def dies(*_: object) -> None:

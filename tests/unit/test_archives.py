@@ -243,7 +243,21 @@ def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
     end = taken(tmp_path, NOTHING, ALL)
     (tmp_path / "a.gz").unlink()
-    with pytest.raises(LossError, match=r"of 1 files .*, 0 are there"):
+    with pytest.raises(LossError, match=r"of 1 files .*, 0 are there.* an empty file of its name and \.skip"):
+        planned(tmp_path, NOTHING, end)
+
+
+def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and_no_other(tmp_path):
+    for name in ("a.gz", "b.gz", "c.gz"):
+        (tmp_path / name).write_bytes(gzip_member(WHOLE))
+    end = taken(tmp_path, NOTHING, ALL)
+    (tmp_path / "b.gz").rename(tmp_path / "b.gz.skip")
+    [[first, last]] = planned(tmp_path, NOTHING, end)
+    assert (first.path[-4:], last.path[-4:]) == ("a.gz", "c.gz")
+    assert taken(tmp_path, end, ALL) == end
+    (tmp_path / "d.gz.skip").touch()  # of a later batch
+    (tmp_path / "c.gz").unlink()
+    with pytest.raises(LossError, match=r"of 3 files .*, 1 are there"):
         planned(tmp_path, NOTHING, end)
 
 

@@ -21,6 +21,7 @@ from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import within
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.silences import messages_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
@@ -280,6 +281,19 @@ def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetR
         OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
         for (topic, partition), (first, end) in planned.items()
     )
+
+
+def ranges_behind(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
+    """What the table holds behind the last offset of each topic-partition, whatever tells of it elsewhere."""
+    from pyspark.sql import functions as F
+
+    known = spark.createDataFrame(
+        [(*place, end) for place, end in ends.items()], "topic string, partition int, end long"
+    )
+    rows = messages_of(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
+    later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
+    found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
+    return tuple(OffsetRange(*row) for row in sorted(found))
 
 
 def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:

@@ -13,7 +13,7 @@ from operator import eq
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from sessionlake.bronze.job import LAYER, entry_of, require_as_new
+from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, require_as_new
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
@@ -21,21 +21,17 @@ from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import retire
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import RECOVERED, OffsetRange, write
+from sessionlake.lake.ledger import RECOVERED, write
 from sessionlake.lake.names import LEDGER, MESSAGES
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
-from sessionlake.lake.silences import messages_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.protocol.types import TopicPartition
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 
@@ -131,7 +127,7 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
 def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
     log = OffsetLog.load(spark, lake, LAYER)
-    ranges = _behind(spark, lake, log.ends)
+    ranges = ranges_behind(spark, lake, log.ends)
     if not ranges:
         return 0
     log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
@@ -140,16 +136,3 @@ def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     # A ledger that was emptied remembers the transactions of its former entries.
     write(spark, lake, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
     return entry.messages
-
-
-def _behind(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
-    """What the table holds behind these offsets."""
-    from pyspark.sql import functions as F
-
-    known = spark.createDataFrame(
-        [(*place, end) for place, end in ends.items()], "topic string, partition int, end long"
-    )
-    rows = messages_of(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
-    later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
-    found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
-    return tuple(OffsetRange(*row) for row in sorted(found))

@@ -6,15 +6,16 @@ its source once more; then what cannot be used, the messages, and the ledger's r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from sessionlake.bronze.job import LAYER, entry_of
+from sessionlake.bronze.archive.source import SKIP
+from sessionlake.bronze.job import LAYER, entry_of, ranges_behind
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.commit import append
 from sessionlake.lake.erasures import Erasure, blanked, erasures
@@ -60,6 +61,8 @@ class Streamed(Protocol):
 
     def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
         """A batch's rows as `bronze.messages` has them, without `ingested_at`, and `damage` where one is none.
+
+        Those of files have their `file` and `member`.
 
         Args:
             ends: the last offset of each topic-partition before the batch.
@@ -157,19 +160,25 @@ class _Batch:
             self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), erasures(lake.reader(spark))
         log = self._log
         with on_disk(self._source.messages(rows, log.ends)) as read:
+            sound = read.where(F.col("damage").isNull())
+            extents = _extents(sound)
+            _refuse_repeated(sound, extents, log.ends)
+            ranges = _ranges(extents)
+            log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
                 append(spark, lake, DAMAGED, _damaged(damaged), txn)
-            sound = read.where(F.col("damage").isNull())
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
             messages = blanked(stored, self._forgotten)
-            ranges = _ranges(messages)
-            log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            before = lake.last_commit(spark, MESSAGES).version
             # Silver may take the files of a commit in any order: no topic-partition is in two of them.
             cores = spark.sparkContext.defaultParallelism
             append(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
-        version = lake.last_commit(spark, MESSAGES).version
-        entry = entry_of(self._settings, txn, ranges, version, started, source=self._source.name)
+        commit = lake.last_commit(spark, MESSAGES)
+        if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
+            # The table had the batch before: what that was its source may not tell any more.
+            ranges = ranges_behind(spark, lake, log.ends)
+        entry = entry_of(self._settings, txn, ranges, commit.version, started, source=self._source.name)
         write(spark, lake, entry)
         log.advance(ranges)
         if self._on_batch:
@@ -183,13 +192,68 @@ def _damaged(rows: DataFrame) -> DataFrame:
     return rows.select(*own, F.current_timestamp().alias("found_at")).coalesce(1)
 
 
-def _ranges(messages: DataFrame) -> tuple[OffsetRange, ...]:
+class _Extent(NamedTuple):
+    """What a member of a file has of a topic-partition; without files, all that a batch has of it."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    messages: int
+    file: str | None
+    member: str | None
+
+
+def _extents(sound: DataFrame) -> list[_Extent]:
+    """By topic-partition, in the order of their files' names."""
     from pyspark.sql import functions as F
 
-    found = messages.groupBy("topic", "partition").agg(
+    found = sound.groupBy("topic", "partition", "file", "member").agg(
         F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("messages")
     )
-    return tuple(
-        OffsetRange(row["topic"], row["partition"], row["first"], row["last"], row["messages"])
-        for row in found.orderBy("topic", "partition").collect()
-    )
+    rows = found.select(*_Extent._fields).collect()
+    return sorted((_Extent(*row) for row in rows), key=lambda own: (*own[:2], own.file or "", own.first))
+
+
+def _ranges(extents: Iterable[_Extent]) -> tuple[OffsetRange, ...]:
+    found: dict[TopicPartition, OffsetRange] = {}
+    for own in extents:
+        known = found.get(own[:2], OffsetRange(*own[:4], 0))
+        first, last = min(known.first, own.first), max(known.last, own.last)
+        found[own[:2]] = OffsetRange(*own[:2], first, last, known.messages + own.messages)
+    return tuple(found.values())
+
+
+def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping[TopicPartition, int]) -> None:
+    """Stops a batch whose files have messages that are in already, or lie before what is in.
+
+    Args:
+        ends: the last offset of each topic-partition before the batch.
+
+    Raises:
+        OffsetHoleError: naming a file and its member.
+    """
+    reached = dict(ends)
+    for own in extents:
+        place = own.topic, own.partition
+        up_to = reached.get(place, -1)
+        reached[place] = max(up_to, own.last)
+        if own.file is None or own.first > up_to:
+            continue
+        if own.first <= ends.get(place, -1) or _has_again(sound, own):
+            raise OffsetHoleError(
+                f"{LAYER}: member {own.member} of {own.file} has offsets {own.first} to {own.last} of topic "
+                f"{own.topic}, partition {own.partition}, but offsets up to {up_to} are already in, or in files before "
+                "it: they rise from file to file. Nothing of this batch was committed. Have the file passed over: "
+                f"rename it {own.file}{SKIP}, and run again; what of it is yet to come, give in another"
+            )
+
+
+def _has_again(sound: DataFrame, own: _Extent) -> bool:
+    """Whether its file has an offset that comes before it in the batch: members of a topic-partition may take turns."""
+    from pyspark.sql import functions as F
+
+    among = F.col("offset").between(own.first, own.last)
+    mine = sound.where((F.col("topic") == own.topic) & (F.col("partition") == own.partition) & among)
+    found = mine.groupBy("offset").agg(F.count("*").alias("times"), F.max("file").alias("file"))
+    return not found.where((F.col("times") > 1) & (F.col("file") == own.file)).isEmpty()

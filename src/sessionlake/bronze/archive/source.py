@@ -39,6 +39,8 @@ _SCHEMA = pa.schema([
 _ROWS, _BYTES = 2_000, 4 * 1024 * 1024
 # A task reads members of at least so many bytes together, if there are so many: small ones would be a task each.
 _SPLIT_BYTES = 8 * 1024 * 1024
+SKIP = ".skip"
+"""Behind the name of a file: it is not to be taken, though a batch was planned with it."""
 Taken = dict[str, Any]
 NOTHING: Taken = {"files": 0, "last": ""}
 
@@ -72,14 +74,16 @@ def planned(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> l
     """What a batch reads, by task: the members of the files between two offsets.
 
     Raises:
-        LossError: they are not as many as when the batch was planned.
+        LossError: they are not as many as when the batch was planned, less those that were named `SKIP` since.
     """
     mine = [name for name in _names(folder) if start["last"] < name <= end["last"]]
+    skipped = {file.stem for file in folder.glob(f"*{SKIP}") if start["last"] < file.stem <= end["last"]} - {*mine}
     expected = end["files"] - start["files"]
-    if len(mine) != expected:
+    if not len(mine) <= expected <= len(mine) + len(skipped):
         raise LossError(
             f"bronze: a batch was planned of {expected} files in {folder} up to {end['last']}, {len(mine)} are there",
-            "Put back those that are gone, or move those that came later to names behind that one",
+            f"Put back those that are gone, or, for one that is not to be taken, an empty file of its name and {SKIP}; "
+            "move those that came later to names behind that one",
         )
     found = (member for n, name in enumerate(mine) for member in members_of(folder / name, start["files"] + n))
     return list(_split(found))
@@ -90,11 +94,11 @@ def rows_of(members: list[Member]) -> Iterator[pa.RecordBatch]:
     for member in members:
         for found in checked(member):
             if found.damage is not None:
-                yield _batch([_damaged(found)])
+                yield _batch([_damaged(found)], found.member)
                 continue
             rows = (_row(found, message) for message in messages_of(found))
             while part := list(_few(rows)):
-                yield _batch(part)
+                yield _batch(part, found.member)
 
 
 def register(spark: SparkSession) -> None:
@@ -179,8 +183,11 @@ def _few(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, _SCHEMA)
+def _batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
+    batch = pa.RecordBatch.from_pylist(rows, _SCHEMA)
+    for name, value in (("file", member.path), ("member", member.name or str(member.number))):
+        batch = batch.set_column(_SCHEMA.get_field_index(name), _SCHEMA.field(name), pa.repeat(value, len(rows)))
+    return batch
 
 
 def _row(found: Checked, message: Message) -> dict[str, Any]:
@@ -202,8 +209,6 @@ def _damaged(found: Checked) -> dict[str, Any]:
     return {
         "topic": header and header.topic,
         "partition": header and header.partition,
-        "file": member.path,
-        "member": member.name or str(member.number),
         "start": member.start,
         "damage": found.damage,
         "detail": found.why,
