@@ -16,10 +16,11 @@ from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import SILVER, SILVER_TABLES
+from sessionlake.lake.names import GOLD, SILVER, SILVER_TABLES
 from sessionlake.lake.tables import storage_of
 from sessionlake.maintenance import Maintenance
 from sessionlake.processors import job as processors
+from sessionlake.silver import handover
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.streaming.aside import asked, stand_aside
@@ -271,7 +272,8 @@ class Pipeline:
 
 def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
     require_whole(settings.checkpoint(part), part)
-    refuse_lost_ledger(spark, settings, part)
+    first_batch = handover.first_batch(settings, part) if part in {SILVER, GOLD} else None
+    refuse_lost_ledger(spark, settings, part, first_batch)
 
 
 def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
@@ -99,8 +100,23 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert ends(reader, "bronze") == ends(reader, "silver") == before
     [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
     assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
-    assert recovered(run, Lost.LEDGER) == "found: a ledger that can be read"
+    assert recovered(run, Lost.LEDGER) == "found: a ledger that can be read, and ends with the last batches"
     assert_goes_on_exactly(run)
+
+
+def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
+    version = run.lake.last_commit(spark, LEDGER).version
+    for part in (SECOND[:9], SECOND[9:]):
+        run.arrive(part)
+        run.stream()
+    run.merge()
+    DeltaTable(folder_of(run.lake, LEDGER)).restore(version)
+    assert "ledger" in faults(run.settings)
+    told = r"ops\.ledger has batches up to \d of silver, which has committed batch \d"
+    with pytest.raises(LakeError, match=f"{told}.*sessionlake recover ledger"):
+        run_once(spark, run.settings, Layer.SILVER, threading.Event())
+    assert re.search(f"found: {told}", recovered(run, Lost.LEDGER))
+    assert_goes_on_exactly(run, [])
 
 
 def checkpoint(run: Pipeline, *below: str) -> Path:

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.commands.doctor import _as_booked, _contiguous
+from sessionlake.commands import doctor
+from sessionlake.commands.doctor import Level, _as_booked, _contiguous
 from sessionlake.commands.maintain import maintain_once, told
 from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.rebuild import verify_silver
+from sessionlake.commands.recover import Lost, recover
 from sessionlake.commands.show import OutputFormat
 from sessionlake.config import Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
@@ -35,6 +37,7 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
+from sessionlake.lake.progress import ends
 from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
@@ -50,7 +53,7 @@ from sessionlake.silver.tables.as_of import AsOf
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
 from support.folding import truth_of
-from support.lakes import assert_silver_is_the_truth, write_rows
+from support.lakes import assert_silver_is_the_truth, folder_of, write_rows
 from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
 
 GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
@@ -213,6 +216,31 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
         as_of_batch(cut.spark, cut.settings, 0)
     assert [as_of_batch(cut.spark, cut.settings, batch).batch for batch in (1, 2)] == [1, 2]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("bronze", [False, True], ids=["", "bronze"])
+def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
+    spark: Any, location: dict[str, Any], bronze: bool
+) -> None:
+    aging = Aging(spark, location)
+    for _ in range(3):
+        aging.take_in()
+    cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
+    assert all(done.rows for done in cut.values())
+    whole = ends(aging.reader, SILVER)
+    for file in folder_of(aging.lake, LEDGER).glob("*.parquet"):
+        file.unlink()
+    said: list[str] = []
+    if bronze:
+        with pytest.raises(LakeError, match=r"ops\.ledger cannot be made anew: put it back from a backup"):
+            recover(spark, aging.settings, Lost.LEDGER, said.append)
+        return
+    recover(spark, aging.settings, Lost.LEDGER, said.append)
+    assert ends(aging.reader, "bronze") == ends(aging.reader, SILVER) == whole
+    aging.take_in()
+    assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
+    assert [found for found in doctor._books(aging.settings) if found.level is Level.FAIL] == []
 
 
 class Events:

@@ -124,6 +124,11 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
     return number
 
 
+def has_unbooked(spark: SparkSession, lake: Lake) -> bool:
+    """Whether the table has messages that the ledger does not know."""
+    return bool(ranges_behind(spark, lake, OffsetLog.load(spark, lake, LAYER).ends))
+
+
 def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
     log = OffsetLog.load(spark, lake, LAYER)

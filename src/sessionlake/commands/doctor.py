@@ -18,12 +18,13 @@ from sessionlake.history.missing import missing_offsets
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, POSITIONS, QUARANTINE, SILVER
+from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, MESSAGES, POSITIONS, QUARANTINE, SILVER
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
 from sessionlake.runtime.spark import on_platform
+from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
@@ -216,7 +217,8 @@ def _files(spark: SparkSession | None, lake: Lake) -> str:
 
 def _ledger_is_there(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
     for layer in ran:
-        refuse_lost_ledger(spark, settings, layer)
+        first_batch = handover.first_batch(settings, layer) if layer in {SILVER, GOLD} else None
+        refuse_lost_ledger(spark, settings, layer, first_batch)
     return "is there"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze import recover as bronze
@@ -12,19 +13,31 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold import recover as gold
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER
+from sessionlake.lake.positions import drop_carried
+from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, claimed
+from sessionlake.silver import handover
 from sessionlake.silver.rebuild import recover as silver
 from sessionlake.silver.rebuild.rebuild import rebuild
-from sessionlake.silver.rebuild.replay import REPLAYED
+from sessionlake.silver.rebuild.replay import REPLAYED, require_whole_bronze
 from sessionlake.streaming.generations import require_whole
-from sessionlake.streaming.losses import first_loss, lacks_batches, refuse_unreadable, require_logs
+from sessionlake.streaming.losses import (
+    first_loss,
+    has_begun,
+    lacks_batches,
+    refuse_old_ledger,
+    refuse_unreadable,
+    require_logs,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
+_ANEW = (SILVER, GOLD)
+"""Layers of which everything can be made once more."""
 
 
 class Lost(StrEnum):
@@ -45,7 +58,7 @@ def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say) -> No
     # Gold is emptied where silver has changed, and layers that follow must not read what is half done.
     layers = {Lost.BRONZE: Layer.BRONZE, Lost.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
     work = {Lost.BRONZE: _bronze, Lost.SILVER: _silver, Lost.GOLD: _gold, Lost.LEDGER: _ledger}[lost]
-    with claimed(spark, settings, layers, f"recovers {lost}"):
+    with claimed(spark, settings, layers, f"recovers {lost}", *([CLAIM] if layers is Layer.ALL else [])):
         work(spark, settings, say)
 
 
@@ -82,20 +95,24 @@ def _gold(spark: SparkSession, settings: Settings, say: Say) -> None:
 
 
 def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
-    """Layer by layer, those that the ledger has no batch of: so it can be run again wherever it has ended."""
+    """Layer by layer, those that the ledger has no batch of: so it can be run again wherever it has ended.
+
+    Of entries that retention has removed, what bronze's come to stays: nothing else tells where its table began.
+    """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(f"there is nothing in {settings.place} that a ledger could be made of")
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
-    loss = first_loss(lambda: refuse_unreadable(spark, lake, [LEDGER]))
-    say(f"found: {loss or 'a ledger that can be read'}")
-    if loss and lake.exists(spark, LEDGER):
-        none = lake.read(spark, LEDGER).limit(0)
-        txn = Txn("recover", lake.last_commit(spark, LEDGER).version)
-        lake.overwrite(spark, LEDGER, none, txn, "{}", changes=True)
+    reader = lake.reader(spark)
+    old = [partial(refuse_old_ledger, reader, settings, of, handover.first_batch(settings, of)) for of in _ANEW]
+    loss = first_loss(partial(refuse_unreadable, spark, lake, [LEDGER]), *old)
+    say(f"found: {loss or 'a ledger that can be read, and ends with the last batches'}")
+    if loss:
+        _empty_ledger(spark, lake)
     lake.ensure(spark, [LEDGER])
     unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    if lacks_batches(spark, lake, BRONZE) or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
+    lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unbooked(spark, lake)
+    if lacks or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
         _bronze(spark, settings, say)
     if lacks_batches(spark, lake, SILVER):
         say_rebuilt(rebuild(spark, settings, compares=unread is None), say)
@@ -105,3 +122,21 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
     for own in settings.processors:
         if lacks_batches(spark, lake, own.layer):
             say(f"{own.layer}: nothing says what its batches took in: start the processor over under another name")
+
+
+def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
+    """Removes what is left of it, so that layers lack their batches.
+
+    Raises:
+        LakeError: what silver has taken in could not be told anew.
+    """
+    if has_begun(spark, lake, SILVER):
+        try:
+            require_whole_bronze(lake.reader(spark))
+        except LakeError as error:
+            raise LakeError(f"{error}, and so {LEDGER} cannot be made anew: put it back from a backup") from None
+    drop_carried(spark, lake, _ANEW)
+    if lake.exists(spark, LEDGER):
+        none = lake.read(spark, LEDGER).limit(0)
+        txn = Txn("recover", lake.last_commit(spark, LEDGER).version)
+        lake.overwrite(spark, LEDGER, none, txn, "{}", changes=True)

@@ -39,7 +39,7 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no gold in {settings.place}: `sessionlake run gold` begins one")
     refuse_interrupted_rebuild(settings)
-    refuse_lost_ledger(spark, settings, LAYER)
+    refuse_lost_ledger(spark, settings, LAYER, handover.first_batch(settings, LAYER))
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
     checkpoint = first_loss(
         lambda: refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings, LAYER))

@@ -7,7 +7,7 @@ commit are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -110,6 +110,17 @@ def carried_to(reader: TableReader, cut: datetime) -> pa.Table:
     sums = summed(Books(reader, *_COLUMNS, whole=True).entries, cut)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
+
+
+def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
+    """Forgets what is carried forward of layers whose entries are all to be made anew, and all copies.
+
+    The retention's claim must be held.
+    """
+    known = stored_sums(lake.reader(spark)).carried
+    if known.num_rows:
+        others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
+        replace_claimed(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
 def require_true(reader: TableReader) -> bool:

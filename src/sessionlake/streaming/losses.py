@@ -51,8 +51,13 @@ def has_committed(settings: Settings, layer: str) -> bool:
     return any(Path(settings.checkpoint(layer)).glob("**/commits/[0-9]*"))
 
 
-def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: str) -> None:
+def refuse_lost_ledger(
+    spark: SparkSession | None, settings: Settings, layer: str, first_batch: int | None = None
+) -> None:
     """Stops a job that has committed batches of which the ledger has none: it would balance, and know nothing of them.
+
+    Args:
+        first_batch: the number of its checkpoint's first batch, where each has a row, so that the last must be there.
 
     Raises:
         LossError: naming the checkpoint that tells of the batches; or the sums are gone of entries that were removed.
@@ -73,6 +78,25 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     if lacks_batches(spark, lake, layer):
         remedy = mended(LEDGER) if layer in RECOVERED else way_on(layer)
         raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", remedy)
+    if first_batch is not None:
+        refuse_old_ledger(lake.reader(spark), settings, layer, first_batch)
+
+
+def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first_batch: int) -> None:
+    """Stops a job whose last committed batch the ledger has not, though its row comes first: it was set back.
+
+    Raises:
+        LossError: saying where it ends.
+    """
+    checkpoint = settings.checkpoint(layer)
+    app_id, committed = Generations(checkpoint, layer).present.app_id, last_committed(checkpoint)
+    if app_id is None or committed is None:
+        return
+    recorded, done = last_batch(reader, layer, app_id), first_batch + committed
+    if recorded is None or recorded < done:
+        ends = "no batch" if recorded is None else f"batches up to {recorded}"
+        lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
+        raise LossError(lost, mended(LEDGER))
 
 
 def lacks_batches(spark: SparkSession | None, lake: Lake, layer: str) -> bool:

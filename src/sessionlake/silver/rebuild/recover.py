@@ -53,7 +53,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no silver in {settings.place}: `sessionlake run silver` begins one")
-    refuse_lost_ledger(spark, settings, LAYER)
+    refuse_lost_ledger(spark, settings, LAYER, handover.first_batch(settings))
     finished = rebuild(spark, settings) if interrupted(settings) is not None else None
     refuse_unreadable(spark, lake, [MESSAGES, LEDGER])
     checkpoint = first_loss(lambda: _require_checkpoint(spark, settings))
