@@ -23,9 +23,12 @@ from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
+from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.books import Sums
 from sessionlake.lake.commit import remove_rows
+from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.names import (
+    BRONZE,
     CHANGES,
     CUTS,
     EVENTS,
@@ -41,19 +44,20 @@ from sessionlake.lake.progress import ends
 from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
 from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
 from sessionlake.retention import removal as module
 from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.rebuild import rebuild, require_level
 from sessionlake.silver.rebuild.replay import Selection, replay
 from sessionlake.silver.stream_times import _of_bronze
 from sessionlake.silver.tables.as_of import AsOf
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
 from support.folding import truth_of
-from support.lakes import assert_silver_is_the_truth, folder_of, write_rows
+from support.lakes import assert_silver_is_the_truth, folder_of, rows_of, write_bronze, write_rows
 from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
 
 GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
@@ -157,6 +161,26 @@ def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Cut) -> None:
         LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention: silver cannot be"
     ):
         replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
+
+
+def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_partition(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    aging = Aging(spark, location)
+    lake = aging.lake
+    lake.ensure(spark, [LEDGER])
+    write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, offset, START, b"broken", b"{") for offset in range(2)])
+    there = OffsetRange(TOPIC, 1, 0, 1, 2)
+    now = datetime.now(UTC)
+    write(spark, lake, LedgerEntry(BRONZE, Txn("other", 0), "kafka", now, offsets=(there,), messages=2, applied=2))
+    aging.take_in(with_gold=False)
+    aging.cut(0, MESSAGES)
+    assert {row["partition"] for row in rows_of(spark, lake, MESSAGES)} == {0}
+    require_level(spark, lake, lake.last_commit(spark, MESSAGES).version)
+
+    write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, 2, START, b"broken", b"{")])
+    with pytest.raises(LakeError, match=r"has not taken in just what .* holds"):
+        require_level(spark, lake, lake.last_commit(spark, MESSAGES).version)
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ import msgspec
 from sessionlake.build import code_version
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, write
@@ -31,7 +32,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import forget, retained
+from sessionlake.lake.retained import beginnings, forget, retained
 from sessionlake.lake.silences import messages_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -214,7 +215,11 @@ def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
         )
     bronze = messages_of(lake.read(spark, MESSAGES, version)).groupBy("topic", "partition").agg(F.max("offset"))
-    if {(row[0], row[1]): row[2] for row in bronze.collect()} != dict(OffsetLog.load(spark, lake, LAYER).ends):
+    held = {(row[0], row[1]): row[2] for row in bronze.collect()}
+    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
+    ends = OffsetLog.load(spark, lake, LAYER).ends.items()
+    # Of a topic-partition that retention has emptied there is nothing to take in.
+    if held != {place: end for place, end in ends if place in held or gone.get(place, BEGINNING) < end}:
         raise LakeError(
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
             "one: run `sessionlake run silver --once` first, or rebuild everything"
