@@ -1,8 +1,10 @@
-"""How many shards silver's states are of: another number is refused, wherever the states are."""
+"""How many shards silver's states are of, wherever they are, and where a layer goes on reading."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +77,34 @@ def test_a_shard_that_the_first_batch_leaves_as_it_is_has_the_state_that_was_han
     unchanged = HandedOver(lambda *_: (None, []), str(handover.folder(of(tmp_path, 1))))
     assert unchanged(0, None, []) == (b"state", [])
     assert unchanged(0, b"later", []) == (None, [])
+
+
+def planned(settings: Settings, batch: int, **place: Any) -> None:
+    """What Spark notes of a batch before it begins."""
+    offsets = Path(settings.checkpoint(SILVER)) / "offsets"
+    offsets.mkdir(parents=True, exist_ok=True)
+    (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps({'index': -1, 'isStartingVersion': False} | place)}")
+
+
+def test_a_layer_goes_on_behind_what_its_batch_in_the_ledger_has_read_though_another_was_begun(tmp_path: Path) -> None:
+    settings = of(tmp_path, 1)
+    planned(settings, 0, reservoirVersion=5)
+    planned(settings, 1, reservoirVersion=8, index=2)  # inside of a version
+    assert [handover.following(settings, SILVER, batch) for batch in (0, 1)] == [5, 8]
+    with pytest.raises(LakeError, match="does not say what silver has read"):
+        handover.following(settings, SILVER, 2)
+
+
+def test_a_layer_goes_on_behind_a_handover_until_a_batch_has(tmp_path: Path) -> None:
+    settings = of(tmp_path, 1)
+    handed_over(settings)
+    assert handover.following(settings, SILVER, 2) == 8
+    planned(settings, 0, reservoirVersion=11)
+    assert [handover.following(settings, SILVER, batch) for batch in (2, 3)] == [8, 11]
+
+
+def test_within_what_a_table_held_first_no_version_tells_what_was_read(tmp_path: Path) -> None:
+    settings = of(tmp_path, 1)
+    planned(settings, 0, reservoirVersion=5, index=2, isStartingVersion=True)
+    with pytest.raises(LakeError, match=r"a part of what there was when it began: run `sessionlake run silver --once`"):
+        handover.following(settings, SILVER, 0)

@@ -41,7 +41,7 @@ from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
 from sessionlake.silver.rebuild.endings import retire_query
 from sessionlake.silver.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.silver.rebuild.slices import Slices
-from sessionlake.silver.stream_times import stored_times
+from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_changed
 
@@ -172,8 +172,9 @@ class _Rebuild:
         self.clear()
         self._beside.ensure(spark, self._tables.values())
         self._version = version
-        what, noted = f"a rebuild of {own.into}", stored_times(self._settings, own.layer)
-        slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics, noted)
+        what = f"a rebuild of {own.into}"
+        unread = () if ends is None else unread_silences(spark, self._settings, own.layer, ends)
+        slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, own.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
         for part in slices.folded(spark, self._settings, source, fold_of(spark, self.lake, self._processor)):

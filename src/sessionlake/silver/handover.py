@@ -173,14 +173,37 @@ def reached(settings: Settings, layer: str, batch: int) -> tuple[int, bool]:
     Raises:
         LakeError: the checkpoint does not say it.
     """
+    version, index, is_first = _place(settings, layer, batch)
+    return (version, False) if is_first or index != _BOUNDARY else (version - 1, True)
+
+
+def following(settings: Settings, layer: str, batch: int) -> int:
+    """The first version of the table that a layer reads of which it has not read all after a batch of the ledger's.
+
+    Raises:
+        LakeError: the checkpoint does not say it; or the layer is still at what the table held when it began, which it
+            reads in another order than that of its versions.
+    """
+    begin, number = in_force(settings, layer), batch - first_batch(settings, layer)
+    if begin is not None and number < 0:
+        return begin.bronze_version + 1
+    version, _, is_first = _place(settings, layer, number)
+    if is_first:
+        raise LakeError(
+            f"{layer} has read a part of what there was when it began: run `sessionlake run "
+            f"{layer.replace('processor-', 'processor ')} --once` first"
+        )
+    return version
+
+
+def _place(settings: Settings, layer: str, batch: int) -> tuple[int, int, bool]:
+    """Where a batch, by Spark's number, ends: version and index, and whether in what the table held first."""
     checkpoint = Path(settings.checkpoint(layer))
     try:
         _, offset = planned(checkpoint, batch)
-        inside = bool(offset["isStartingVersion"]) or offset["index"] != _BOUNDARY
-        following = int(offset["reservoirVersion"])
+        return int(offset["reservoirVersion"]), int(offset["index"]), bool(offset["isStartingVersion"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LakeError(f"{checkpoint} does not say what {layer} has read ({error!r})") from None
-    return (following, False) if inside else (following - 1, True)
 
 
 def numbers(settings: Settings, layer: str = SILVER) -> list[int]:

@@ -53,8 +53,8 @@ from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.rebuild.slices import Slices
-from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.folded import Folded
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def replay(
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
-    noted = stored_times(settings, SILVER)
-    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends, slice_messages, noted=noted)
+    unread = () if ends is None else unread_silences(spark, settings, SILVER, ends)
+    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends, slice_messages, unread=unread)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
     for part in slices.folded(spark, settings, source, fold):

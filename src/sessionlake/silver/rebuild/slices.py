@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import numpy as np
-
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.integrity.clock import BEGINNING, TimesBefore
-from sessionlake.integrity.cursor import NO_TIME
+from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lake.ledger import config_hash
 from sessionlake.lake.offset_log import OffsetLog
@@ -64,7 +61,7 @@ class Slices(Generic[R]):
         ends: last offset to take in of each topic-partition; all others are left out. By default everything.
         messages: about how many to take in at a time.
         topics: pattern of whole names of those that are wanted.
-        noted: the stream times that whoever has taken in messages up to `ends` had come to.
+        unread: silences behind `ends` that whoever has taken in messages up to there has not read.
     """
 
     doing: str
@@ -73,7 +70,7 @@ class Slices(Generic[R]):
     ends: Mapping[TopicPartition, int] | None = None
     messages: int | None = None
     topics: str = ".*"
-    noted: TimesBefore | None = None
+    unread: Collection[Silence] = ()
 
     def folded(self, spark: SparkSession, settings: Settings, source: DataFrame, fold: ShardFold) -> Iterator[Slice[R]]:
         """Folds slice after slice; what is made of one must be done with before the next is asked for.
@@ -108,15 +105,8 @@ class Slices(Generic[R]):
         """Those up to `ends`: one behind the last message may be there, and not be read yet."""
         if self.ends is None:
             return set(silences)
-        names, last = list(self.ends), np.array([*self.ends.values()], np.int64)
-        known = zip(names, (self.noted or StreamTimes()).before(names, last + 1)[0].tolist(), strict=True)
-        times = {name: time for name, time in known if time != NO_TIME}
-        return {
-            one
-            for one in silences
-            if one.behind < (end := self.ends.get(one.place, BEGINNING))
-            or (one.behind == end and one.until <= times.get(one.place, one.until))
-        }
+        ends = self.ends
+        return {one for one in silences if one.behind <= ends.get(one.place, BEGINNING) and one not in self.unread}
 
     def _cut(self, source: DataFrame) -> Iterator[OffsetRanges]:
         """Cuts every topic-partition's offsets into the same number of ranges."""

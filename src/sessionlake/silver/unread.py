@@ -1,0 +1,67 @@
+"""What bronze tells of silent topic-partitions behind all that a layer has read.
+
+Of a silence, the ledger says nothing: it has no offset. So it is read as the layer's stream would, from the version of
+bronze that comes next, which is there as long as the stream has yet to read it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from sessionlake.config import Settings
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.progress import last_batch
+from sessionlake.lake.silences import silences, silences_of
+from sessionlake.lake.tables import PASSING_REMOVALS, Lake
+from sessionlake.protocol.silence import Silence
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.silver import handover
+from sessionlake.streaming.query import LayerQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sessionlake.lake.txn import Txn
+
+
+def unread_silences(
+    spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
+) -> frozenset[Silence]:
+    """The silences behind the last messages that a layer has taken in, which it has not.
+
+    Those before a message that it has taken in were read before it, and those behind others were not.
+
+    Args:
+        layer: silver, or a processor.
+        ends: the last offset of each topic-partition that its batches in the ledger have.
+
+    Raises:
+        LakeError: what it has read cannot be told.
+    """
+    lake = Lake(settings)
+    last = last_batch(lake.reader(spark), layer)
+    if last is None or not any(one.behind == ends.get(one.place) for one in silences(lake.reader(spark))):
+        return frozenset()
+    following = handover.following(settings, layer, last)
+    if following > lake.last_commit(spark, MESSAGES).version:
+        return frozenset()
+    return _read(spark, lake, following, f"{settings.checkpoint(layer)}.unread")
+
+
+def _read(spark: SparkSession, lake: Lake, version: int, checkpoint: str) -> frozenset[Silence]:
+    """The silences that were written from a version of bronze on; files that were merged tell of none anew."""
+    found: set[Silence] = set()
+
+    def gather(rows: DataFrame, _: Txn) -> None:
+        found.update(silences_of(rows))
+
+    options = {"startingVersion": version, **PASSING_REMOVALS}
+    frame = lake.stream(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    query = LayerQuery("unread silences", checkpoint)
+    query.start(frame, gather, trigger=timedelta(0), once=True).wait()
+    shutil.rmtree(checkpoint)
+    return frozenset(found)

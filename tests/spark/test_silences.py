@@ -1,0 +1,70 @@
+"""Silences that silver has yet to read: a replay leaves them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.config import CaptureSettings, Settings, SilverSettings
+from sessionlake.errors import IntegrityViolationError
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.tables import Lake
+from sessionlake.protocol.silence import Silence
+from sessionlake.silver import job
+from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.verify import verify
+from support.lakes import assert_silver_is_the_truth, write_bronze
+
+TOPIC, START, HOUR = "capture.a", 1_700_000_000_000, 3_600_000
+SILENT = Silence(TOPIC, 0, 1, START + HOUR + 5, HOUR + 5)
+"""Behind the messages that there are of partition 0."""
+
+
+def said(partition: int, offset: int, session: str, seq: int) -> KafkaMessage:
+    value = {"type": "update" if seq else "snapshot", "seq": seq, "ts": START, "rows": [{"id": "r", "price": 1.5}]}
+    return KafkaMessage(TOPIC, partition, offset, START, session.encode(), json.dumps(value).encode())
+
+
+class Begun:
+    """A silver that has read the first messages of two partitions."""
+
+    def __init__(self, spark: Any, home: Path) -> None:
+        self.spark = spark
+        self.settings = Settings(
+            home=home, capture=CaptureSettings(columns={"price": "double"}), silver=SilverSettings(shards=2)
+        )
+        self.lake = Lake(self.settings)
+        self.lake.ensure(spark, [MESSAGES])
+        self.facts = [said(0, 0, "one", 0), said(0, 1, "two", 0), said(1, 0, "other", 0)]
+        write_bronze(spark, self.lake, self.facts)
+        self.run()
+
+    def run(self) -> None:
+        job.start(self.spark, self.settings, once=True).wait()
+
+
+@pytest.fixture
+def begun(spark: Any, tmp_path: Path) -> Begun:
+    return Begun(spark, tmp_path / "home")
+
+
+def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(begun: Begun) -> None:
+    write_bronze(begun.spark, begun.lake, [SILENT])
+    write_bronze(begun.spark, begun.lake, [said(1, 1, "other", 2)])
+    with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
+        begun.run()
+    found = verify(begun.spark, begun.settings)
+    assert found.exact, (found.first, found.states)
+
+
+@pytest.mark.soak
+def test_a_rebuild_has_taken_in_a_silence_that_the_stream_has_never_read(begun: Begun) -> None:
+    write_bronze(begun.spark, begun.lake, [SILENT])
+    rebuild(begun.spark, begun.settings)
+    assert_silver_is_the_truth(begun.spark, begun.settings, [*begun.facts, SILENT], ledger=False)
+    found = verify(begun.spark, begun.settings)
+    assert found.exact, (found.first, found.states)
