@@ -1,4 +1,4 @@
-"""Silences that silver has yet to read: a replay leaves them out."""
+"""Silences that silver has yet to read: a replay leaves them out, and sessions are not rebuilt one by one before."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from sessionlake.config import CaptureSettings, Settings, SilverSettings
-from sessionlake.errors import IntegrityViolationError
+from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.silence import Silence
 from sessionlake.silver import job
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.rebuild import rebuild, require_level
+from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
 from support.lakes import assert_silver_is_the_truth, write_bronze
 
@@ -46,6 +47,10 @@ class Begun:
     def run(self) -> None:
         job.start(self.spark, self.settings, once=True).wait()
 
+    @property
+    def version(self) -> int:
+        return self.lake.last_commit(self.spark, MESSAGES).version
+
 
 @pytest.fixture
 def begun(spark: Any, tmp_path: Path) -> Begun:
@@ -59,6 +64,17 @@ def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(beg
         begun.run()
     found = verify(begun.spark, begun.settings)
     assert found.exact, (found.first, found.states)
+
+
+def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: Begun) -> None:
+    before = begun.version
+    write_bronze(begun.spark, begun.lake, [SILENT])
+    with pytest.raises(LakeError, match=r"has not taken in just what .* run `sessionlake run silver --once` first"):
+        rebuild(begun.spark, begun.settings, selection=Selection(TOPIC, ("one",)), compares=False)
+    require_level(begun.spark, begun.lake, before)
+    begun.run()
+    begun.lake.delta(begun.spark, MESSAGES).optimize().executeCompaction()
+    require_level(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
 
 
 @pytest.mark.soak

@@ -33,7 +33,7 @@ from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import beginnings, forget, retained
-from sessionlake.lake.silences import messages_of
+from sessionlake.lake.silences import messages_of, silences_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.arrow import SESSION
@@ -55,6 +55,7 @@ from sessionlake.silver.rebuild.replay import (
     require_silver,
 )
 from sessionlake.silver.states import last_batches, shard_states
+from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import (
     forget_begun,
@@ -202,7 +203,7 @@ def _require_uncut(reader: TableReader) -> None:
 
 
 def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
-    """Only a silver that has taken in all of bronze can keep some of its sessions and have others rebuilt.
+    """Only a silver that has taken in all of bronze, silences too, can keep sessions and have others rebuilt.
 
     Raises:
         LakeError: it has not.
@@ -214,12 +215,15 @@ def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
         raise LakeError(
             "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
         )
-    bronze = messages_of(lake.read(spark, MESSAGES, version)).groupBy("topic", "partition").agg(F.max("offset"))
-    held = {(row[0], row[1]): row[2] for row in bronze.collect()}
+    bronze = lake.read(spark, MESSAGES, version)
+    last_offsets = messages_of(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
+    held = {(row[0], row[1]): row[2] for row in last_offsets}
     gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
-    ends = OffsetLog.load(spark, lake, LAYER).ends.items()
+    ends = OffsetLog.load(spark, lake, LAYER).ends
     # Of a topic-partition that retention has emptied there is nothing to take in.
-    if held != {place: end for place, end in ends if place in held or gone.get(place, BEGINNING) < end}:
+    taken_in = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
+    unread = unread_silences(spark, lake.settings, LAYER, ends)
+    if held != taken_in or not unread.isdisjoint(silences_of(bronze)):
         raise LakeError(
             f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
             "one: run `sessionlake run silver --once` first, or rebuild everything"
