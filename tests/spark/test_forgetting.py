@@ -40,16 +40,19 @@ from sessionlake.lake.names import (
     LEDGER,
     LOOKUP_FAILURES,
     MESSAGES,
+    PROCESSOR_ERRORS,
     PROGRESS,
     QUARANTINE,
     ROWS,
     SESSIONS,
     SNAPSHOTS,
 )
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.processors import job as processors
+from sessionlake.processors.rebuild import made_beside
 from sessionlake.protocol.erased import KEY
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -228,6 +231,14 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
     assert not checkpoint.exists()
     Forgetting(spark, settings)._reset_gold(died)
     assert rows_of(spark, lake, AVERAGES) == rows_of(spark, lake, LOOKUP_FAILURES) == []
+
+
+def test_what_a_rebuild_of_a_processor_has_left_beside_the_tables_goes(spark: Any, settings: Settings) -> None:
+    made = made_beside("top")
+    beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
+    beside.ensure(spark, made)
+    Forgetting(spark, settings)._remove_aside()
+    assert [table for table in made if beside.exists(spark, table)] == []
 
 
 def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, settings: Settings) -> None:

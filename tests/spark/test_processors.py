@@ -249,6 +249,24 @@ def _dies_at(place: str) -> Any:
     return fault_point
 
 
+def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_another_processor(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted.use("counted_v1", on_error="record")
+    own = counted.settings.processors[0]
+    counted.settings = counted.settings.model_copy(
+        update={"processors": (own, own.model_copy(update={"name": "other"}))}
+    )
+    counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.processors.rebuild.fault_point", _dies_at("after:publish:silver.counted"))
+        with pytest.raises(_DeathError):
+            rebuild(counted.spark, counted.settings, "counted")
+    compared(counted.spark, counted.settings, "other")
+    assert rebuild(counted.spark, counted.settings, "counted").different is None
+    assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
+
+
 KEYED = """
 from dataclasses import dataclass
 from sessionlake.processors import KeyedProcessor

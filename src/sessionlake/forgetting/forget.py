@@ -29,7 +29,7 @@ from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_removed
 from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, SILVER
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import to_the_end
 from sessionlake.processors.rebuild import made_beside
@@ -247,7 +247,7 @@ class Forgetting:
         shutil.rmtree(making.folder(self._settings), ignore_errors=True)  # of what gold held
         clear(self._spark, self._settings)
         for processor in self._settings.processors:
-            for table in (made_beside(processor.name), PROCESSOR_ERRORS):
+            for table in made_beside(processor.name):
                 self._lake.staging().drop(self._spark, table)
 
     # -- how it ends

@@ -23,6 +23,7 @@ from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutp
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -119,9 +120,12 @@ def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
         return found
 
 
-def made_beside(name: str) -> str:
-    """The table that a processor's records are made in: of the schemas, only silver and ops have one beside them."""
-    return f"silver.records_of_{name}"
+def made_beside(name: str) -> tuple[str, str]:
+    """The tables that a processor's records and errors are made in, which are its own.
+
+    Of the schemas, only silver and ops have one beside them.
+    """
+    return f"silver.records_of_{name}", f"silver.errors_of_{name}"
 
 
 class _Rebuild:
@@ -131,10 +135,10 @@ class _Rebuild:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.own: ProcessorSettings = configured(settings, name)
         self._processor = load(settings, name)
-        self._made = made_beside(name)
-        self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: PROCESSOR_ERRORS}
-        records = table_of(self.own, self._processor.workings.output)
-        self.lake = Lake(settings, {self.own.into: records, self._made: records})
+        self._made, self._failed = made_beside(name)
+        self._tables = {ProcessorOutput.RECORDS: self._made, ProcessorOutput.ERRORS: self._failed}
+        records, errors = table_of(self.own, self._processor.workings.output), TABLES[PROCESSOR_ERRORS]
+        self.lake = Lake(settings, {self.own.into: records, self._made: records, self._failed: errors})
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.own.into):
             self.lake.ensure(spark, [self.own.into])
@@ -248,7 +252,7 @@ class _Rebuild:
         if not lake.read(spark, PROCESSOR_ERRORS).where(former).isEmpty():
             lake.set_property(spark, PROCESSOR_ERRORS, APPEND_ONLY, "false")
             delete_rows(spark, lake, PROCESSOR_ERRORS, txn, former)
-        errors = _numbered(self._beside.read(spark, PROCESSOR_ERRORS), plan.batch)
+        errors = _numbered(self._beside.read(spark, self._failed), plan.batch)
         append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), txn.second)
 
 
