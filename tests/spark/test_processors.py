@@ -241,6 +241,10 @@ class _DeathError(BaseException):
     """As if the process had been killed."""
 
 
+def _power_cut(*_: object) -> None:
+    raise LakeError("the power fails")
+
+
 def _dies_at(place: str) -> Any:
     def fault_point(name: str) -> None:
         if name == place:
@@ -264,6 +268,20 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
             rebuild(counted.spark, counted.settings, "counted")
     compared(counted.spark, counted.settings, "other")
     assert rebuild(counted.spark, counted.settings, "counted").different is None
+    assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
+
+
+def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted.use("counted_v1", on_error="record")
+    counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.processors.job.write", _power_cut)
+        with pytest.raises(LakeError, match="the power fails"):
+            counted.run()
+    assert (len(counted.errors()), counted.ledger()) == (1, [])
+    rebuild(counted.spark, counted.settings, "counted")
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
 

@@ -204,15 +204,24 @@ class _Rebuild:
 
     def _plan(self, found: Difference, started: datetime) -> _Plan:
         last = last_batch(self.lake.reader(self._spark), self.own.layer)
+        batches = [number for number in (last, self._newest_error()) if number is not None]
         return _Plan(
             rebuild=uuid.uuid4().hex[:12],
             version=self._version,
-            batch=0 if last is None else last + 1,
+            batch=max(batches, default=-1) + 1,
             started_at=started,
             changed=bool(found),
             ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
             counts=counts_of(self._partitions),
         )
+
+    def _newest_error(self) -> int | None:
+        """The last batch that the processor has errors of, which may have died before its ledger row."""
+        from pyspark.sql import functions as F
+
+        errors = self.lake.read(self._spark, PROCESSOR_ERRORS).where(F.col("processor") == self.own.name)
+        found = errors.agg(F.max("_batch")).first()
+        return None if found is None else found[0]
 
     def _publish(self, plan: _Plan) -> None:
         """Every step can be taken twice."""
