@@ -41,7 +41,7 @@ from sessionlake.resharding.reshard import reshard
 from sessionlake.silver import handover, job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.verify import verify
-from sessionlake.silver.states import state_frame
+from sessionlake.silver.states import shard_of, state_frame
 from spark.test_gold import SECOND, Feed, change
 from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
@@ -134,6 +134,17 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
         entries = rows_of(spark, Lake(settings), LEDGER, ("layer", eq, layer))
         assert len({entry["app_id"] for entry in entries}) == 1
         assert sorted(entry["batch_id"] for entry in entries) == list(range(len(entries)))
+
+
+def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_moved(
+    spark: Any, settings: Settings
+) -> None:
+    handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
+    handover.swap(settings, "r")
+    other = of_shards(settings, 3, 4)
+    there, found = ([shard_of(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
+    assert max(there) == 3
+    assert found == there
 
 
 def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, settings: Settings) -> None:

@@ -78,10 +78,11 @@ def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -
 
 
 def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
-    """The shard that a session is in."""
+    """The shard that a session is in, of as many as silver's states are of, whatever is configured."""
     from pyspark.sql import functions as F
 
-    number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(settings.silver.shards))
+    shards = handover.shards(settings) or settings.silver.shards
+    number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()
     assert row is not None  # noqa: S101 - one row is one row
     return int(row["shard"])
