@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.names import SILVER
 from sessionlake.silver.rebuild import compare_states
 
 ANY: Any = object()
@@ -22,6 +24,17 @@ def test_states_of_other_messages_are_passed_over_with_the_reason(
 ):
     monkeypatch.setattr(compare_states, "last_batches", lambda *_: (of_states, last))
     assert why in (compare_states.compare_states(ANY, settings, ANY).skipped or "")
+
+
+def test_a_first_batch_that_died_before_the_checkpoint_had_it_is_ended_and_nothing_is_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    planned = Path(settings.checkpoint(SILVER)) / "offsets" / "0"
+    planned.parent.mkdir(parents=True)
+    planned.touch()
+    monkeypatch.setattr(compare_states, "last_batches", lambda *_: (-1, 0))
+    skipped = compare_states.compare_states(ANY, settings, ANY).skipped
+    assert skipped == "there is none yet, and silver has not ended its first batch: run `sessionlake run silver --once`"
 
 
 def test_states_that_are_lost_are_no_reason_to_pass_over_them(settings: Settings, monkeypatch: pytest.MonkeyPatch):

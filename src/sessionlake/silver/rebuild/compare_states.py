@@ -16,7 +16,7 @@ from sessionlake.lake.names import SILVER
 from sessionlake.protocol.columns import Column
 from sessionlake.silver import handover
 from sessionlake.silver.states import last_batches, state_frame
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import last_planned, way_on
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,10 +69,11 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
     if made not in (None, configured):
         return f"they are of {made} shards, and silver.shards is {configured}"
     of_states, last = last_batches(spark, settings)
-    if of_states < 0 <= last:
+    if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
         raise LakeError(f"silver has taken in batches, but its checkpoint holds no state. {way_on(SILVER)}")
     if of_states < 0:
-        return "there is none yet"
+        died = ", and silver has not ended its first batch: run `sessionlake run silver --once`"
+        return f"there is none yet{'' if last < 0 else died}"
     if of_states != last:
         return f"they are of batch {of_states}, and the ledger's last is {last}: run `sessionlake run silver --once`"
     return None
