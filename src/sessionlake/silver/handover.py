@@ -203,7 +203,8 @@ def _place(settings: Settings, layer: str, batch: int) -> tuple[int, int, bool]:
         _, offset = planned(checkpoint, batch)
         return int(offset["reservoirVersion"]), int(offset["index"]), bool(offset["isStartingVersion"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LakeError(f"{checkpoint} does not say what {layer} has read ({error!r})") from None
+        unknown = f"{checkpoint} does not say what {layer} has read ({error!r})"
+        raise LakeError(f"{unknown}. {way_on(layer)}") from None
 
 
 def numbers(settings: Settings, layer: str = SILVER) -> list[int]:
