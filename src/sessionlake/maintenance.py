@@ -154,10 +154,11 @@ class Maintenance:
         if table == MESSAGES and not all(reader.begun for reader in reading if reader.name == SILVER):
             return Maintained(table, waits="silver has not begun: it reads what is there in the order in which it came")
         removed = self._retention.remove(table, datetime.now(UTC), at_leisure=at_leisure)
+        unfit = self._unfit(table)
         compacted = self._compact(table)
         if table == LEDGER:
             advance(self._spark, self._lake)
-        waits = self._unfit(table) or _in_the_way(reading)
+        waits = unfit or _in_the_way(reading)
         vacuumed = None if waits else self._vacuum(table, reading, at_leisure=at_leisure)
         return Maintained(table, compacted, vacuumed, removed.rows, "; ".join(filter(None, (removed.waits, waits))))
 
@@ -180,9 +181,12 @@ class Maintenance:
         return first
 
     def _unfit(self, table: str) -> str:
-        """Why the table does not remember removed files as long as they are to be kept."""
-        wanted = interval(self._settings.maintain.keep)
-        if self._lake.storage.properties(self._spark, table).get(RETENTION) == wanted:
+        """Why the table does not remember removed files as long as they are to be kept.
+
+        Of one of an earlier version, Delta leaves the log alone from then on.
+        """
+        wanted, storage = interval(self._settings.maintain.keep), self._lake.storage
+        if storage.set_missing(self._spark, table, storage.log).get(RETENTION) == wanted:
             return ""
         return f"its {RETENTION} is not maintain.keep ({wanted}): the next start of its layer sets it"
 

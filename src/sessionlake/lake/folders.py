@@ -343,8 +343,7 @@ class Folders(Storage):
         return turn(self._settings, f"commit-{table}")
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
-        """See `Storage`; of a table of an earlier version, Delta leaves the log alone from then on."""
-        self.set_missing(spark, table, self.log)
+        """See `Storage`."""
         with self.exclusive(table):
             return upkeep.compact(spark, self.path(table))
 

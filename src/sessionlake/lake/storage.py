@@ -260,12 +260,13 @@ class Storage(ABC):
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""
         self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
 
-    def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> None:
-        """Sets those of these Delta properties that the table does not have so."""
+    def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
+        """Sets those of these Delta properties that the table does not have so; returns what it had."""
         present = self.properties(spark, table)
         for key, value in wanted.items():
             if present.get(key) != value:
                 self.set_property(spark, table, key, value)
+        return present
 
     # -- reading
 
