@@ -56,6 +56,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Stopped:
     return Stopped(monkeypatch, settings)
 
 
+@pytest.mark.soak
 def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     spark: Any, settings: Settings, stopped: Stopped
 ) -> None:
@@ -76,8 +77,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     assert list(spans(reader)) == before
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("table", [RETAINED, ERASURES])
+@pytest.mark.parametrize("table", [RETAINED, pytest.param(ERASURES, marks=pytest.mark.soak)])
 def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
     spark: Any, settings: Settings, stopped: Stopped, table: str
 ) -> None:
