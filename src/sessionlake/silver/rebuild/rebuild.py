@@ -108,6 +108,11 @@ class _Plan(msgspec.Struct):
         """Whether gold is computed anew: of other rows, or since what it has yet to read has other numbers now."""
         return bool(self.changed) or self.gold_is_behind
 
+    def outcome(self, verified: Verified | None, *, finished: bool = False) -> Rebuilt:
+        """What is told once it is published."""
+        messages = self.counts["messages"]
+        return Rebuilt(self.version, self.batch, messages, verified, finished, self.empties_gold)
+
 
 def rebuild(
     spark: SparkSession,
@@ -135,8 +140,7 @@ def rebuild(
     with interpreted(spark, when=is_small(spark, lake)):
         if plan is not None:
             _publish(spark, settings, lake, plan)
-            told = {"finished": True, "empties_gold": plan.empties_gold}
-            return Rebuilt(plan.version, plan.batch, plan.counts["messages"], None, **told)
+            return plan.outcome(None, finished=True)
         started = datetime.now(UTC)
         latest = lake.last_commit(spark, MESSAGES).version
         if version is not None and not 0 <= version <= latest:
@@ -159,7 +163,7 @@ def rebuild(
         handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
         write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
         _publish(spark, settings, lake, plan)
-        return Rebuilt(version, plan.batch, plan.counts["messages"], found, empties_gold=plan.empties_gold)
+        return plan.outcome(found)
 
 
 def interrupted(settings: Settings) -> _Plan | None:
