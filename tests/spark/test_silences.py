@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,10 +32,10 @@ def said(partition: int, offset: int, session: str, seq: int) -> KafkaMessage:
 class Begun:
     """A silver that has read the first messages of two partitions."""
 
-    def __init__(self, spark: Any, home: Path) -> None:
+    def __init__(self, spark: Any, location: dict[str, Any]) -> None:
         self.spark = spark
         self.settings = Settings(
-            home=home, capture=CaptureSettings(columns={"price": "double"}), silver=SilverSettings(shards=2)
+            **location, capture=CaptureSettings(columns={"price": "double"}), silver=SilverSettings(shards=2)
         )
         self.lake = Lake(self.settings)
         self.lake.ensure(spark, [MESSAGES])
@@ -53,8 +52,8 @@ class Begun:
 
 
 @pytest.fixture
-def begun(spark: Any, tmp_path: Path) -> Begun:
-    return Begun(spark, tmp_path / "home")
+def begun(spark: Any, location: dict[str, Any]) -> Begun:
+    return Begun(spark, location)
 
 
 def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(begun: Begun) -> None:
