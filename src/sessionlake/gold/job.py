@@ -94,6 +94,8 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     lake = Lake(settings, schemas_of(settings))
     with lake.storage.remembering():
         _check(spark, lake)
+        # Of other logic, one that was left out is not made anew without being asked for.
+        mark_left_out(spark, lake, whole(spark, lake, tables_of(settings)))
         return _made(spark, lake, tables)
 
 
