@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import GoldSettings, Settings
-from sessionlake.gold import job
+from sessionlake.gold import job, recover
 from sessionlake.gold.declared import products_of
 from sessionlake.gold_settings import AverageSettings, ProductSettings
 from spark.test_gold import SECOND, Change, Feed, change
@@ -47,3 +47,9 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
     named(feed).write(points(10, 12))
     job.make_tables(feed.spark, feed.settings, products_of(feed.settings)[:1])
     feed.run().require_exact(*TABLES)
+
+
+def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> None:
+    named(feed).write(points(0, 5)).run()
+    recover.empty(feed.spark, left_out(feed).settings)
+    named(feed).run().require_exact(*TABLES)

@@ -23,6 +23,7 @@ from sessionlake.gold.making import note_making
 from sessionlake.gold.recompute import changes_read, recomputed, version_read
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.lake.commit import retire
+from sessionlake.lake.kept_up import kept_up, note_names
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, RESTATEMENTS
 from sessionlake.lake.table_schema import CHANGE_FEED
 from sessionlake.lake.tables import Lake
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=GoldTable)
 
-KEPT_UP = "sessionlake.products"
-"""Property of `gold.rolling_average`: the tables that gold keeps up."""
 LOGIC = "sessionlake.logic"
 """Property of a table: what its rows rest on. It is set once the table has all that gold has read."""
 _SHARDS = "sessionlake.goldShards"
@@ -104,7 +103,7 @@ def _adopted(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
 
 def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Marks the products that gold did not keep up when it ran last: they have missed batches."""
-    noted = _kept_up(spark, lake)
+    noted = kept_up(spark, lake)
     for product in products:
         if product.table == AVERAGES:
             continue  # no version of gold has left it out
@@ -114,9 +113,7 @@ def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]
 
 def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
     """Notes which products take in what comes from now on."""
-    names = sorted(product.name for product in products)
-    if _kept_up(spark, lake) != names:
-        lake.set_property(spark, AVERAGES, KEPT_UP, ",".join(names))
+    note_names(spark, lake, (product.name for product in products))
 
 
 def hold_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
@@ -134,17 +131,12 @@ def require_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTabl
         LakeError: naming one that is lacking, or is not whole.
     """
     names = {product.name for product in whole(spark, lake, products)}
-    lacking = sorted({*(_kept_up(spark, lake) or ())} - names)
+    lacking = sorted({*(kept_up(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
             f"gold keeps up {', '.join(lacking)}, which the configuration lacks, or has otherwise: put that back, or "
             "run `sessionlake run gold --once` without it under the former gold.shards, then reshard"
         )
-
-
-def _kept_up(spark: SparkSession, lake: Lake) -> list[str] | None:
-    noted = lake.storage.properties(spark, AVERAGES).get(KEPT_UP)
-    return None if noted is None else noted.split(",") if noted else []
 
 
 def whole(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:

@@ -12,6 +12,7 @@ from sessionlake.errors import LakeError
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import delete_rows, retire
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.kept_up import note_names
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, config_hash, write
 from sessionlake.lake.names import (
     AVERAGES,
@@ -99,6 +100,9 @@ def reset_gold(
     if handed.exists():
         handed.rename(handed.with_name(f"{handed.name}.before-{name}"))
     fault_point("after:gold.aside")
+    if AVERAGES in known:
+        # What is configured again later, and is not emptied here, is then made anew.
+        note_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
     for table in known:
         delete_rows(spark, lake, table, txn)
