@@ -1,4 +1,4 @@
-"""A table of gold that the configuration leaves out for a while and then names again has all that gold has read."""
+"""Tables of gold that were left out for a while, or emptied, have what gold has read, and have it once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from sessionlake.config import GoldSettings, Settings
+from sessionlake.errors import LossError, MachineError
 from sessionlake.gold import job, recover
 from sessionlake.gold.declared import products_of
 from sessionlake.gold_settings import AverageSettings, ProductSettings
-from spark.test_gold import SECOND, Change, Feed, change
+from sessionlake.lake.names import DISTINCT_VALUES, LEDGER, METRICS_1H
+from spark.test_gold import SECOND, Change, Dying, Feed, change
 
 OWN = ProductSettings.model_validate({"name": "own", "keys": ("topic",), "aggregates": {"n": "count"}})
 BY_METRIC = AverageSettings.model_validate({"name": "by_metric", "keys": ("topic", "metric"), "points": 2})
@@ -53,3 +55,25 @@ def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> Non
     named(feed).write(points(0, 5)).run()
     recover.empty(feed.spark, left_out(feed).settings)
     named(feed).run().require_exact(*TABLES)
+
+
+@pytest.mark.parametrize(
+    ("place", "values"), [("after:gold.aside", {"status": "on"}), (f"after:empty:{METRICS_1H}", {"price": 1.0})]
+)
+def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, place: str, values: dict[str, Any]
+) -> None:
+    feed.write([change("s", "r", i, i * SECOND, **values) for i in range(5)])
+    recover.empty(feed.spark, feed.settings)
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.lake.commit.fault_point", Dying(f"before:{LEDGER}", 1))
+        with pytest.raises(MachineError, match="power cut"):
+            feed.run()
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.silver.rebuild.endings.fault_point", Dying(place, 1))
+        with pytest.raises(MachineError, match="power cut"):
+            recover.empty(feed.spark, feed.settings)
+    with pytest.raises(LossError, match="is new, but the gold tables already hold data"):
+        feed.run()
+    assert recover.recover(feed.spark, feed.settings)
+    feed.run().require_exact(METRICS_1H, DISTINCT_VALUES)

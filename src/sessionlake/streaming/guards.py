@@ -15,7 +15,18 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD, OffsetRange
-from sessionlake.lake.names import AVERAGES, BRONZE, CHANGES, GOLD, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SILVER
+from sessionlake.lake.names import (
+    AVERAGES,
+    BRONZE,
+    CHANGES,
+    DISTINCT_VALUES,
+    GOLD,
+    MESSAGES,
+    METRICS_1M,
+    PROGRESS,
+    QUARANTINE,
+    SILVER,
+)
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import retained
 from sessionlake.lake.tables import Lake
@@ -26,8 +37,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Every batch of a layer leaves rows in one of these.
-_FILLED = {BRONZE: (MESSAGES,), SILVER: (PROGRESS, QUARANTINE), GOLD: (AVERAGES, METRICS_1M)}
+FILLED = {
+    BRONZE: (MESSAGES,),
+    SILVER: (PROGRESS, QUARANTINE),
+    GOLD: (AVERAGES, METRICS_1M, DISTINCT_VALUES),
+}
+"""Every batch of a layer leaves rows in one of these, of gold every one that has a number or a text."""
 
 
 def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings, layer: str) -> None:
@@ -41,7 +56,9 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         return
     entries = list(rows_of(Books(lake.reader(spark)).current(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
-    if not all(of_rebuild) or (not entries and is_filled(spark, lake, layer)):
+    # What is rebuilt is filled by right, and handed over. Gold is emptied: what it has is of a batch since.
+    begins_empty = not entries or (layer == GOLD and not Path(f"{checkpoint}.handover").exists())
+    if not all(of_rebuild) or (begins_empty and is_filled(spark, lake, layer)):
         raise LossError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data: running on would write "
             "everything twice",
@@ -51,7 +68,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
 
 def is_filled(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Whether the layer has taken in anything, by its tables alone."""
-    return any(lake.reader(spark).any(table) for table in _FILLED.get(layer, ()))
+    return any(lake.reader(spark).any(table) for table in FILLED.get(layer, ()))
 
 
 def rebuild_journal(settings: Settings, layer: str = SILVER) -> Path:

@@ -31,6 +31,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.guards import FILLED
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -85,14 +86,16 @@ def reset_gold(
 ) -> None:
     """Empties gold, which is then computed anew when it runs next. Repeatable after a crash.
 
-    Until the ledger row, which comes last, gold does not start: its checkpoint is new, and the ledger has its batches.
+    Until all is empty, gold does not start: its checkpoint is new, and the ledger has its batches; or, where it was
+    emptied before and has none since, tables that every batch fills, which come last, are filled.
 
     Args:
         name: of what empties it.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
     aside = checkpoint.with_name(f"{GOLD}.before-{name}")
-    known = [table for table in gold_tables(settings) if lake.exists(spark, table)]
+    known = sorted(gold_tables(settings), key=FILLED[GOLD].__contains__)
+    known = [table for table in known if lake.exists(spark, table)]
     handed = handover.folder(settings, GOLD)
     if checkpoint.exists() and not aside.exists():
         retire_query(spark, lake, GOLD, known)
