@@ -7,4 +7,5 @@ from spark.test_forgetting import (  # noqa: F401
     test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was,
     test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_has_no_others,
     test_the_books_lose_the_session_s_decisions_and_nothing_else,
+    test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out,
 )

@@ -24,9 +24,10 @@ from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.forgetting import rows
 from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.journal import Journal
-from sessionlake.forgetting.receipt import _columns_with
+from sessionlake.forgetting.receipt import _columns_with, remains
 from sessionlake.forgetting.search import search
 from sessionlake.gold import job as gold
+from sessionlake.gold.declared import schemas_of
 from sessionlake.history.trace import decoded
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.erasures import Erasure, erasures, hashed, store
@@ -239,6 +240,15 @@ def test_what_a_rebuild_of_a_processor_has_left_beside_the_tables_goes(spark: An
     beside.ensure(spark, made)
     Forgetting(spark, settings)._remove_aside()
     assert [table for table in made if beside.exists(spark, table)] == []
+
+
+def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings, schemas_of(settings))
+    lake.ensure(spark, [AVERAGES, "gold.each", "gold.each_final"])
+    spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.view(spark, 'gold.seen')} AS SELECT 1 AS one")
+    without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
+    told = {one.partition(":")[0] for one in remains(spark, without, TOPIC)} - {*remains(spark, lake, TOPIC)}
+    assert {table for table in told if table.startswith("gold.")} == {"gold.each", "gold.each_final"}
 
 
 def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, settings: Settings) -> None:

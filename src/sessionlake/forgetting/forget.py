@@ -260,7 +260,7 @@ class Forgetting:
             "tables": {name: tables.get(name, {"rows": 0}) | told for name, told in (tables | purged).items()},
             "gold": sorted(self._gold()),
             "search": proof(self._spark, self._lake, session),
-            "left": remains(self._settings, begun.topic),
+            "left": remains(self._spark, self._lake, begun.topic),
         }
         return replace(begun, done_at=datetime.now(UTC), report=report)
 

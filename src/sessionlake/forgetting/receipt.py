@@ -9,6 +9,7 @@ from sessionlake.config import Settings
 from sessionlake.forgetting.publications import publications
 from sessionlake.forgetting.search import pattern, search
 from sessionlake.kafka_settings import SourceKind
+from sessionlake.lake.names import GOLD
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
@@ -65,8 +66,15 @@ def _of_source(settings: Settings, topic: str) -> str:
     )
 
 
-def remains(settings: Settings, topic: str) -> list[str]:
+def _unknown(spark: SparkSession, lake: Lake) -> list[str]:
+    """Gold's tables that the configuration leaves out: they are not emptied, and may be of the session."""
+    known = {*TABLES, *lake.settings.own_tables}
+    return [table for table in lake.storage.tables(spark, GOLD) if table not in known]
+
+
+def remains(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
     """What is left to others, in sentences."""
+    settings = lake.settings
     left = [
         _of_source(settings, topic),
         "whatever was copied out of the lake: backups, exports, reports, answers to queries",
@@ -75,6 +83,11 @@ def remains(settings: Settings, topic: str) -> list[str]:
         f"{reader.name}: the tombstones are sent; its topic drops the rows before them when Kafka compacts it"
         for table in outlets(settings)
         for reader in publications(settings, table)
+    ]
+    left += [
+        f"{table}: the configuration does not name it, so it keeps what it has of the session, figures among that, and "
+        "its history: drop it"
+        for table in _unknown(spark, lake)
     ]
     if settings.catalog is not None:
         left.append(

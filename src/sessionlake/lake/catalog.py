@@ -155,6 +155,14 @@ class Catalog(Storage):
             known.setdefault(table, None)
         return there
 
+    def tables(self, spark: SparkSession, schema: str) -> list[str]:
+        """See `Storage`."""
+        if not spark.catalog.databaseExists(self._schema(schema)):
+            return []
+        tables = spark.sql(f"SHOW TABLES IN {self._schema(schema)}").where("NOT isTemporary").collect()
+        views = {row["viewName"] for row in spark.sql(f"SHOW VIEWS IN {self._schema(schema)}").collect()}
+        return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
+
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """See `Storage`."""
         return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}

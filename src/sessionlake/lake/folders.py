@@ -143,6 +143,11 @@ class Folders(Storage):
         del spark
         return any((self.path(table) / "_delta_log").glob("*.json"))
 
+    def tables(self, spark: SparkSession, schema: str) -> list[str]:
+        """See `Storage`."""
+        found = (f"{schema}.{place.name}" for place in (self._settings.warehouse / schema).glob("*"))
+        return sorted(table for table in found if self.exists(spark, table))
+
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """See `Storage`."""
         from deltalake import DeltaTable

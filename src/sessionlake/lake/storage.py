@@ -220,6 +220,10 @@ class Storage(ABC):
         """Whether the table has been created."""
 
     @abstractmethod
+    def tables(self, spark: SparkSession, schema: str) -> list[str]:
+        """All tables that are in a schema, whoever has made them, in order; views are none."""
+
+    @abstractmethod
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """The table's columns and their Spark SQL types, in order."""
 
