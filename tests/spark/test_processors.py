@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from operator import eq
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorError
+from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, LossError, ProcessorError
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
@@ -285,6 +286,31 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
 
+def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_rebuild(counted: Counted) -> None:
+    counted.use("counted_v1", table="silver.kept")
+    counted.arrive(("s", said("snapshot", 0), 0), ("t", said("snapshot", 0), 500))
+    counted.run()
+
+    retyped = MODULE.format(version=1, migrate="", column="").replace('"seen": "bigint"', '"seen": "timestamp"')
+    (counted.folder / "counted_typed.py").write_text(retyped)
+    own = counted.settings.processors[0]
+    typed = own.model_copy(update={"target": "counted_typed:Counted"})
+    counted.settings = counted.settings.model_copy(update={"processors": (typed,)})
+    with pytest.raises(LakeError, match=r"in the output of processor counted.*`sessionlake rebuild processor:counted`"):
+        counted.run()
+    assert str(compared(counted.spark, counted.settings, "counted")).startswith("column seen in one of them alone")
+
+    renamed = own.model_copy(update={"name": "renamed"})
+    counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
+    with pytest.raises(LossError, match=r"silver\.kept holds rows already"):
+        counted.run()
+    assert not rebuild(counted.spark, counted.settings, "renamed").different
+    counted.arrive(("s", said("update", 1), 600))
+    counted.run()
+    rows = rows_of(counted.spark, counted.lake, "silver.kept")
+    assert sorted((row["session_id"], row["seen"]) for row in rows) == [("s", 1), ("s", 2), ("t", 1)]
+
+
 KEYED = """
 from dataclasses import dataclass
 from sessionlake.processors import KeyedProcessor
@@ -350,3 +376,35 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     with pytest.raises(ProcessorError, match=r'key \{"topic": "capture.a", "row_id": "b"\}: ValueError: below nothing'):
         arrive(("t", "b", 6, -1))
     assert table() == [*anew, ("b", 0, None, None, 1)]
+
+    with pytest.raises(ConfigError, match=r"the rows of silver\.changes are by topic, row_id, and not by topic"):
+        keyed.rebuild(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
+
+
+def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_same_of_none(counted: Counted) -> None:
+    (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
+    own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
+    counted.settings = counted.settings.model_copy(update={"processors": (own,)})
+    counted.lake.ensure(counted.spark, ["silver.session_changes"])
+    checkpoint = Path(counted.settings.checkpoint(own.layer))
+    older = counted.folder / "older"
+
+    def arrive(row: str, ts: int) -> None:
+        told = {"topic": "capture.a", "session_id": "s", "row_id": row, "_ts": ts, "x": 1}
+        place = {"partition": 0, "_position": ts, "ordinal": 0}
+        write_rows(counted.spark, counted.lake, "silver.session_changes", [told | place])
+
+    arrive("a", 0)
+    counted.run()
+    shutil.copytree(checkpoint, older)
+    arrive("b", 1)
+    counted.run()
+    shutil.rmtree(checkpoint)
+    shutil.copytree(older, checkpoint)
+    arrive("c", 2)
+    with pytest.raises(LossError, match="ends with batch 0, the table holds batches up to 1"):
+        counted.run()
+    shutil.rmtree(checkpoint)
+    counted.run()
+    assert sorted({row["row_id"] for row in rows_of(counted.spark, counted.lake, "silver.changes")}) == ["a", "b", "c"]
+    assert not keyed.compared(counted.spark, counted.settings, own)

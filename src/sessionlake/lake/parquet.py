@@ -20,14 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sessionlake.lake.table_schema import SKIPPING
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame
-
-_INDEXED = "delta.dataSkippingStatsColumns"
 
 QUICK, SMALL = "snappy", "zstd"
 """What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
@@ -106,7 +105,7 @@ class FileWriter:
 
 def indexed_columns(delta: DeltaTable) -> tuple[str, ...]:
     """The columns that a table's files keep minimum and maximum of."""
-    return tuple(filter(None, delta.metadata().configuration.get(_INDEXED, "").split(",")))
+    return tuple(filter(None, delta.metadata().configuration.get(SKIPPING, "").split(",")))
 
 
 def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:

@@ -19,6 +19,8 @@ RETENTION = "delta.deletedFileRetentionDuration"
 """How long the log remembers files that are no part of the table any more. Each is in every checkpoint until then."""
 LOG_BY_AGE = "delta.enableExpiredLogCleanup"
 """Whether Delta removes log entries by their age, whoever has yet to read them."""
+SKIPPING = "delta.dataSkippingStatsColumns"
+"""Names of the columns that files have the least and the greatest value of."""
 APPEND_ONLY = "delta.appendOnly"
 """Whether Delta refuses commits that remove rows; what retention has removed rows of has it no more."""
 DELETION_VECTORS = "delta.enableDeletionVectors"
@@ -88,7 +90,7 @@ class TableSchema:
         found = _LOG | {RETENTION: interval(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
         if self.skipping:
-            found["delta.dataSkippingStatsColumns"] = ",".join(self.skipping)
+            found[SKIPPING] = ",".join(self.skipping)
         if self.feed:
             found[CHANGE_FEED] = "true"
         return found

@@ -200,20 +200,27 @@ class Lake:
     def _evolve(self, spark: SparkSession, table: str) -> None:
         wanted = dict(self._schemas[table].resolved(self.settings))
         present = self.storage.columns(spark, table)
+        where, otherwise = self._declared(table)
         for name, sql in present.items():
             if name not in wanted:
                 raise LakeError(
-                    f"{table}: column {name} ({sql}) is in the table but not in capture.columns; a declared column "
-                    "cannot be taken away, since its values would be lost: declare it again, or capture with these "
-                    "columns into a home beside this one (`home` in the configuration), from what Kafka still holds"
+                    f"{table}: column {name} ({sql}) is in the table but not in {where}; a declared column "
+                    f"cannot be taken away, since its values would be lost: declare it again, or {otherwise}"
                 )
             if wanted[name].replace(" ", "") != sql:
                 raise LakeError(
-                    f"{table}: column {name} is {sql} in the table and {wanted[name]} in capture.columns: "
-                    f"{_why_not(sql, wanted[name])}; declare it as it was, or capture with these columns into a home "
-                    "beside this one (`home` in the configuration), from what Kafka still holds"
+                    f"{table}: column {name} is {sql} in the table and {wanted[name]} in {where}: "
+                    f"{_why_not(sql, wanted[name])}; declare it as it was, or {otherwise}"
                 )
         self._add(spark, table, present)
+
+    def _declared(self, table: str) -> tuple[str, str]:
+        """Where a table's columns are declared, and what to do where they are to be other ones."""
+        for own in self.settings.processors:
+            if own.into == table:
+                return f"the output of processor {own.name}", f"run `sessionlake rebuild processor:{own.name}`"
+        anew = "capture with these columns into a home beside this one (`home` in the configuration)"
+        return "capture.columns", f"{anew}, from what Kafka still holds"
 
     def _add(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
         wanted = self._schemas[table].resolved(self.settings)

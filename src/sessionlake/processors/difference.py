@@ -39,7 +39,7 @@ class Difference:
         rows: of the second table.
         counts: rows that differ, by kind of change.
         first: the first of these, by their keys.
-        columns: names of columns that only one of the tables has; rows are compared by the others.
+        columns: names that only one of the tables has, or has of that type; rows are compared by the others.
     """
 
     rows: int
@@ -53,7 +53,7 @@ class Difference:
 
     def __str__(self) -> str:
         said = [f"{count:,} {change}" for change, count in sorted(self.counts.items())]
-        said += [f"column {name} in one of them alone" for name in self.columns]
+        said += [f"column {name} in one of them alone, or of another type" for name in self.columns]
         return ", ".join(said) or "no row differs"
 
 
@@ -66,8 +66,8 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
     """
     from pyspark.sql import functions as F
 
-    apart = {*before.columns} ^ {*after.columns}
-    shared = [name for name in after.columns if name in before.columns and name not in {*keys, _BATCH}]
+    apart = {name for name, _ in {*before.dtypes} ^ {*after.dtypes}}
+    shared = [name for name in after.columns if name not in {*keys, *apart, _BATCH}]
 
     def side(rows: DataFrame, name: str) -> DataFrame:
         return rows.select(*map(quote, keys), F.struct(*map(quote, shared)).alias(name))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sessionlake.config import ProcessorSettings, Settings
-from sessionlake.errors import ConfigError, LakeError
+from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, write
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
@@ -41,6 +41,7 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued
 from sessionlake.streaming.folded import Folded, collect
+from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import (
     committing,
     rebuild_journal,
@@ -115,6 +116,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
     refuse_interrupted(settings, own)
+    _refuse_filled(spark, lake, own)
     checkpoint, begin = settings.checkpoint(own.layer), handover.in_force(settings, own.layer)
     require_readable_states(spark, settings, own.layer, processor)
     fold = fold_of(spark, lake, processor)
@@ -128,6 +130,20 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     return LayerQuery(own.layer, checkpoint).start(
         stream, batch, trigger=own.trigger, once=once, txn=lambda query, number: Txn(query, first_batch + number)
     )
+
+
+def _refuse_filled(spark: SparkSession, lake: Lake, own: ProcessorSettings) -> None:
+    """A processor that begins would add all rows once more to a table that it has filled under another name.
+
+    Raises:
+        LossError: naming the table.
+    """
+    begun = Generations(lake.settings.checkpoint(own.layer), own.layer).present.app_id is not None
+    if not begun and handover.in_force(lake.settings, own.layer) is None and lake.reader(spark).any(own.into):
+        raise LossError(
+            f"{own.into} holds rows already, though {own.layer} has yet to begin: running on would add all once more",
+            f"`sessionlake rebuild processor:{own.name}` makes it of all of bronze; or name another table",
+        )
 
 
 def refuse_interrupted(settings: Settings, own: ProcessorSettings) -> None:

@@ -20,15 +20,16 @@ import pyarrow as pa
 
 from sessionlake.build import code_version
 from sessionlake.config import OnViolation, ProcessorSettings, Settings
-from sessionlake.errors import ConfigError, LakeError, ProcessorError
+from sessionlake.errors import ConfigError, LakeError, LossError, ProcessorError
 from sessionlake.lake.commit import merge
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, TableOutput, write
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.progress import last_batch
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, TableSchema
+from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, Upsert
@@ -36,6 +37,8 @@ from sessionlake.processors.api import KeyedProcessor, Record
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import ProcessorRef, config_hash_of, ref_of
 from sessionlake.processors.output import BATCH, OutputColumns
+from sessionlake.streaming.checkpoint import last_planned
+from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -175,6 +178,22 @@ class KeyedTable:
         """What tells its rows apart."""
         return (*self._own.key, ORDINAL)
 
+    def refuse_other_key(self, spark: SparkSession) -> None:
+        """Refuses a table whose rows are by other columns than the key's.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        own = self._own
+        if self.lake.exists(spark, own.into):
+            by = self.lake.storage.properties(spark, own.into).get(SKIPPING, "").split(",")
+            if by != list(own.key):
+                raise ConfigError(
+                    f"processors.{own.name}.key: the rows of {own.into} are by {', '.join(by)}, and not by "
+                    f"{', '.join(own.key)}: with another key give it another `table`; or drop "
+                    f"that one, and run `sessionlake rebuild processor:{own.name}`"
+                )
+
     def feed(self, spark: SparkSession) -> DataFrame:
         """The stream of what is added to the source, or changes in it."""
         own, told = self._own, self.lake.storage.properties(spark, self._own.source)
@@ -246,9 +265,27 @@ def _check_key(own: ProcessorSettings, columns: Mapping[str, str]) -> None:
 def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, once: bool = False) -> LayerQuery:
     """Starts a keyed processor's stream; see `processors.job.start`."""
     table = KeyedTable(spark, settings, own)
+    table.refuse_other_key(spark)
     table.lake.ensure(spark, [own.into, LEDGER])
+    _refuse_older_checkpoint(table.lake.reader(spark), settings, own)
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
     return query.start(table.feed(spark), _KeyedBatch(table, settings, own), trigger=own.trigger, once=once)
+
+
+def _refuse_older_checkpoint(reader: TableReader, settings: Settings, own: ProcessorSettings) -> None:
+    """Its next batches would have the numbers of some that the table has, and be passed over.
+
+    Raises:
+        LossError: the ledger has batches behind those of the checkpoint.
+    """
+    checkpoint = settings.checkpoint(own.layer)
+    app_id, planned = Generations(checkpoint, own.layer).present.app_id, last_planned(checkpoint)
+    recorded = None if app_id is None else last_batch(reader, own.layer, app_id)
+    if recorded is not None and (planned is None or recorded > planned):
+        raise LossError(
+            f"the checkpoint {checkpoint} ends with batch {planned}, the table holds batches up to {recorded}",
+            "Put the newer one back, or remove it: all rows are gone through once more, which comes to the same table",
+        )
 
 
 @dataclass(frozen=True)
@@ -309,6 +346,7 @@ def compared(spark: SparkSession, settings: Settings, own: ProcessorSettings) ->
 
 
 def _compared(spark: SparkSession, table: KeyedTable, own: ProcessorSettings) -> tuple[DataFrame, Difference]:
+    table.refuse_other_key(spark)
     if not table.lake.exists(spark, own.into):
         table.lake.ensure(spark, [own.into, LEDGER])
     rows = table.made(spark)
