@@ -352,6 +352,7 @@ def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on
     world.assert_one_query_read_everything_once(a=5, b=3, c=2)
 
 
+@pytest.mark.soak
 def test_generations_that_die_half_done_one_after_the_other_leave_every_message_once(world, monkeypatch):
     for topic in ("a", "b", "c"):
         world.send(topic, 0, 3)

@@ -137,6 +137,7 @@ def said_order(table: str) -> int:
     return [METRICS_1M, METRICS_1H, METRICS_1D, "gold.own"].index(table)
 
 
+@pytest.mark.soak
 def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     changes, reader = stream(7, 120), feed.lake.reader(feed.spark)
     for number, point in enumerate(("before:expire:gold.metrics_1m", "after:expire:gold.metrics_1m")):

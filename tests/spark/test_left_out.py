@@ -43,6 +43,7 @@ def configured(feed: Feed, **update: Any) -> Feed:
     return feed
 
 
+@pytest.mark.soak
 def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_first(feed: Feed) -> None:
     named(feed).write(points(0, 5)).run()
     left_out(feed).write(points(5, 10)).run()
@@ -58,7 +59,11 @@ def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> Non
 
 
 @pytest.mark.parametrize(
-    ("place", "values"), [("after:gold.aside", {"status": "on"}), (f"after:empty:{METRICS_1H}", {"price": 1.0})]
+    ("place", "values"),
+    [
+        pytest.param("after:gold.aside", {"status": "on"}, marks=pytest.mark.soak),
+        (f"after:empty:{METRICS_1H}", {"price": 1.0}),
+    ],
 )
 def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, place: str, values: dict[str, Any]

@@ -104,6 +104,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert_goes_on_exactly(run)
 
 
+@pytest.mark.soak  # a ledger that is gone is made anew by the same command
 def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
     version = run.lake.last_commit(spark, LEDGER).version
     for part in (SECOND[:9], SECOND[9:]):

@@ -254,6 +254,7 @@ def _dies_at(place: str) -> Any:
     return fault_point
 
 
+@pytest.mark.soak
 def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_another_processor(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +382,7 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
         keyed.rebuild(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
 
 
+@pytest.mark.soak
 def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_same_of_none(counted: Counted) -> None:
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))

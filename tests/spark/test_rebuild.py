@@ -134,6 +134,7 @@ def taken_in(spark: Any, settings: Settings) -> None:
     assert [(one.table, one.first) for one in verify_gold(spark, settings, looked_up) if one.first] == []
 
 
+@pytest.mark.soak
 def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
     spark: Any, looking_up: Settings, batches: list[list[KafkaMessage]]
 ) -> None:

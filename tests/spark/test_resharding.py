@@ -178,6 +178,7 @@ def test_states_are_those_after_the_batch_before_the_one_that_was_planned_though
     assert_silver_is_the_truth(spark, settings, [*first, *second])
 
 
+@pytest.mark.soak
 def test_states_that_no_batch_has_come_to_since_they_were_moved_are_moved_once_more(
     spark: Any, settings: Settings
 ) -> None:

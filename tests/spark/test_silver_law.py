@@ -98,7 +98,7 @@ def by_spark_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("sessionlake.lake.spark_merge._NAMED", 2)
 
 
-# Large: in between as if a batch were, which the catalog's thirty streams show each time.
+# Large: in between as if a batch were, which the catalog's streams show each time.
 @pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_replay_changes_nothing(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, large: bool
