@@ -151,6 +151,37 @@ def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: 
         read_rows(path, np.array([0]), ["value"])
 
 
+@pytest.mark.parametrize("options", [
+    {},
+    {"use_dictionary": False},
+    {"use_dictionary": ["few"]},
+    {"dictionary_pagesize_limit": 256},  # what is beyond is plain, in the same group
+    {"store_schema": False, "version": "1.0"},
+])  # fmt: skip
+def test_texts_are_as_they_were_however_a_file_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(rows_by_key, "_BATCH", 70)
+    rnd, many = random.Random(7), 5 * GROUP
+    columns = {
+        "few": [rnd.choice(["on", "off", "", "ö", None]) for _ in range(many)],
+        "many": [f"{rnd.random()}" if number >= GROUP else "all" for number in range(many)],
+        "none": pa.nulls(many, pa.string()),
+        "bytes": [str(number % 9).encode() for number in range(many)],
+        "lists": [[str(number % 7)] * (number % 3) for number in range(many)],
+        "large": pa.array([f"{number % 5}" for number in range(many)], pa.large_string()),
+    }
+    whole = pa.table(columns).append_column("numbered", pa.array(columns["few"]).dictionary_encode())
+    pq.write_table(whole, tmp_path / "one.parquet", row_group_size=GROUP, **options)
+    rows = np.array(sorted(rnd.sample(range(many), 60)))
+    names = rnd.sample(whole.column_names, len(whole.column_names))
+    found = read_rows(tmp_path / "one.parquet", rows, names)
+    assert found.column_names == names
+    assert found.to_pydict() == whole.select(names).take(rows).to_pydict()
+    assert {found.schema.field(name).type for name in ("few", "many", "none")} == {pa.string()}
+    assert found.schema == read_rows(tmp_path / "one.parquet", rows[:0], names).schema
+
+
 @pytest.mark.parametrize(("least", "most", "open_"), [
     ("2023-11-14T22:13:19.000Z", "2023-11-14T22:13:19.999Z", False),
     ("2023-11-14T22:13:19.000Z", "2023-11-14T22:13:20.000Z", True),

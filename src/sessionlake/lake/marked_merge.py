@@ -133,8 +133,7 @@ class _Merged:
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
         former, removed = _former(found, source, upsert), _removes(source, upsert)
-        columns = schema.names if whole else _others(upsert, schema)
-        held = [one.read(columns) for one in former]
+        held = [_held(one, source, upsert, schema) if whole else one.read(_others(upsert, schema)) for one in former]
         gone = [removed[one.source] for one in former]
         updated = [_updated(*each, source, upsert, schema) for each in zip(former, gone, held, strict=True)]
         return cls(former, gone, held, updated, _inserted(source, upsert, found))
@@ -168,6 +167,13 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
     gone = _removes(source, upsert)
     own = ((one, gone[one.source]) for one in found)
     return [replace(one, rows=one.rows[mine], source=one.source[mine]) for one, mine in own if mine.any()]
+
+
+def _held(former: FoundRows, source: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
+    """Whole rows: the keys by which they were found need not be read again."""
+    rows = former.read([name for name in schema.names if name not in upsert.keys])
+    keys = source.select(list(upsert.keys)).take(pa.array(former.source))
+    return pa.table([*keys.columns, *rows.columns], [*keys.column_names, *rows.column_names])
 
 
 def _removes(source: pa.Table, upsert: Upsert) -> Bools:

@@ -272,26 +272,42 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: pq.FileM
         columns: of which the file may lack some, as those that are younger than it.
         footer: the file's, if it is known.
     """
-    with pq.ParquetFile(path, metadata=footer, coerce_int96_timestamp_unit="us") as content:
+    footer = footer or pq.read_metadata(path)
+    texts = _numbered_texts(footer, columns)
+    with pq.ParquetFile(path, metadata=footer, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
         schema = content.schema_arrow
-        present = [name for name in columns if name in schema.names]
+        present = [schema.field(name) for name in columns if name in schema.names]
         if not present:
             return pa.table({})
-        footer = content.metadata
         sizes = np.array([footer.row_group(n).num_rows for n in range(footer.num_row_groups)], np.int64)
         first = np.cumsum(sizes) - sizes
         group = np.searchsorted(first, rows, side="right") - 1
         read = np.unique(group)
         skipped = np.zeros(len(sizes), np.int64)
         skipped[read] = first[read] - (np.cumsum(sizes[read]) - sizes[read])
-        wanted, place, parts = rows - skipped[group], 0, list[pa.RecordBatch]()
-        for batch in content.iter_batches(_BATCH, row_groups=read.tolist(), columns=present):
+        wanted, place = rows - skipped[group], 0
+        plain = pa.schema([field.with_type(pa.string()) if field.name in texts else field for field in present])
+        parts = list[pa.Table]()
+        for batch in content.iter_batches(_BATCH, row_groups=read.tolist(), columns=plain.names):
             here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
             if len(here):
-                parts.append(batch.take(pa.array(here - place)))
+                parts.append(pa.table(batch.select(plain.names).take(pa.array(here - place))).cast(plain))
             place += batch.num_rows
-        none = pa.schema([schema.field(name) for name in present]).empty_table()
-        return pa.Table.from_batches(parts) if parts else none
+        return pa.concat_tables(parts) if parts else plain.empty_table()
+
+
+def _numbered_texts(footer: pq.FileMetaData, columns: Sequence[str]) -> list[str]:
+    """Of these columns the texts that the file has as numbers into a list: all but the few rows are left as these."""
+    if not footer.num_row_groups:
+        return []
+    group = footer.row_group(0)
+    chunks = (
+        group.column(number)
+        for number in range(group.num_columns)
+        if footer.schema.column(number).logical_type.type == "STRING"
+    )
+    listed = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
+    return [name for name in columns if name in listed]
 
 
 def held_rows(found: Iterable[FoundRows], keys: pa.Table, schema: pa.Schema, most: int) -> pa.Table:
