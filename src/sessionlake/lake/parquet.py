@@ -136,13 +136,15 @@ def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile:
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with a table's columns, in its order and of its types."""
-    columns = [
-        batch.column(field.name).cast(field.type)
-        if field.name in batch.schema.names
-        else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
+    held = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = [_typed(held.get(field.name), field.type, batch.num_rows) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
+    if values is None:
+        return pa.nulls(rows, kind)
+    return values if values.type == kind else values.cast(kind)
 
 
 def dictionaries(schema: pa.Schema) -> list[str]:
