@@ -40,6 +40,7 @@ def random_keys(rnd: random.Random, many: int) -> list[Key]:
 
 
 def file(folder: Path, keys: list[Key], gone: tuple[int, ...] = (), **stats: Any) -> TableFile:
+    folder.mkdir(exist_ok=True)
     name = f"{len(list(folder.iterdir()))}.parquet"
     pq.write_table(table(keys), folder / name, row_group_size=GROUP)
     return TableFile(folder, {"path": name}, {"numRecords": len(keys)} | stats, np.array(gone, np.int64))
@@ -121,7 +122,7 @@ def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
 ) -> None:
     monkeypatch.setattr(rows_by_key, "_IN_USE", 2)
     keys = random_keys(random.Random(1), 300)
-    old, new = file(tmp_path, keys[:150]), file(tmp_path, keys[150:])
+    old, new = file(tmp_path / "old", keys[:150]), file(tmp_path / "new", keys[150:])
     probe = KeyIndexes(1 << 20)
     places(probe, [old], keys)
     indexes = KeyIndexes(probe.nbytes * 3 // 2)
@@ -134,6 +135,20 @@ def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
     places(indexes, [new], keys)
     new.path.unlink()
     assert len(places(indexes, [new], keys)) == 150
+
+
+def test_of_files_that_are_replaced_nothing_is_kept(tmp_path: Path) -> None:
+    keys, indexes = random_keys(random.Random(1), 300), KeyIndexes(1 << 20)
+    other, stays = file(tmp_path / "other", keys), file(tmp_path / "table", keys[:100])
+    places(indexes, [other], keys)
+    places(indexes, [stays], keys)
+    least = indexes.nbytes
+    for first in (100, 150, 200):
+        replaced = file(tmp_path / "table", keys[first : first + 50])
+        assert len(places(indexes, [stays, replaced], keys)) == 150
+        assert indexes.nbytes > least
+    assert len(places(indexes, [stays], keys)) == 100
+    assert indexes.nbytes == least
 
 
 def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: Path) -> None:

@@ -115,21 +115,29 @@ class KeyIndexes:
         return self._bytes
 
     def find(
-        self, files: Iterable[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
+        self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
         """The files that have keys of these rows, and where.
 
         Args:
+            files: all of a version of a table: what is known of others in its folder is given up.
             names: of the key columns, which have no nulls.
             schema: of the table.
         """
         if not rows.num_rows:
             return []
         self._searches += 1
+        self._give_up_replaced(files)
         asked = _Asked.of(rows, names, schema)
         ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
         found = (self._in_file(file, asked, names, schema) for file in files if file.may_have(ends))
         return [one for one in found if len(one.rows)]
+
+    def _give_up_replaced(self, files: Sequence[TableFile]) -> None:
+        there, folders = {file.path for file in files}, {file.folder for file in files}
+        with self._lock:
+            gone = [name for name in self._kept if name[0].parent in folders and name[0] not in there]
+            self._bytes -= sum(self._kept.pop(name)[1] for name in gone)
 
     def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> FoundRows:
         none = np.empty(0, np.int64)
@@ -241,7 +249,7 @@ class Lookup:
     most: int = 0
 
     def find(
-        self, files: Iterable[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
+        self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
         """See `KeyIndexes.find`."""
         return self.indexes.find(files, source, names, schema)

@@ -218,8 +218,9 @@ _LAPTOP = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # The three layers together have more generated classes than the default of 100, and evicting one recompiles it.
-    "spark.sql.codegen.cache.maxEntries": "2000",
+    # The three layers together have more generated classes than the default of 100, and evicting one recompiles it; but
+    # each batch has some, of 50 kB, that no other has: with a version of a table in them, or with offsets.
+    "spark.sql.codegen.cache.maxEntries": "400",
     # The default manager starts a process (readlink) for each look at a file. This one does not write over a file that
     # is there: see `streaming.query.discard_abandoned_states`.
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
