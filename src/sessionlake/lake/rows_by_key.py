@@ -299,7 +299,8 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: pq.FileM
         for batch in content.iter_batches(_BATCH, row_groups=read.tolist(), columns=plain.names):
             here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
             if len(here):
-                parts.append(pa.table(batch.select(plain.names).take(pa.array(here - place))).cast(plain))
+                chosen = batch.select(plain.names).take(pa.array(here - place))
+                parts.append(pa.Table.from_batches([chosen]).cast(plain))
             place += batch.num_rows
         return pa.concat_tables(parts) if parts else plain.empty_table()
 
