@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from integration.test_crash import CHANGES, DEATHS
+from integration.test_crash import DEATHS
 from sessionlake.config import Settings
 from support.crashes import SECONDS, assert_equal_to_the_truth_when_killed_at
 
@@ -19,5 +19,5 @@ def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
     spark: Any, broker_settings: Settings, tmp_path: Path
 ) -> None:
     deaths = [death._replace(whole=False) for death in DEATHS]  # the catalog is in the JVM, and would die with it
-    assert_equal_to_the_truth_when_killed_at(deaths, spark, broker_settings, tmp_path, changes=CHANGES)
+    assert_equal_to_the_truth_when_killed_at(deaths, spark, broker_settings, tmp_path)
     assert not (tmp_path / "home" / "warehouse" / "bronze").exists()

@@ -77,7 +77,8 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     assert list(spans(reader)) == before
 
 
-@pytest.mark.parametrize("table", [RETAINED, pytest.param(ERASURES, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("table", [RETAINED, ERASURES])
 def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
     spark: Any, settings: Settings, stopped: Stopped, table: str
 ) -> None:

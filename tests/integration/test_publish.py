@@ -120,6 +120,7 @@ def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_res
     assert sum(row["messages"] for row in ledger if row["layer"].endswith(topic)) == len(once)
 
 
+@pytest.mark.soak
 def test_a_publication_that_has_sent_nothing_begins_with_what_the_table_holds_now(scene: Scene) -> None:
     topic = "rows.unsent"
     scene.change()

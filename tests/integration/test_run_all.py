@@ -177,6 +177,7 @@ def test_a_topic_that_appears_while_bronze_runs_is_taken_in_within_seconds(mine,
         pipeline.check()
 
 
+@pytest.mark.soak
 def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_were(mine, spark):
     topic = send(mine, 0, 1, 2)
     admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})

@@ -155,6 +155,7 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
     assert known.removed >= len(by_hand(changes[:60], METRICS_1M)) - len(held(feed, METRICS_1M))
 
 
+@pytest.mark.soak
 def test_nothing_goes_while_another_removes_rows(feed: Feed):
     changes = stream(8, 80)
     with feed.lake.storage.claim(feed.spark, CLAIM, "verifies"):
@@ -164,6 +165,7 @@ def test_nothing_goes_while_another_removes_rows(feed: Feed):
     assert assert_left(feed, changes)[METRICS_1M]
 
 
+@pytest.mark.soak
 def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: Feed, capsys: Any):
     feed.write(stream(8, 160)).run()
     for sql, told in (

@@ -228,7 +228,8 @@ def test_final_rows_are_kept_as_long_as_the_product_keeps_its_own(feed: Feed):
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [64]
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_process_that_is_killed_between_its_commits_leaves_what_one_that_lives_does(
     spark: Any, tmp_path: Path, *, whole: bool
 ):

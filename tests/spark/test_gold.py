@@ -408,6 +408,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
     assert [one.first for one in found] == [None] * len(found)
 
 
+@pytest.mark.soak
 def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Feed):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i)) for i in range(6)]
     feed.declare(n="count").write(changes[:2]).run()

@@ -52,6 +52,7 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
     feed.run().require_exact(*TABLES)
 
 
+@pytest.mark.soak
 def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> None:
     named(feed).write(points(0, 5)).run()
     recover.empty(feed.spark, left_out(feed).settings)

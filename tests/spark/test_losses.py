@@ -230,6 +230,7 @@ def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.Mo
     assert faults(run.settings) == {"files"}
 
 
+@pytest.mark.soak
 def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     spark: Any, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

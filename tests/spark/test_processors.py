@@ -273,6 +273,7 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
 
+@pytest.mark.soak
 def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
 
+@pytest.mark.soak
 def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_rebuild(counted: Counted) -> None:
     counted.use("counted_v1", table="silver.kept")
     counted.arrive(("s", said("snapshot", 0), 0), ("t", said("snapshot", 0), 500))

@@ -120,6 +120,7 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, m
     assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {2}
 
 
+@pytest.mark.soak
 def test_rules_that_are_to_look_at_all_once_more_do_so_though_the_last_batch_is_done_again(feed: Feed):
     write_rules(feed, {"stuck": "when: status = 'in' not followed by status = 'out' within 5 min"})
     feed.write([change("t", "r", 0, 0, price=1.0)]).run()

@@ -164,6 +164,7 @@ print(left())
     assert log.exists()
 
 
+@pytest.mark.soak
 def test_a_killed_python_leaves_no_process_behind(tmp_path):
     process = _program(tmp_path / "home", "time.sleep(60)")
     pids = _pids(process)

@@ -56,6 +56,7 @@ def begun(spark: Any, location: dict[str, Any]) -> Begun:
     return Begun(spark, location)
 
 
+@pytest.mark.soak
 def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(begun: Begun) -> None:
     write_bronze(begun.spark, begun.lake, [SILENT])
     write_bronze(begun.spark, begun.lake, [said(1, 1, "other", 2)])

@@ -171,12 +171,11 @@ def drive(file: Path, layer: str, environment: Mapping[str, str]) -> None:
 
 
 def assert_equal_to_the_truth_when_killed_at(
-    deaths: Sequence[Death], spark: Any, broker: Settings, folder: Path, *, changes: int
+    deaths: Sequence[Death], spark: Any, broker: Settings, folder: Path
 ) -> None:
     """Dies so in a home of its own; each process takes in its share of the messages.
 
-    Args:
-        changes: at so many of the first deaths, other topics are subscribed to than before.
+    At the first half of the deaths, other topics are subscribed to than before.
     """
     file = folder / "sessionlake.yml"
     settings = configured(file, broker)
@@ -191,7 +190,7 @@ def assert_equal_to_the_truth_when_killed_at(
             fill(settings, arriving[number])
         if number % 4 == 3:
             lose_last_commits(settings)
-        pattern = next(patterns) if number < changes else both
+        pattern = next(patterns) if number < len(deaths) // 2 else both
         file.write_text(yaml.safe_dump(whole | {"kafka": whole["kafka"] | {"topic_pattern": pattern}}))
         die(file, death, spark, fresh=number in arriving)
     fill(settings, last)
