@@ -79,6 +79,7 @@ def test_a_message_beyond_what_the_pipeline_accepts_can_still_be_sent(broker):
     assert _read(broker.bootstrap_servers, "large", 0)[0][1] == value
 
 
+@pytest.mark.soak
 def test_down_stops_it_and_up_finds_the_data_again_after_a_kill_too(own):
     assert down(own) is False
     first = up(own)

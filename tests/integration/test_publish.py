@@ -132,6 +132,7 @@ def test_a_publication_that_has_sent_nothing_begins_with_what_the_table_holds_no
     assert len(scene.sent(topic)) == len(scene.table())
 
 
+@pytest.mark.soak
 def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are_told(scene: Scene) -> None:
     topic, admin = "rows.small", AdminClient(scene.client)
     made(admin, topic, {"max.message.bytes": "40000"})

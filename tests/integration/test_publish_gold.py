@@ -94,6 +94,7 @@ def scene(spark: Any, broker: Any, tmp_path: Path) -> GoldScene:
     return GoldScene(spark, tmp_path / "sessionlake.yml")
 
 
+@pytest.mark.soak
 def test_whoever_folds_the_topic_has_the_table_though_buckets_are_corrected_and_removed(scene: GoldScene) -> None:
     feed, changes = scene.feed, stream(3, 110)
     scene.configure(change_feed=["metrics_1m"])

@@ -171,6 +171,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     )
 
 
+@pytest.mark.soak
 def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_recorded_as_lost(world, monkeypatch):
     world.create_and_read_until(power_cut_before="staged", monkeypatch=monkeypatch)  # the messages
     world.run(world.under(OnTopicChange.RESTART))

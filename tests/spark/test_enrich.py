@@ -121,6 +121,7 @@ def placed(feed: Feed) -> dict[int, str | None]:
     return {row["offset"]: row["place"] for row in rows_of(feed.spark, feed.lake, PLACED)}
 
 
+@pytest.mark.soak
 def test_a_late_reference_row_corrects_what_it_touches_and_a_faulty_key_rests(feed: Feed):
     feed.write([change("s", "r", i, i * 10 * SECOND, price=1.0) for i in range(4)]).run()
     assert placed(feed) == dict.fromkeys(range(4))

@@ -251,6 +251,7 @@ def test_batches_that_die_between_any_two_commits_and_are_replayed_count_once(
     assert sorted(row["batch_id"] for row in ledger) == list(range(len(sizes) + 1))
 
 
+@pytest.mark.soak
 def test_what_comes_too_late_for_a_product_is_told_instead_of_counted_whatever_the_batches(feed: Feed):
     own = {"name": "own", "keys": ["topic", "metric"], "bucket": "1 minute", "aggregates": {"n": "count"}}
     products = (ProductSettings.model_validate(own | {"lateness": "30 seconds"}),)
