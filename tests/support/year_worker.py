@@ -96,8 +96,8 @@ def _memory(spark: Any) -> dict[str, int]:
     gc.collect()  # what Python still names is kept in Java
     java = spark._jvm.java.lang
     for _ in range(3):  # what is found to be unused, Spark's own cleaner lets go of, in a while
-        java.System.gc()
         time.sleep(CLEANED_SECONDS)
+        java.System.gc()  # last of all, for streams that find nothing leave tens of megabytes a second
     beans = java.management.ManagementFactory.getMemoryMXBean()
     return {
         "heap": int(beans.getHeapMemoryUsage().getUsed()),
