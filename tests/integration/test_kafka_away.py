@@ -28,7 +28,7 @@ from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 from support.lakes import rows_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 SECONDS = 120
 TOPICS = ("capture.a", "capture.b")
 # A query fails within seconds of Kafka's absence, not minutes.
@@ -137,7 +137,6 @@ def test_a_broker_that_is_killed_is_waited_for_until_it_is_back(own, spark):
     assert_every_message_once(spark, own, acknowledged)
 
 
-@pytest.mark.soak
 def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spark):
     with Pipeline(spark, own, Layer.ALL) as live:
         with sending(own) as acknowledged:
@@ -155,7 +154,7 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
     assert verify(spark, Lake(own), truth_from_broker(own)).differences == {}
 
 
-@pytest.mark.soak  # looks, and what follows from them, are the unit tests' of topic rules; a deletion is test_topics'
+# Looks, and what follows from them, are the unit tests' of topic rules; a deletion is test_topics'
 def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_deleted_one_is_forgotten(
     own, spark, monkeypatch
 ):

@@ -197,6 +197,7 @@ OTHERWISE = """
 """
 
 
+@pytest.mark.soak
 def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on_from(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
