@@ -224,7 +224,7 @@ _LAPTOP = {
     # The default manager starts a process (readlink) for each look at a file. This one does not write over a file that
     # is there: see `streaming.query.discard_abandoned_states`.
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
-    "spark.sql.streaming.numRecentProgressUpdates": "200",
+    "spark.sql.streaming.numRecentProgressUpdates": "1",  # 25 kB each; nobody looks at more
     # Nobody looks at what the pages of a UI would show; by default that grows to a hundred megabytes.
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
