@@ -32,7 +32,7 @@ DEATHS = [
     Death(SILVER_TABLES, "after:ops.ledger"),
 ]
 SOME = (1, 2, 4, 5, 8, 9, 11, 12, 15)
-"""Of each layer one that leaves its first table alone, one in the midst, and one that leaves all but Spark's note."""
+"""Places of `DEATHS`: of each layer behind its first table and behind the ledger's row, and some between."""
 
 
 @pytest.mark.timeout((len(DEATHS) + 1) * SECONDS)

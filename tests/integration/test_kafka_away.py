@@ -28,6 +28,7 @@ from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 from support.lakes import rows_of
 
+# Looks at topics, and what follows from them, are the unit tests' of topic rules; a deletion is test_topics'.
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 SECONDS = 120
 TOPICS = ("capture.a", "capture.b")
@@ -154,7 +155,6 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
     assert verify(spark, Lake(own), truth_from_broker(own)).differences == {}
 
 
-# Looks, and what follows from them, are the unit tests' of topic rules; a deletion is test_topics'
 def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_deleted_one_is_forgotten(
     own, spark, monkeypatch
 ):

@@ -238,7 +238,9 @@ class Year:
         assert self.sent.there() >= self.makers.keys()
         spent = {"CPU": self.runner.cpu_seconds - cpu, "wall": time.monotonic() - wall} if probed else {}
         memory = {**self.runner.ask("measure"), **self.runner.memory}
-        self.runner.ask(f"night {self.nights[-KEPT_WINDOWS:][0].isoformat()}")
+        night = f"night {self.nights[-KEPT_WINDOWS:][0].isoformat()}"
+        for word in (night, "drain", night):  # files go once the layers have read what has removed rows of them
+            self.runner.ask(word)
         self.nights.append(datetime.now(UTC))
         self.windows.append(self._figures(memory, {name: seconds / PROBED for name, seconds in spent.items()}))
         self.say(f"{(number + 1) * WINDOW} batches: {self.windows[-1].costs}, {memory}\n")

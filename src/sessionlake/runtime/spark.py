@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.laptop import classes
+from sessionlake.laptop.allocator import limit_arenas
 from sessionlake.laptop.gateway import Jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
@@ -118,6 +119,8 @@ def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> S
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _silence_python()
+    if lasting:
+        limit_arenas(_CORES)
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
     conf = _ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}
     jvm: AbstractContextManager[None] = nullcontext()
