@@ -1,13 +1,15 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes bench soak jupyter wheel clean-home clean
+.PHONY: help setup demo test lint classes pure catalog real bench soak jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
 HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
+USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
+at_its_end = said=$$($(1) 2>&1); code=$$?; echo "$$said"; exit $$code
 # As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -20,15 +22,23 @@ demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then veri
 	@$(BIN)/sessionlake demo
 
 test: $(READY) ## lint, type check and all tests but the soak
-	@$(MAKE) --no-print-directory -j2 lint classes
-	@$(BIN)/pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(MAKE) --no-print-directory -j4 lint pure catalog real
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# Beside the lint, since that leaves a core idle.
+# Beside each other, since each waits now and then. Of all but the longest, what is printed comes when they have ended.
+pure: $(READY)
+	@$(call at_its_end,$(USUAL) tests/unit tests/bundle)
+
+catalog: $(READY) classes
+	@$(call at_its_end,$(USUAL) tests/catalog)
+
+real: $(READY) classes
+	@$(USUAL) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/spark
+
 classes: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m support.class_archive
 

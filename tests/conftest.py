@@ -39,6 +39,7 @@ _LONGEST = {
     "test_gold.py",
     "test_silver_law.py",
 }
+CATALOG = Path(__file__).parent / "catalog"
 _PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 
@@ -75,15 +76,17 @@ def settings(location: dict[str, Any]) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that the package itself builds, over a home that no test writes tables into.
 
-    Its catalog is Hive's, on a database in memory: it serves the tests of both kinds of storage.
+    Where tests of a catalog are among those that run, it has Hive's, on a database in memory, and serves both kinds of
+    storage; a laptop's own, which it has otherwise, is cheaper.
     """
     from sessionlake.runtime.spark import stop_spark
 
     home = Settings(home=tmp_path_factory.mktemp("spark-home"))
-    yield without_generated_code(home, "tests", hive("memory:metastore"))
+    in_catalog = any(CATALOG in item.path.parents for item in request.session.items)
+    yield without_generated_code(home, "tests", hive("memory:metastore") if in_catalog else None)
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 
 

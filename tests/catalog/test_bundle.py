@@ -156,7 +156,6 @@ def assert_all_that_is_asked_agrees(spark: Any, environment: dict[str, str], pat
     layers = {layer["layer"]: (layer["behind"], layer["unaccounted"]) for layer in asked("status")}
     of_layers = {"bronze", "silver", "silver_tables", "gold"}
     assert {name: layers[name] for name in of_layers} == dict.fromkeys(of_layers, (0, 0))
-    assert {finding["level"] for finding in asked("doctor")} == {"ok"}
     done = CliRunner().invoke(cli.app, ["verify", "gold"], env=environment)
     assert done.exit_code == 0, done.output
     (topic, session), told = next(iter(truth.sessions.items()))

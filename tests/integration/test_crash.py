@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +30,12 @@ DEATHS = [
     Death(SILVER_TABLES, "after:silver.session_snapshot_index"),
     Death(SILVER_TABLES, "after:ops.ledger"),
 ]
-SOME = (1, 2, 4, 5, 8, 9, 11, 12, 15)
-"""Places of `DEATHS`: of each layer behind its first table and behind the ledger's row, and some between."""
 
 
 @pytest.mark.timeout((len(DEATHS) + 1) * SECONDS)
-@pytest.mark.parametrize(
-    ("places", "whole"),
-    [
-        pytest.param(SOME, False, id="some"),
-        pytest.param(range(len(DEATHS)), False, id="all", marks=pytest.mark.soak),
-        pytest.param(range(len(DEATHS)), True, id="all with their JVM", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, id="with their JVM", marks=pytest.mark.soak)])
 def test_killed_between_any_two_commits_and_resumed_equals_the_truth(
-    spark: Any, broker_settings: Settings, tmp_path: Path, places: Sequence[int], whole: bool
+    spark: Any, broker_settings: Settings, tmp_path: Path, whole: bool
 ) -> None:
-    deaths = [DEATHS[place]._replace(whole=whole or DEATHS[place].whole) for place in places]
+    deaths = [death._replace(whole=whole or death.whole) for death in DEATHS]
     assert_equal_to_the_truth_when_killed_at(deaths, spark, broker_settings, tmp_path)
