@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.lake import key_index, rows_by_key
+from sessionlake.lake import file_rows, key_index, rows_by_key
 from sessionlake.lake.key_index import KeyIndex, Keys
 from sessionlake.lake.reading import TooLargeError
-from sessionlake.lake.rows_by_key import KeyIndexes, Lookup, read_rows
+from sessionlake.lake.file_rows import read_rows
+from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_files import TableFile
 
 KEYS = ("topic", "row", "at")
@@ -176,7 +177,7 @@ def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: 
 def test_texts_are_as_they_were_however_a_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(rows_by_key, "_BATCH", 70)
+    monkeypatch.setattr(file_rows, "_BATCH", 70)
     rnd, many = random.Random(7), 5 * GROUP
     columns = {
         "few": [rnd.choice(["on", "off", "", "ö", None]) for _ in range(many)],
