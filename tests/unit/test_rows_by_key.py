@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.lake import file_rows, key_index, rows_by_key
+from sessionlake.lake import file_keys, file_rows, key_index
+from sessionlake.lake.file_rows import read_rows
 from sessionlake.lake.key_index import KeyIndex, Keys
 from sessionlake.lake.reading import TooLargeError
-from sessionlake.lake.file_rows import read_rows
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_files import TableFile
 
@@ -86,8 +86,8 @@ def test_rows_are_found_the_same_whatever_of_the_keys_fits_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, large: int
 ) -> None:
     """And whether it is whole keys, or what rows beside each other have in common."""
-    monkeypatch.setattr(rows_by_key, "_LARGE", large)
-    monkeypatch.setattr(rows_by_key, "_LONG", 2)
+    monkeypatch.setattr(file_keys, "_LARGE", large)
+    monkeypatch.setattr(file_keys, "_LONG", 2)
     rnd = random.Random(7)
     keys = sorted(random_keys(rnd, 1_000)) if large else random_keys(rnd, 1_000)
 
@@ -121,7 +121,7 @@ def test_keys_of_a_file_are_read_once(tmp_path: Path) -> None:
 def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_by_key, "_IN_USE", 2)
+    monkeypatch.setattr(file_keys, "_IN_USE", 2)
     keys = random_keys(random.Random(1), 300)
     old, new = file(tmp_path / "old", keys[:150]), file(tmp_path / "new", keys[150:])
     probe = KeyIndexes(1 << 20)

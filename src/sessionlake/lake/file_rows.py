@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sessionlake.lake.parquet import conformed
 from sessionlake.protocol.types import Int64s
 
 _BATCH = 1 << 16
@@ -80,13 +81,12 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         skipped[read] = footer.first[read] - (np.cumsum(sizes) - sizes)
         wanted, place = rows - skipped[group], 0
         plain = pa.schema([field.with_type(pa.string()) if field.name in texts else field for field in present])
-        parts = list[pa.Table]()
+        parts = list[pa.RecordBatch]()
         for batch in content.iter_batches(
             _BATCH, row_groups=read.tolist(), columns=plain.names, use_threads=len(read) > _FEW
         ):
             here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
             if len(here):
-                chosen = batch.select(plain.names).take(pa.array(here - place))
-                parts.append(pa.Table.from_batches([chosen]).cast(plain))
+                parts.append(conformed(batch.take(pa.array(here - place)), plain))
             place += batch.num_rows
-        return pa.concat_tables(parts) if parts else plain.empty_table()
+        return pa.Table.from_batches(parts, plain)

@@ -11,7 +11,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sessionlake.lake.deletion_vectors import write_vector
+from sessionlake.lake.deletion_vectors import write_vectors
 from sessionlake.lake.folder_commits import checkpoint
 from sessionlake.lake.folder_upkeep import gathered
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
@@ -80,9 +80,7 @@ def merged_by_marking(
     written = _file(folder, rows, schema, indexed_columns(delta))
     told = _feed(folder, merged.changes(), schema) if fed else None
     new, changes = [folder / one.path for one in (written, told) if one], [_removed(file) for file in absorbed]
-    for file in files:
-        if file in marked and file not in absorbed:
-            changes += _replaced(file, marked[file], new)
+    changes += _replaced({file: marked[file] for file in files if file in marked and file not in absorbed}, new)
     now = int(time.time() * 1000)
     info = {"timestamp": now, "engineInfo": "sessionlake", "operation": "MERGE", "operationMetrics": merged.metrics()}
     actions = [{"commitInfo": info}, {"txn": {"appId": app, "version": batch, "lastUpdated": now}}, *changes]
@@ -251,17 +249,26 @@ def _removed(file: TableFile) -> Action:
     return {"remove": known | rest | {"deletionTimestamp": int(time.time() * 1000)}}
 
 
-def _replaced(file: TableFile, marked: Int64s, vectors: list[Path]) -> list[Action]:
-    """The file with more rows marked; none of it where all are."""
-    add, rows = file.add, np.union1d(file.gone, marked)
-    if len(rows) == file.held:
-        return [_removed(file)]
-    vector, path = write_vector(file.folder, rows)
-    vectors.append(path)
-    known = {name: add[name] for name in ("path", "size", "modificationTime")}
+def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path]) -> list[Action]:
+    """Files with more rows marked; nothing of a file of which all are.
+
+    Args:
+        written: gets the file that says so, if there is one.
+    """
+    every = {file: np.union1d(file.gone, rows) for file, rows in marked.items()}
+    left = {file: rows for file, rows in every.items() if len(rows) < file.held}
+    actions = [_removed(file) for file in marked]
+    if left:
+        vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
+        written.append(path)
+        actions += [_marked(file, vector) for file, vector in zip(left, vectors, strict=True)]
+    return actions
+
+
+def _marked(file: TableFile, vector: Action) -> Action:
+    known = {name: file.add[name] for name in ("path", "size", "modificationTime")}
     stats = json.dumps(file.stats | {"tightBounds": False})
-    rest = {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}
-    return [_removed(file), {"add": known | rest}]
+    return {"add": known | {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
 def _added(file: WrittenFile, now: int) -> Action:
