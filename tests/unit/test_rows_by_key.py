@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.lake import file_keys, file_rows, key_index
-from sessionlake.lake.file_rows import read_rows
+from sessionlake.lake import file_keys, file_rows, key_index, rows_by_key
+from sessionlake.lake.file_rows import Footer, read_rows
 from sessionlake.lake.key_index import KeyIndex, Keys
 from sessionlake.lake.reading import TooLargeError
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
@@ -150,6 +150,53 @@ def test_of_files_that_are_replaced_nothing_is_kept(tmp_path: Path) -> None:
         assert indexes.nbytes > least
     assert len(places(indexes, [stays], keys)) == 100
     assert indexes.nbytes == least
+
+
+def test_a_footer_is_read_once_and_counts_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Path]()
+
+    def noted(path: Path) -> Footer:
+        read.append(path)
+        return Footer.of(pq.read_metadata(path))
+
+    monkeypatch.setattr(Footer, "read", noted)
+    keys, indexes = random_keys(random.Random(1), 250), KeyIndexes(1 << 20)
+    one = file(tmp_path, keys)
+    first = places(indexes, [one], keys[:3])
+    assert indexes.nbytes > Footer.of(pq.read_metadata(one.path)).nbytes
+    assert places(indexes, [one], keys[:3]) == first
+    assert read == [one.path]
+
+
+def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tmp_path: Path) -> None:
+    keys = random_keys(random.Random(1), 300)
+    one, two = file(tmp_path, keys[:150]), file(tmp_path, keys[150:])
+    footer = Footer.of(pq.read_metadata(one.path)).nbytes
+    probe = KeyIndexes(1 << 20)
+    places(probe, [one, two], keys)
+    alone = probe.nbytes - 2 * footer
+    indexes = KeyIndexes(alone + footer // 2)
+    for _ in range(2):
+        assert len(places(indexes, [one, two], keys)) == 300
+        assert indexes.nbytes == alone
+    one.path.unlink()
+    with pytest.raises(FileNotFoundError):  # its footer, for its keys are known
+        places(indexes, [one, two], keys)
+
+
+@pytest.mark.parametrize("compared", [1, 1 << 21])
+def test_rows_of_many_files_are_told_apart_together_or_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: int
+) -> None:
+    monkeypatch.setattr(file_keys, "_LARGE", 1)
+    monkeypatch.setattr(file_keys, "_LONG", 2)
+    monkeypatch.setattr(rows_by_key, "_COMPARED", compared)
+    keys = sorted(random_keys(random.Random(5), 600))
+    files = [file(tmp_path, keys[first : first + 100], gone=(7, 99)) for first in range(0, 600, 100)]
+    there = {key: (f"{n // 100}.parquet", n % 100) for n, key in enumerate(keys) if n % 100 not in (7, 99)}
+    asked = random.Random(6).sample(keys, 200)
+    expected = {key: there[key] for key in asked if key in there}
+    assert places(KeyIndexes(1 << 20), files, asked) == expected
 
 
 def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: Path) -> None:

@@ -67,9 +67,12 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
     """
     footer = footer or Footer.read(path)
     texts = [name for name in columns if name in footer.listed]  # all but the few rows are left as numbers
-    with pq.ParquetFile(
-        path, metadata=footer.content, read_dictionary=texts, coerce_int96_timestamp_unit="us"
-    ) as content:
+    with (
+        pa.OSFile(str(path)) as file,
+        pq.ParquetFile(
+            file, metadata=footer.content, read_dictionary=texts, coerce_int96_timestamp_unit="us"
+        ) as content,
+    ):
         schema = content.schema_arrow
         present = [schema.field(name) for name in columns if name in schema.names]
         if not present:
