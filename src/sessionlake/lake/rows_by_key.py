@@ -24,6 +24,7 @@ from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Bools, Int64s
 
 _COMPARED = 1 << 21  # rows whose keys are compared at once
+_IN_ONE_PIECE = 32 << 20  # bytes, up to which few rows of many files are copied, to be worked on at once
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -242,7 +243,7 @@ class Lookup:
 
 
 def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
-    """The rows that were found, in one piece.
+    """The rows that were found.
 
     Args:
         keys: those asked for: they are not read again.
@@ -255,14 +256,15 @@ def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, mos
     known = [name for name in schema.names if name in keys.column_names]
     others = pa.schema([column for column in schema if column.name not in known])
     parts, size = [others.empty_table()], 0
-    for one in found:
+    for one in found if others.names else ():
         rows = one.read(others.names)
         size += rows.nbytes
         if most is not None and size > most:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
         parts.append(pa.table([_column(rows, column, len(one.rows)) for column in others], schema=others))
     given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.source for one in found)])))
-    rest = pa.concat_tables(parts).combine_chunks()
+    rest = pa.concat_tables(parts)
+    rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
     columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]
     return pa.table(columns, schema=schema)
 
