@@ -299,6 +299,29 @@ def test_a_merged_table_keeps_its_rows_when_it_is_vacuumed(
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
 
 
+def test_files_that_share_a_file_of_deletion_vectors_are_read_by_all_and_keep_it_in_a_vacuum(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, rewritten_rows=0)
+    lake = Lake(settings)
+    lake.ensure(spark, [ROWS])
+    upsert = Upsert(("row_id",), ("_seq",))
+    for n, rows in enumerate([range(10), range(10, 20), range(20, 30), (1, 11, 21), (2, 12)]):
+        source = pa.table({"row_id": [f"r{row}" for row in rows], "_seq": pa.array([n] * len(rows))})
+        merge(spark, lake, ROWS, source, upsert, Txn("m", n))
+    expected = {f"r{row}": row // 10 for row in range(30)} | {f"r{row}": 3 for row in (1, 11, 21)}
+    expected |= {f"r{row}": 4 for row in (2, 12)}
+    folder = folder_of(lake, ROWS)
+    assert len([*folder.glob("deletion_vector_*.bin")]) == 2
+    for _ in range(2):
+        assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == expected
+        read = lake.reader(None).table(ROWS, columns=["row_id", "_seq"]).to_pylist()
+        assert sorted(row["row_id"] for row in read) == sorted(expected)
+        assert {row["row_id"]: row["_seq"] for row in read} == expected
+        lake.storage.vacuum(spark, ROWS, NOW)
+        assert len([*folder.glob("deletion_vector_*.bin")]) == 2  # the third file still has the first's
+
+
 @pytest.mark.usefixtures("eager")
 def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch

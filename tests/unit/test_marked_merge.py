@@ -233,6 +233,19 @@ def test_vectors_say_the_same_rows_to_another_reader_at_the_limits_of_their_cont
         monkeypatch.setattr(table_files, "read_vector", lambda *_: None)  # as of a vector that others wrote
 
 
+def test_the_vectors_of_a_commit_stand_in_one_file(tmp_path: Path) -> None:
+    _, held = made(tmp_path, 30)
+    for number, rows in enumerate([range(30), range(0, 30, 4)]):
+        changed = [(f"k{i % 7}", i, number, 1.0, [True], False) for i in rows if number or i % 3]
+        assert merged_by_marking(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
+        apply(held, changed)
+        assert len([*tmp_path.glob("deletion_vector_*.bin")]) == number + 1
+    marked = [file for file in live(DeltaTable(tmp_path)) if len(file.gone)]
+    named = [file.add["deletionVector"] for file in marked]
+    assert len({(one["pathOrInlineDv"], one["offset"]) for one in named}) == len(named) > 2
+    assert read(tmp_path) == held
+
+
 def test_where_another_commit_has_come_between_nothing_is_written(tmp_path: Path) -> None:
     before, held = made(tmp_path, 30)
     rows = [("k0", 0, 5, 1.0, [True], False)]

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.lake import key_index, rows_by_key
+from sessionlake.lake import file_keys, file_rows, key_index, rows_by_key
+from sessionlake.lake.file_rows import Footer, read_rows
 from sessionlake.lake.key_index import KeyIndex, Keys
 from sessionlake.lake.reading import TooLargeError
-from sessionlake.lake.rows_by_key import KeyIndexes, Lookup, read_rows
+from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_files import TableFile
 
 KEYS = ("topic", "row", "at")
@@ -85,8 +86,8 @@ def test_rows_are_found_the_same_whatever_of_the_keys_fits_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, large: int
 ) -> None:
     """And whether it is whole keys, or what rows beside each other have in common."""
-    monkeypatch.setattr(rows_by_key, "_LARGE", large)
-    monkeypatch.setattr(rows_by_key, "_LONG", 2)
+    monkeypatch.setattr(file_keys, "_LARGE", large)
+    monkeypatch.setattr(file_keys, "_LONG", 2)
     rnd = random.Random(7)
     keys = sorted(random_keys(rnd, 1_000)) if large else random_keys(rnd, 1_000)
 
@@ -120,7 +121,7 @@ def test_keys_of_a_file_are_read_once(tmp_path: Path) -> None:
 def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_by_key, "_IN_USE", 2)
+    monkeypatch.setattr(file_keys, "_IN_USE", 2)
     keys = random_keys(random.Random(1), 300)
     old, new = file(tmp_path / "old", keys[:150]), file(tmp_path / "new", keys[150:])
     probe = KeyIndexes(1 << 20)
@@ -151,6 +152,53 @@ def test_of_files_that_are_replaced_nothing_is_kept(tmp_path: Path) -> None:
     assert indexes.nbytes == least
 
 
+def test_a_footer_is_read_once_and_counts_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Path]()
+
+    def noted(path: Path) -> Footer:
+        read.append(path)
+        return Footer.of(pq.read_metadata(path))
+
+    monkeypatch.setattr(Footer, "read", noted)
+    keys, indexes = random_keys(random.Random(1), 250), KeyIndexes(1 << 20)
+    one = file(tmp_path, keys)
+    first = places(indexes, [one], keys[:3])
+    assert indexes.nbytes > Footer.of(pq.read_metadata(one.path)).nbytes
+    assert places(indexes, [one], keys[:3]) == first
+    assert read == [one.path]
+
+
+def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tmp_path: Path) -> None:
+    keys = random_keys(random.Random(1), 300)
+    one, two = file(tmp_path, keys[:150]), file(tmp_path, keys[150:])
+    footer = Footer.of(pq.read_metadata(one.path)).nbytes
+    probe = KeyIndexes(1 << 20)
+    places(probe, [one, two], keys)
+    alone = probe.nbytes - 2 * footer
+    indexes = KeyIndexes(alone + footer // 2)
+    for _ in range(2):
+        assert len(places(indexes, [one, two], keys)) == 300
+        assert indexes.nbytes == alone
+    one.path.unlink()
+    with pytest.raises(FileNotFoundError):  # its footer, for its keys are known
+        places(indexes, [one, two], keys)
+
+
+@pytest.mark.parametrize("compared", [1, 1 << 21])
+def test_rows_of_many_files_are_told_apart_together_or_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: int
+) -> None:
+    monkeypatch.setattr(file_keys, "_LARGE", 1)
+    monkeypatch.setattr(file_keys, "_LONG", 2)
+    monkeypatch.setattr(rows_by_key, "_COMPARED", compared)
+    keys = sorted(random_keys(random.Random(5), 600))
+    files = [file(tmp_path, keys[first : first + 100], gone=(7, 99)) for first in range(0, 600, 100)]
+    there = {key: (f"{n // 100}.parquet", n % 100) for n, key in enumerate(keys) if n % 100 not in (7, 99)}
+    asked = random.Random(6).sample(keys, 200)
+    expected = {key: there[key] for key in asked if key in there}
+    assert places(KeyIndexes(1 << 20), files, asked) == expected
+
+
 def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: Path) -> None:
     keys = random_keys(random.Random(2), 5 * GROUP)
     path = file(tmp_path, keys).path
@@ -176,7 +224,7 @@ def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: 
 def test_texts_are_as_they_were_however_a_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(rows_by_key, "_BATCH", 70)
+    monkeypatch.setattr(file_rows, "_BATCH", 70)
     rnd, many = random.Random(7), 5 * GROUP
     columns = {
         "few": [rnd.choice(["on", "off", "", "ö", None]) for _ in range(many)],

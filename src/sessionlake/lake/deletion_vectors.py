@@ -11,7 +11,8 @@ import base64
 import struct
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +28,29 @@ _CONTAINER = 1 << 16
 _NAME = 20  # characters of a file's name; more of them name a folder before it
 
 
-def write_vector(folder: Path, rows: Int64s) -> tuple[dict[str, Any], Path]:
-    """Writes one vector to a file of its own.
+def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[str, Any]], Path]:
+    """Writes vectors to one file.
 
     Args:
         folder: of the table.
-        rows: numbers of rows, rising, each once.
+        vectors: of each, numbers of rows, rising, each once.
 
     Returns:
-        How the log names it, and the file.
+        How the log names each, and the file.
     """
-    name = uuid.uuid4()
-    content = struct.pack("<i", _MAGIC) + _bitmaps(rows)
-    stored = _VERSION + struct.pack(">i", len(content)) + content + struct.pack(">I", zlib.crc32(content))
+    name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
+    for rows in vectors:
+        content = struct.pack("<i", _MAGIC) + _bitmaps(rows)
+        place = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": len(stored)}
+        named.append(place | {"sizeInBytes": len(content), "cardinality": len(rows)})
+        stored += struct.pack(">i", len(content)) + content + struct.pack(">I", zlib.crc32(content))
     path = folder / f"deletion_vector_{name}.bin"
     path.write_bytes(stored)
-    named = {
-        "storageType": "u",
-        "pathOrInlineDv": _z85(name.bytes),
-        "offset": 1,
-        "sizeInBytes": len(content),
-        "cardinality": len(rows),
-    }
     return named, path
 
 
 def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
-    """The rows of a vector as `write_vector` writes it; None if it is of another form, or not whole.
+    """The rows of a vector as `write_vectors` writes it; None if it is of another form, or not whole.
 
     Args:
         named: how the log names it.
@@ -77,6 +74,8 @@ def _rows(content: bytes) -> Int64s | None:
     sizes = np.frombuffer(content, "<u2", 2 * count, 24).astype(np.int64)
     keys, sizes = sizes[::2] << 16 | high << 32, sizes[1::2] + 1
     found, place = [np.empty(0, np.int64)], 24 + 8 * count
+    if np.all(sizes <= _ARRAY):
+        return np.frombuffer(content, "<u2", sizes.sum(), place) + np.repeat(keys, sizes)
     for key, size in zip(keys.tolist(), sizes.tolist(), strict=True):
         if size <= _ARRAY:
             low = np.frombuffer(content, "<u2", size, place).astype(np.int64)
@@ -94,20 +93,21 @@ def _bitmaps(rows: Int64s) -> bytes:
     groups = np.unique(high)
     parts = [struct.pack("<q", len(groups))]
     for group in groups.tolist():
-        parts += [struct.pack("<i", group), _bitmap((rows[high == group] & 0xFFFFFFFF).astype(np.uint32))]
+        parts += [struct.pack("<i", group), _bitmap(rows[high == group] & 0xFFFFFFFF)]
     return b"".join(parts)
 
 
-def _bitmap(values: Any) -> bytes:
+def _bitmap(values: Int64s) -> bytes:
     """One 32-bit roaring bitmap without runs: the containers' keys and sizes, their places, their values."""
-    keys, starts = np.unique(values // _CONTAINER, return_index=True)
-    pieces = np.split((values % _CONTAINER).astype("<u2"), starts[1:])
+    keys, low = values // _CONTAINER, (values % _CONTAINER).astype("<u2")
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    ends = [*starts[1:].tolist(), len(low)]
+    pieces = [low[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
     containers = [piece.tobytes() if len(piece) <= _ARRAY else _bits(piece) for piece in pieces]
-    sizes = [(int(key), len(piece) - 1) for key, piece in zip(keys, pieces, strict=True)]
-    header = struct.pack("<II", _NO_RUNS, len(keys)) + b"".join(struct.pack("<HH", *size) for size in sizes)
-    first = len(header) + 4 * len(containers)
-    places = first + np.concatenate([[0], np.cumsum([len(container) for container in containers])[:-1]])
-    return header + places.astype("<u4").tobytes() + b"".join(containers)
+    sizes = np.stack([keys[starts], np.subtract(ends, starts) - 1], axis=1).astype("<u2").tobytes()
+    header = struct.pack("<II", _NO_RUNS, len(starts)) + sizes
+    places = accumulate(map(len, containers[:-1]), initial=len(header) + 4 * len(containers))
+    return header + struct.pack(f"<{len(containers)}I", *places) + b"".join(containers)
 
 
 def _bits(values: Any) -> bytes:

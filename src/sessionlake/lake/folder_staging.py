@@ -111,8 +111,13 @@ def without(folder: Path, table: str, txn: Txn) -> LocalTable | None:
     from deltalake import DeltaTable
 
     delta = DeltaTable(folder)
+    return None if has_commit(delta, table, txn) else delta
+
+
+def has_commit(delta: LocalTable, table: str, txn: Txn) -> bool:
+    """Whether a commit of this transaction, or of a later one, is in the table's version."""
     known = delta.transaction_version(txn.on(table))
-    return delta if known is None or known < txn.version else None
+    return known is not None and known >= txn.version
 
 
 def txn_properties(table: str, txn: Txn) -> CommitProperties:

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_commits import committing, write
 from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, txn_properties, without
+from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, has_commit, txn_properties, without
 from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
 from sessionlake.lake.parquet import FileWriter, indexed_columns, written_by_arrow, written_by_spark
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-_Merge = Callable[["LocalTable", pa.Table, Upsert, str, int, Lookup], bool]
+_Merge = Callable[..., bool]  # see `merged_by_marking`
 _CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
@@ -293,47 +294,45 @@ class Folders(Storage):
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""
-        how = self._engine(spark, table, source)
+        delta, how = self._engine(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
             return merged_by_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
-        return self._merged(spark, table, source, upsert, txn, how, Lookup(self._indexes))
+        merge = partial(how, delta, source, upsert, lookup=Lookup(self._indexes))
+        return self._merged(spark, table, delta, source.num_rows, txn, merge)
 
     def accumulate(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> Commit:
         """See `Storage`: in one version of the table the rows are found, read and marked."""
-        how = self._engine(spark, table, rows)
+        delta, how = self._engine(spark, table, rows)
         if how is None:
             return super().accumulate(spark, table, rows, combine, upsert, txn)
         lookup = Lookup(self._indexes, combine, self.limits.driver_bytes)
-        return self._merged(spark, table, rows, upsert, txn, how, lookup)
+        return self._merged(spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup))
 
-    def _engine(self, spark: SparkSession, table: str, source: Rows) -> _Merge | None:
-        """What merges without Spark; None where that cannot be."""
+    def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
+        """The table, and what merges without Spark; None where that cannot be."""
         from deltalake import DeltaTable
 
         delta = DeltaTable(self.path(table))
         clustered = _CLUSTERING in (delta.protocol().writer_features or ())
         if isinstance(source, pa.Table) and not clustered and self._is_small(delta, source.num_rows):
-            return merged_by_delta_rs
+            return delta, merged_by_delta_rs
         if delta.metadata().configuration.get(DELETION_VECTORS) != "true":
             super().set_property(spark, table, DELETION_VECTORS, "true")
-        return merged_by_marking if isinstance(source, pa.Table) and can_be_marked(delta) else None
+        return delta, merged_by_marking if isinstance(source, pa.Table) and can_be_marked(delta) else None
 
     def _is_small(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
         return delta.count() <= (max(few, _REWRITTEN * rows) if few > 0 else few)  # what the log says
 
-    def _merged(
-        self, spark: SparkSession, table: str, source: pa.Table, upsert: Upsert, txn: Txn, how: _Merge, lookup: Lookup
-    ) -> Commit:
-        folder = self.path(table)
+    def _merged(self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge) -> Commit:
         self.make_sure(table)
         with self.exclusive(table):
-            done = not source.num_rows
+            done = not rows
             while not done:  # marking is begun again behind one who did not wait for his turn
-                delta = without(folder, table, txn)
-                done = delta is None or how(delta, source, upsert, txn.on(table), txn.version, lookup)
+                delta.update_incremental()  # which takes a tenth of what opening the table does
+                done = has_commit(delta, table, txn) or merge(txn.on(table), txn.version)
             return self.last_commit(spark, table)
 
     def save(self, writer: DataFrameWriter, table: str) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sessionlake.lake.deletion_vectors import write_vector
+from sessionlake.lake.deletion_vectors import write_vectors
 from sessionlake.lake.folder_commits import checkpoint
 from sessionlake.lake.folder_upkeep import gathered
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.rows_by_key import FoundRows, Lookup
+from sessionlake.lake.rows_by_key import FoundRows, Lookup, held_rows
 from sessionlake.lake.table_files import Action, TableFile, folder_of, live
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
@@ -76,13 +76,11 @@ def merged_by_marking(
     absorbed = [] if only_grows else _crowded(files)
     marked = {one.file: one.rows for one in merged.former}
     moved = (_moved(file, marked.get(file, _NO_ROWS), schema) for file in absorbed)
-    rows = chain(*moved, _batches([*merged.updated, merged.inserted], schema))
+    rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
     written = _file(folder, rows, schema, indexed_columns(delta))
     told = _feed(folder, merged.changes(), schema) if fed else None
     new, changes = [folder / one.path for one in (written, told) if one], [_removed(file) for file in absorbed]
-    for file in files:
-        if file in marked and file not in absorbed:
-            changes += _replaced(file, marked[file], new)
+    changes += _replaced({file: marked[file] for file in files if file in marked and file not in absorbed}, new)
     now = int(time.time() * 1000)
     info = {"timestamp": now, "engineInfo": "sessionlake", "operation": "MERGE", "operationMetrics": merged.metrics()}
     actions = [{"commitInfo": info}, {"txn": {"appId": app, "version": batch, "lastUpdated": now}}, *changes]
@@ -101,17 +99,17 @@ class _Merged:
     """What a MERGE makes of the rows that the table has of its source's keys, and of the others.
 
     Attributes:
-        former: rows that do not stay, by file.
+        former: where rows are that do not stay, by file.
         gone: of each of them, whether nothing takes its place.
         held: they, as they were: all columns, or those that the rows in their places may take from them.
-        updated: these rows, by file.
+        updated: these rows.
         inserted: rows of keys that the table has not.
     """
 
     former: list[FoundRows]
-    gone: list[Bools]
-    held: list[pa.Table]
-    updated: list[pa.Table]
+    gone: Bools
+    held: pa.Table
+    updated: pa.Table
     inserted: pa.Table
 
     @classmethod
@@ -132,27 +130,27 @@ class _Merged:
         """
         found = lookup.find(files, source, upsert.keys, schema)
         source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
-        former, removed = _former(found, source, upsert), _removes(source, upsert)
-        held = [_held(one, source, upsert, schema) if whole else one.read(_others(upsert, schema)) for one in former]
-        gone = [removed[one.source] for one in former]
-        updated = [_updated(*each, source, upsert, schema) for each in zip(former, gone, held, strict=True)]
+        former = _former(found, source, upsert)
+        given = np.concatenate([_NO_ROWS, *(one.source for one in former)])
+        gone = _removes(source, upsert)[given]
+        read = schema.names if whole else [*upsert.keys, *_others(upsert, schema)]
+        held = held_rows(former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read]))
+        updated = _updated(held.filter(pa.array(~gone)), source.take(pa.array(given[~gone])), upsert, schema)
         return cls(former, gone, held, updated, _inserted(source, upsert, found))
 
     def metrics(self) -> dict[str, str]:
         """What Delta calls the rows that it has touched."""
-        updated, marked = sum(map(len, self.updated)), sum(len(one.rows) for one in self.former)
         return {
             "numTargetRowsInserted": str(self.inserted.num_rows),
-            "numTargetRowsUpdated": str(updated),
-            "numTargetRowsDeleted": str(marked - updated),
+            "numTargetRowsUpdated": str(self.updated.num_rows),
+            "numTargetRowsDeleted": str(len(self.gone) - self.updated.num_rows),
         }
 
     def changes(self) -> Iterator[pa.Table]:
         """The rows that a change feed tells, each with what has become of it."""
-        for gone, before, after in zip(self.gone, self.held, self.updated, strict=True):
-            yield _changed(before.filter(pa.array(gone)), "delete")
-            yield _changed(before.filter(pa.array(~gone)), "update_preimage")
-            yield _changed(after, "update_postimage")
+        yield _changed(self.held.filter(pa.array(self.gone)), "delete")
+        yield _changed(self.held.filter(pa.array(~self.gone)), "update_preimage")
+        yield _changed(self.updated, "update_postimage")
         yield _changed(self.inserted, "insert")
 
 
@@ -169,13 +167,6 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
     return [replace(one, rows=one.rows[mine], source=one.source[mine]) for one, mine in own if mine.any()]
 
 
-def _held(former: FoundRows, source: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
-    """Whole rows: the keys by which they were found need not be read again."""
-    rows = former.read([name for name in schema.names if name not in upsert.keys])
-    keys = source.select(list(upsert.keys)).take(pa.array(former.source))
-    return pa.table([*keys.columns, *rows.columns], [*keys.column_names, *rows.column_names])
-
-
 def _removes(source: pa.Table, upsert: Upsert) -> Bools:
     """Which of the source's rows say that a row is gone."""
     if not upsert.deletes:
@@ -188,19 +179,18 @@ def _others(upsert: Upsert, schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
 
 
-def _updated(
-    former: FoundRows, gone: Bools, held: pa.Table, source: pa.Table, upsert: Upsert, schema: pa.Schema
-) -> pa.Table:
-    """The rows in the place of those that are marked."""
-    given = source.take(pa.array(former.source[~gone]))
+def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
+    """The rows in the place of those that are marked.
+
+    Args:
+        held: these, as they were.
+        given: of each, the row of the source.
+    """
     columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
-    for name in _others(upsert, schema):
-        if name in held.column_names:  # the file may be older than the column
-            columns[name] = held[name].filter(pa.array(~gone)).cast(schema.field(name).type)
+    columns |= {name: held[name] for name in _others(upsert, schema)}
     for i, name in enumerate(upsert.kept):
         new = given[name].cast(schema.field(name).type)
-        before = columns.get(name, pa.nulls(len(new), new.type))
-        columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, before)
+        columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, columns[name])
     return pa.table(columns)
 
 
@@ -259,17 +249,26 @@ def _removed(file: TableFile) -> Action:
     return {"remove": known | rest | {"deletionTimestamp": int(time.time() * 1000)}}
 
 
-def _replaced(file: TableFile, marked: Int64s, vectors: list[Path]) -> list[Action]:
-    """The file with more rows marked; none of it where all are."""
-    add, rows = file.add, np.union1d(file.gone, marked)
-    if len(rows) == file.held:
-        return [_removed(file)]
-    vector, path = write_vector(file.folder, rows)
-    vectors.append(path)
-    known = {name: add[name] for name in ("path", "size", "modificationTime")}
+def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path]) -> list[Action]:
+    """Files with more rows marked; nothing of a file of which all are.
+
+    Args:
+        written: gets the file that says so, if there is one.
+    """
+    every = {file: np.union1d(file.gone, rows) for file, rows in marked.items()}
+    left = {file: rows for file, rows in every.items() if len(rows) < file.held}
+    actions = [_removed(file) for file in marked]
+    if left:
+        vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
+        written.append(path)
+        actions += [_marked(file, vector) for file, vector in zip(left, vectors, strict=True)]
+    return actions
+
+
+def _marked(file: TableFile, vector: Action) -> Action:
+    known = {name: file.add[name] for name in ("path", "size", "modificationTime")}
     stats = json.dumps(file.stats | {"tightBounds": False})
-    rest = {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}
-    return [_removed(file), {"add": known | rest}]
+    return {"add": known | {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
 def _added(file: WrittenFile, now: int) -> Action:

@@ -1,40 +1,31 @@
 """Finds the rows of a table's files that have given keys, and reads those rows alone.
 
-Files never change. So what is read once of a file's keys is kept in memory, up to a limit: a MERGE of few rows into
-many then reads no keys, but of what is new, and of the other columns only row groups that have such rows. Of a large
-file whose rows have the beginnings of their keys in common, as those of a session do, these beginnings are kept.
+What is known of the keys of files (`file_keys`) says which rows those are, or which can be: of these the last column
+of the key is read, and compared.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from threading import Lock
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.file_keys import FileKeys
+from sessionlake.lake.file_rows import Footer, read_rows
 from sessionlake.lake.key_index import KeyIndex, Keys, RunIndex
 from sessionlake.lake.reading import TooLargeError
 from sessionlake.lake.table_files import TableFile
 from sessionlake.lake.upsert import Combine
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.types import Bools, Int64s
 
-_Name = tuple[Path, tuple[str, ...]]
-_Part = tuple[int, KeyIndex | RunIndex]  # of a file, with the number of its first row
-# What was asked for since so many searches is in use: it is not given up for what is new.
-_IN_USE = 64
-_BATCH = 1 << 16
-# Of a file with so many rows, the heads of keys are enough if there are so many rows to each.
-_LARGE = 1 << 18
-_LONG = 16
-_PART = 1 << 21  # rows whose keys are read, and indexed, at once
+_COMPARED = 1 << 21  # rows whose keys are compared at once
+_IN_ONE_PIECE = 32 << 20  # bytes, up to which few rows of many files are copied, to be worked on at once
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,19 @@ class _Asked:
         heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
         return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def told_apart(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+    def settled(self, seen: Sequence[_Seen]) -> Iterator[FoundRows]:
+        """Of each file the rows that are there and have one of the keys."""
+        tails = [chunk for one in seen for chunk in one.tail.chunks]
+        if tails:
+            at, place = self._told_apart(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
+        else:
+            at = place = _NO_ROWS
+        first = np.cumsum([0, *(len(one.near) for one in seen)])
+        ends = np.searchsorted(at, first)
+        for one, before, begin, end in zip(seen, first, ends, ends[1:], strict=False):
+            yield one.with_those(at[begin:end] - before, place[begin:end])
+
+    def _told_apart(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
         """Which of some rows have one of the keys, and which.
 
         Args:
@@ -82,37 +85,63 @@ class FoundRows:
     Attributes:
         rows: their numbers in the file, rising.
         source: of each, the place of its key among those asked for.
-        footer: of the file, if it was read for that.
+        footer: of the file.
     """
 
     file: TableFile
     rows: Int64s
     source: Int64s
-    footer: pq.FileMetaData | None = None
+    footer: Footer
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """The rows; see `read_rows`."""
         return read_rows(self.file.path, self.rows, columns, self.footer)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a file's index tells.
+
+    Attributes:
+        found: the rows that have keys that were asked for, in any order.
+        near: others with the heads of such keys.
+        head: of each of these, the place of its head among those asked for.
+        tail: the last column of their keys.
+    """
+
+    found: FoundRows
+    near: Int64s
+    head: Int64s
+    tail: pa.ChunkedArray
+
+    def with_those(self, at: Int64s, place: Int64s) -> FoundRows:
+        """The rows that are there, together with those of `near` that have whole keys.
+
+        Args:
+            at: which of them.
+            place: of each, the place of its key among those asked for.
+        """
+        rows = np.concatenate([self.found.rows, self.near[at]])
+        source = np.concatenate([self.found.source, place])
+        there = np.flatnonzero(~_among(rows, self.found.file.gone))
+        there = there[np.argsort(rows[there])]
+        return replace(self.found, rows=rows[there], source=source[there])
+
+
 class KeyIndexes:
-    """Keeps the keys of files in memory between searches; also for several threads.
+    """Finds rows, by what is kept in memory of their files' keys between searches; also for several threads.
 
     Args:
-        most: bytes that it keeps; of what is beyond, keys are read each time.
+        most: bytes of it; of what is beyond, footers are read each time, and then keys.
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._bytes, self._searches = most, 0, 0
-        self._kept = OrderedDict[
-            _Name, tuple[tuple[_Part, ...], int, int]
-        ]()  # with its bytes, and the search that used it last
-        self._lock = Lock()
+        self._known = FileKeys(most)
 
     @property
     def nbytes(self) -> int:
         """That are kept."""
-        return self._bytes
+        return self._known.nbytes
 
     def find(
         self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
@@ -126,108 +155,49 @@ class KeyIndexes:
         """
         if not rows.num_rows:
             return []
-        self._searches += 1
-        self._give_up_replaced(files)
+        self._known.begin_search(files)
         asked = _Asked.of(rows, names, schema)
         ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
-        found = (self._in_file(file, asked, names, schema) for file in files if file.may_have(ends))
-        return [one for one in found if len(one.rows)]
+        seen, found, near = list[_Seen](), list[FoundRows](), 0
+        for file in files:
+            if file.may_have(ends):
+                one = self._in_file(file, asked, names, schema)
+                if one is not None:
+                    seen.append(one)
+                    near += len(one.near)
+            if near >= _COMPARED:
+                found += asked.settled(seen)
+                seen, near = [], 0
+        return [one for one in (*found, *asked.settled(seen)) if len(one.rows)]
 
-    def _give_up_replaced(self, files: Sequence[TableFile]) -> None:
-        there, folders = {file.path for file in files}, {file.folder for file in files}
-        with self._lock:
-            gone = [name for name in self._kept if name[0].parent in folders and name[0] not in there]
-            self._bytes -= sum(self._kept.pop(name)[1] for name in gone)
-
-    def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> FoundRows:
-        none = np.empty(0, np.int64)
-        rows, source, near, heads = [none], [none], [none], [none]
-        for first, index in self._parts(file, names, schema):
+    def _in_file(self, file: TableFile, asked: _Asked, names: Sequence[str], schema: pa.Schema) -> _Seen | None:
+        """None of a file that has nothing of the keys."""
+        rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
+        for first, index in self._known.parts(file.path, names, schema):
             by_head = isinstance(index, RunIndex)
             at, place = index.find(asked.heads if by_head else asked.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
-        candidates, footer = np.concatenate(near), None
+        exact, candidates = np.concatenate(rows), np.concatenate(near)
+        if not len(exact) and not len(candidates):
+            return None
+        footer, last = self._known.footer(file.path, names), schema.field(names[-1])
+        tail = pa.chunked_array([], last.type)
         if len(candidates):
-            footer, name = pq.read_metadata(file.path), names[-1]
-            tail = read_rows(file.path, candidates, [name], footer)[name].cast(schema.field(name).type)
-            at, place = asked.told_apart(np.concatenate(heads), tail)
-            rows.append(candidates[at])
-            source.append(place)
-        every, places = np.concatenate(rows), np.concatenate(source)
-        there = np.flatnonzero(np.isin(every, file.gone, assume_unique=True, invert=True))
-        there = there[np.argsort(every[there])]
-        return FoundRows(file, every[there], places[there], footer)
+            tail = read_rows(file.path, candidates, [last.name], footer)[last.name].cast(last.type)
+        found = FoundRows(file, exact, np.concatenate(source), footer)
+        return _Seen(found, candidates, np.concatenate(heads), tail)
 
-    def _parts(self, file: TableFile, names: Sequence[str], schema: pa.Schema) -> Iterator[_Part]:
-        name = file.path, tuple(names)
-        known = self._used(name)
-        if known is not None:
-            yield from known
-            return
-        new, size = list[_Part](), 0
-        for group in _read(file.path, names, schema):
-            yield group
-            size += group[1].nbytes
-            if size <= self._most:
-                new.append(group)
-            else:
-                new.clear()
-        self._keep(name, tuple(new), size)
 
-    def _used(self, name: _Name) -> tuple[_Part, ...] | None:
-        with self._lock:
-            if name not in self._kept:
-                return None
-            groups, size, _ = self._kept.pop(name)
-            self._kept[name] = groups, size, self._searches
-            return groups
-
-    def _keep(self, name: _Name, groups: tuple[_Part, ...], size: int) -> None:
-        with self._lock:
-            while self._bytes + size > self._most and self._kept:
-                oldest, (_, freed, used) = next(iter(self._kept.items()))
-                if self._searches - used < _IN_USE:
-                    return
-                del self._kept[oldest]
-                self._bytes -= freed
-            if self._bytes + size <= self._most and name not in self._kept:
-                self._kept[name] = groups, size, self._searches
-                self._bytes += size
+def _among(rows: Int64s, some: Int64s) -> Bools:
+    """Which of the rows are among some, which rise."""
+    place = np.searchsorted(some, rows)
+    return np.append(some, -1)[place] == rows
 
 
 def _ends(values: pa.Array) -> tuple[object, object]:
     ends = pc.min_max(values).as_py()
     return ends["min"], ends["max"]
-
-
-def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[_Part]:
-    texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
-    heads, first = list(names[:-1]), 0
-    with pq.ParquetFile(path, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
-        large = heads and content.metadata.num_rows >= _LARGE
-        for groups in _together(content.metadata):
-            runs = RunIndex.of(content.read_row_groups(groups, columns=heads).select(heads), schema) if large else None
-            if runs is not None and len(runs.first) * _LONG <= (count := int(runs.length.sum())):
-                yield first, runs
-            else:
-                rows = content.read_row_groups(groups, columns=list(names)).select(list(names))
-                count = rows.num_rows
-                yield first, KeyIndex.of(rows, schema)
-            first += count
-
-
-def _together(footer: pq.FileMetaData) -> Iterator[list[int]]:
-    """Row groups that are read as one: they are small where single rows are to be found in them."""
-    groups, rows = list[int](), 0
-    for number in range(footer.num_row_groups):
-        groups.append(number)
-        rows += footer.row_group(number).num_rows
-        if rows >= _PART:
-            yield groups
-            groups, rows = [], 0
-    if rows:
-        yield groups
 
 
 def _keep_nothing() -> KeyIndexes:
@@ -272,74 +242,36 @@ class Lookup:
         return rows.take(pa.array(at[np.argsort(asked)]))
 
 
-def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: pq.FileMetaData | None = None) -> pa.Table:
-    """Rows of a Parquet file: of its row groups only those are read that have any.
-
-    Args:
-        rows: their numbers, rising.
-        columns: of which the file may lack some, as those that are younger than it.
-        footer: the file's, if it is known.
-    """
-    footer = footer or pq.read_metadata(path)
-    texts = _numbered_texts(footer, columns)
-    with pq.ParquetFile(path, metadata=footer, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
-        schema = content.schema_arrow
-        present = [schema.field(name) for name in columns if name in schema.names]
-        if not present:
-            return pa.table({})
-        sizes = np.array([footer.row_group(n).num_rows for n in range(footer.num_row_groups)], np.int64)
-        first = np.cumsum(sizes) - sizes
-        group = np.searchsorted(first, rows, side="right") - 1
-        read = np.unique(group)
-        skipped = np.zeros(len(sizes), np.int64)
-        skipped[read] = first[read] - (np.cumsum(sizes[read]) - sizes[read])
-        wanted, place = rows - skipped[group], 0
-        plain = pa.schema([field.with_type(pa.string()) if field.name in texts else field for field in present])
-        parts = list[pa.Table]()
-        for batch in content.iter_batches(_BATCH, row_groups=read.tolist(), columns=plain.names):
-            here = wanted[np.searchsorted(wanted, place) : np.searchsorted(wanted, place + batch.num_rows)]
-            if len(here):
-                chosen = batch.select(plain.names).take(pa.array(here - place))
-                parts.append(pa.Table.from_batches([chosen]).cast(plain))
-            place += batch.num_rows
-        return pa.concat_tables(parts) if parts else plain.empty_table()
-
-
-def _numbered_texts(footer: pq.FileMetaData, columns: Sequence[str]) -> list[str]:
-    """Of these columns the texts that the file has as numbers into a list: all but the few rows are left as these."""
-    if not footer.num_row_groups:
-        return []
-    group = footer.row_group(0)
-    chunks = (
-        group.column(number)
-        for number in range(group.num_columns)
-        if footer.schema.column(number).logical_type.type == "STRING"
-    )
-    listed = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
-    return [name for name in columns if name in listed]
-
-
-def held_rows(found: Iterable[FoundRows], keys: pa.Table, schema: pa.Schema, most: int) -> pa.Table:
-    """The rows that were found, whole.
+def held_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
+    """The rows that were found.
 
     Args:
         keys: those asked for: they are not read again.
-        schema: of the table.
+        schema: the columns that are wanted, of the table's.
         most: bytes in memory.
 
     Raises:
         TooLargeError: they have more.
     """
-    parts, size = [schema.empty_table()], 0
-    others = [name for name in schema.names if name not in keys.column_names]
-    for one in found:
-        rows = one.read(others)
+    known = [name for name in schema.names if name in keys.column_names]
+    others = pa.schema([column for column in schema if column.name not in known])
+    parts, size = [others.empty_table()], 0
+    for one in found if others.names else ():
+        rows = one.read(others.names)
         size += rows.nbytes
-        if size > most:
+        if most is not None and size > most:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
-        known = keys.take(pa.array(one.source))
-        given = {name: known[name] for name in keys.column_names} | {name: rows[name] for name in rows.column_names}
-        count = len(one.rows)
-        columns = [given[f.name].cast(f.type) if f.name in given else pa.nulls(count, f.type) for f in schema]
-        parts.append(pa.table(columns, schema=schema))
-    return pa.concat_tables(parts)
+        parts.append(pa.table([_column(rows, column, len(one.rows)) for column in others], schema=others))
+    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.source for one in found)])))
+    rest = pa.concat_tables(parts)
+    rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
+    columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]
+    return pa.table(columns, schema=schema)
+
+
+def _column(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
+    """A column as the table has it; nulls of one that is younger than the rows' file."""
+    if wanted.name not in rows.column_names:
+        return pa.nulls(count, wanted.type)
+    column = rows[wanted.name]
+    return column if column.type == wanted.type else column.cast(wanted.type)

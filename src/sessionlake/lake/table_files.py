@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -43,7 +44,7 @@ class TableFile:
     stats: Action
     gone: Int64s
 
-    @property
+    @cached_property
     def path(self) -> Path:
         """Where it is."""
         return self.folder / unquote(self.add["path"])
