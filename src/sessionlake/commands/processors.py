@@ -10,10 +10,12 @@ from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
+from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors import keyed
 from sessionlake.processors import rebuild as processors
 from sessionlake.processors.difference import Difference
 from sessionlake.processors.job import configured
+from sessionlake.processors.verify import verify_product
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +24,7 @@ Say = Callable[[str], None]
 
 
 def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
-    """Puts what the class makes of all of bronze in the place of the processor's table."""
+    """Puts what the class makes of all of bronze in the place of the processor's table; with a key, of its source."""
     settings = narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (own := configured(settings, name)).key:
@@ -39,6 +41,15 @@ def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputForm
     if found.behind:
         say(f"{found.behind} of the messages are new to it")
     _show(found.different, form)
+
+
+def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: Say) -> bool:
+    """Says whether the table of a product with a source is what that makes of it; False if it is not."""
+    settings = narrowed(settings, Layer.PROCESSOR, own.name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {own.into}"):
+        found = verify_product(spark, settings, own)
+    say(str(found))
+    return isinstance(found, str) or found.first is None
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:

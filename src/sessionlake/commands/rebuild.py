@@ -57,7 +57,7 @@ def rebuild_silver(
     say_rebuilt(found, say, selection)
     for own in settings.processors:
         if own.key and own.source.startswith("silver."):
-            say(f"{own.into} is of the rows before: `sessionlake rebuild processor:{own.name}` makes it of those now")
+            say(f"{own.into} is of the rows before: `sessionlake rebuild {own.rebuilt_as}` makes it of those now")
 
 
 def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> None:
