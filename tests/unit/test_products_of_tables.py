@@ -6,7 +6,8 @@ import math
 import re
 import statistics
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,6 +161,32 @@ def test_texts_are_told_apart_and_rows_without_time_or_value_need_none() -> None
     assert found.select(["venue", "n", "kinds"]).to_pylist() == [{"venue": 1, "n": 3, "kinds": 2}]
     counted = product(**texts, value=None, aggregates={"n": "count"}).of_rows(pa.table({"venue": rows["venue"]}))
     assert counted.to_pylist() == [{"venue": 1, "n": 3}, {"venue": 2, "n": 1}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.binary(), [b"x", b"y"]),
+        (pa.bool_(), [True, False]),
+        (pa.int8(), [1, 2]),
+        (pa.decimal128(9, 2), [Decimal("1.00"), Decimal("1.10")]),
+        (pa.date32(), [date(2026, 1, 1), date(2026, 1, 2)]),
+        (pa.timestamp("us", "UTC"), [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)]),
+    ],
+    ids=str,
+)
+def test_keys_and_orders_are_of_any_type_whose_values_are_told_apart(kind: pa.DataType, values: list[Any]) -> None:
+    one = product(keys=["customer"], time=None, bucket=None, aggregates={"n": "count", "end": "last"})
+    rows = {
+        "customer": [values[0], values[1], values[0]],
+        "value": [3.0, 2.0, 1.0],
+        "order:0": values[:1] + values[1:] * 2,
+    }
+    typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), ("order:0", kind)]))
+    found = one.of_rows(typed)
+    assert found.schema.field("customer").type == kind
+    made = {row["customer"]: (row["n"], row["end"]) for row in found.to_pylist()}
+    assert made == {values[0]: (2, 3.0 if values[1] < values[0] else 1.0), values[1]: (1, 2.0)}
 
 
 def test_rows_of_one_place_come_in_the_order_of_their_values() -> None:

@@ -10,7 +10,7 @@ from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
-from sessionlake.processor_settings import ProductProcessor
+from sessionlake.processor_settings import ProcessorSettings, ProductProcessor
 from sessionlake.processors import keyed
 from sessionlake.processors import rebuild as processors
 from sessionlake.processors.difference import Difference
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
     """Puts what the class makes of all of bronze in the place of the processor's table; with a key, of its source."""
-    settings = narrowed(settings, Layer.PROCESSOR, name)
+    everything, settings = settings, narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (own := configured(settings, name)).key:
             rows, different = keyed.rebuild(spark, settings, own)
@@ -40,7 +40,15 @@ def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputForm
     say(f"{found.table} is rebuilt from {made}; beside the table before it: {found.different}")
     if found.behind:
         say(f"{found.behind} of the messages are new to it")
+    for reader in everything.processors:
+        if reader.key and reader.source == found.table:
+            say(to_be_rebuilt(reader))
     _show(found.different, form)
+
+
+def to_be_rebuilt(own: ProcessorSettings) -> str:
+    """What to do about a table with a key whose source was made anew: a stream of appended rows passes over that."""
+    return f"{own.into} is of the rows before: `sessionlake rebuild {own.rebuilt_as}` makes it of those now"
 
 
 def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: Say) -> bool:

@@ -45,7 +45,7 @@ class ByProduct(Computation):
         self.by = self.keys = self.product.row_keys
         keys = ((name, "timestamp" if name not in own.key else present[name]) for name in self.keys)
         self.columns = (*keys, *(column for column in self.product.columns if column[0] in self.product.results))
-        self.comment = f"{self.product.comment}; of the rows of {own.source}"
+        self.comment = f"Of the rows of {own.source}, one for each {', '.join(self.keys)}"
         self.logic = self.product.logic
 
     def _require_columns(self, own: ProductProcessor) -> None:
@@ -74,7 +74,7 @@ class ByProduct(Computation):
 
         found, length = rows.select(*self._needed()), self.product.bucket_ms
         if length is not None:
-            begin = F.col("ts") - F.pmod("ts", F.lit(length).cast("bigint"))
+            begin = F.try_subtract("ts", F.pmod("ts", F.lit(length).cast("bigint")))
             within = F.col("ts").between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
             found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
         return have(found, self.by)

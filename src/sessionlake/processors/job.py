@@ -68,7 +68,7 @@ def configured(settings: Settings, name: str) -> ProcessorSettings:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
         raise ConfigError(f"processors: there is none named {name!r}; configured: {known}")
     if found.into in {*TABLES, *VIEWS}:
-        raise ConfigError(f"{found.where}: {found.into} is a table of the lake's own: name another")
+        raise ConfigError(f"{found.where}.table: {found.into} is a table of the lake's own: name another")
     return found
 
 

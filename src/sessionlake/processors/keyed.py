@@ -36,7 +36,7 @@ from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.output import BATCH
-from sessionlake.streaming.checkpoint import last_planned
+from sessionlake.streaming.checkpoint import last_planned, planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _REFERENCE = "reference."
-_SOURCE = "sessionlake.source"
-"""Property of a product's table: the table that it is made of."""
 
 
 class KeyedTable:
@@ -120,23 +118,29 @@ class KeyedTable:
         self.note_logic(spark)
 
     def begin_anew(self, spark: SparkSession) -> None:
-        """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made."""
+        """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made.
+
+        A stream that has read another table than the source, or one before it, begins once more.
+        """
         own, lake = self._own, self.lake
+        checkpoint = Path(self._settings.checkpoint(own.layer))
+        last = last_planned(checkpoint)
+        if last is not None and planned(checkpoint, last)[1].get("reservoirId") != self._source_id(spark):
+            checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
         if self.work.logic is not None and lake.exists(spark, own.into) and not self.is_whole(spark):
             lake.set_property(spark, own.into, LOGIC, "")
             if self._is_by(spark) != self.work.by:
                 lake.drop(spark, own.into)
 
+    def _source_id(self, spark: SparkSession) -> str:
+        """What Delta calls the source, and no table that was there before it."""
+        found = self.lake.delta(spark, self._own.source).detail().select("id").first()
+        return "" if found is None else str(found["id"])
+
     def note_logic(self, spark: SparkSession) -> None:
-        """Notes what a product's rows rest on; a stream that has read another source begins once more."""
-        own, lake = self._own, self.lake
-        if self.work.logic is None or self.is_whole(spark):
-            return
-        checkpoint = Path(self._settings.checkpoint(own.layer))
-        if lake.storage.properties(spark, own.into).get(_SOURCE, own.source) != own.source and checkpoint.exists():
-            checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
-        lake.set_property(spark, own.into, _SOURCE, own.source)
-        lake.set_property(spark, own.into, LOGIC, self.work.logic)
+        """Notes what a product's rows rest on: from then on the table is whole."""
+        if self.work.logic is not None and not self.is_whole(spark):
+            self.lake.set_property(spark, self._own.into, LOGIC, self.work.logic)
 
     # -- what it is made of
 

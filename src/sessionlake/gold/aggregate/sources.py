@@ -120,9 +120,9 @@ class Rows(Source):
             if pa.types.is_floating(column.type):
                 there &= ~pc.fill_null(pc.is_nan(column), fill_value=True).to_numpy()
         rows = rows.filter(pa.array(there))
-        if places := [name for name in ("ts", *orders, "value") if name in rows.column_names]:
-            rows = rows.sort_by([(name, "ascending") for name in places])
-        rows = rows.select(names).append_column("position", pa.array(np.arange(rows.num_rows)))
+        places = [name for name in ("ts", *orders, "value", *marks) if name in rows.column_names]
+        rows = rows.sort_by([(name, "ascending") for name in places]).select(names)
+        rows = rows.append_column("position", pa.array(np.arange(rows.num_rows)))
         if not self.time:
             rows = rows.append_column("ts", pa.array(np.zeros(rows.num_rows, np.int64)))
         return rows.append_column("ordinal", pa.array(np.zeros(rows.num_rows, np.int32)))
