@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.lake.table_schema import CHANGE_FEED
+from sessionlake.lake.tables import Lake
 from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.keyed import KeyedTable
@@ -23,9 +24,11 @@ def verify_product(spark: SparkSession, settings: Settings, own: ProductProcesso
         LakeError: it has stopped within a batch, or its source lacks rows.
     """
     first = f"run `sessionlake run processor {own.name} --once` first"
+    if not Lake(settings).exists(spark, own.into):
+        return f"{own.into} is not compared: it is yet to be made; {first}"
     table = KeyedTable(spark, settings, own)
     if not table.is_whole(spark):
-        return f"{own.into} is not compared: it is yet to be made; {first}"
+        return f"{own.into} is not compared: it is to be made anew, by `sessionlake rebuild {own.into}`"
     now = table.lake.last_commit(spark, own.source).version
     if _has_unread(spark, settings, table, own, now):
         return f"{own.into} is not compared: {own.source} has rows that it has yet to read; {first}"
@@ -38,8 +41,10 @@ def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, own:
     """Whether rows came or changed behind the last version that was read: not every version has some."""
     feed = table.lake.storage.properties(spark, own.source).get(CHANGE_FEED) == "true"
     version = taken_in(settings, own.layer, feed=feed)
-    if version is None or version >= now:
-        return version is None
+    if version is None:
+        return not table.source(spark, now).isEmpty()
+    if version >= now:
+        return False
     if feed:
         since = {"readChangeFeed": "true", "startingVersion": version + 1}
         return not table.lake.storage.read(spark, own.source, since).isEmpty()
