@@ -125,7 +125,7 @@ class KeyedTable:
         own, lake = self._own, self.lake
         checkpoint = Path(self._settings.checkpoint(own.layer))
         last = last_planned(checkpoint)
-        if last is not None and planned(checkpoint, last)[1].get("reservoirId") != self._source_id(spark):
+        if last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark)):
             checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
         if self.work.logic is not None and lake.exists(spark, own.into) and not self.is_whole(spark):
             lake.set_property(spark, own.into, LOGIC, "")
@@ -157,7 +157,8 @@ class KeyedTable:
         else:
             raise LakeError(
                 f"{own.where}.source: {own.source} tells nothing of the rows that change in it: it is "
-                "neither a table that rows are only appended to, nor one with a change data feed"
+                "neither a table that rows are only appended to, nor one with a change data feed, as gold.change_feed "
+                "switches on for gold's"
             )
         return self.lake.stream(spark, own.source, self._settings.silver.max_bytes_per_trigger, options)
 
@@ -185,6 +186,14 @@ class KeyedTable:
         if keys is not None:
             rows = rows.join(keys, list(self.work.by), "left_semi")
         return self.work.made(rows)
+
+
+def _read_by(checkpoint: Path, batch: int) -> str | None:
+    """What Delta calls the table that a batch has read; None of a damaged checkpoint, which its next start tells."""
+    try:
+        return str(planned(checkpoint, batch)[1]["reservoirId"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, once: bool = False) -> LayerQuery:
