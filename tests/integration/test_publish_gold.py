@@ -105,7 +105,8 @@ def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_th
     by_n = {"name": "by_n", "source": "gold.by_row", "keys": ["n"], "aggregates": {"hours": "count"}}
     scene.configure(products=[by_n, by_row])
     products, changes = [product_of(one) for one in scene.settings.gold.products], stream(3, 110)
-    for part in (changes[:40], changes[40:]):
+    one_hour = [change("s", "r", 1000 + n, 100 * HOUR, price=1.0) for n in range(31)]  # of 30 changes, then of 31
+    for part in (changes[:40] + one_hour[:30], changes[40:] + one_hour[30:]):
         scene.feed.write(part)
         run_once(scene.spark, scene.settings, Layer.PROCESSOR, threading.Event())
         for product in products:
