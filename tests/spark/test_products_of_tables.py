@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands import gold
+from sessionlake.commands import gold, processors
+from sessionlake.commands.show import OutputFormat
 from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared import schemas_of
@@ -231,6 +232,9 @@ def test_one_of_another_source_begins_anew_and_merged_files_are_nothing_to_read(
     assert fills.rows("gold.by_fills", "customer", "rows") == [("ann", 4), ("bob", 2)]
     assert fills.verify()
     assert fills.said == ["gold.by_customer is exact: 3 rows", "gold.by_fills is exact: 2 rows"]
+    processors.rebuild(fills.spark, fills.settings, "fills", OutputFormat.TABLE, fills.said.append)
+    told = "gold.by_customer is of the rows before: `sessionlake rebuild gold.by_customer` makes it of those now"
+    assert told in fills.said
 
 
 @pytest.mark.soak
