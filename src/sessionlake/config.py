@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from pydantic import (
     ByteSize,
-    ConfigDict,
     Field,
     ValidationError,
     computed_field,
@@ -29,7 +28,6 @@ from sessionlake.capture import (
     Integrity,
     OnViolation,
     PayloadSettings,
-    Regex,
     Section,
     TopicRule,
     milliseconds,
@@ -43,6 +41,7 @@ from sessionlake.kafka_settings import (
     OnTopicChange,
     SourceKind,
 )
+from sessionlake.processor_settings import ProcessorSettings, with_products
 from sessionlake.protocol.columns import twice
 from sessionlake.reference_settings import EnrichedSettings, JoinSettings, ReferenceSettings
 from sessionlake.settings_file import (
@@ -157,45 +156,6 @@ class MaintainSettings(Section):
     retention: RetentionSettings = RetentionSettings()
 
 
-class ProcessorSettings(Section):
-    """One user-defined processor (see `sessionlake.processors`)."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
-    target: str = Field(alias="class", min_length=1)
-    """An entry point of the group `sessionlake.processors`, or `module:Class`."""
-    topics: Regex = ".*"
-    """Which of the captured topics it is given; matches whole names."""
-    key: tuple[str, ...] = ()
-    """Columns of `source`, by whose values it has a state, and is given rows; unless set, sessions and messages."""
-    source: str = Field("silver.session_changes", pattern=r"^(silver|gold)\.[a-z][a-z0-9_]{0,127}$")
-    """The table whose rows it is given, with a `key`."""
-    order: tuple[str, ...] = ("_ts", "topic", "partition", "_position", "session_id", "ordinal")
-    """Columns of `source` by which a key's rows are ordered: no two rows of a key are alike in all of them."""
-    table: str | None = Field(None, pattern=r"^(silver|gold)\.[a-z][a-z0-9_]{0,127}$")
-    """The output table; `silver.<name>` unless set."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
-    on_error: OnViolation | None = None
-    """What a failure of the class does; without it, what a violation does in the topic."""
-    max_state_bytes: int = Field(1024 * 1024, gt=0)
-    """Most bytes of one session's state."""
-    max_records_per_call: int = Field(100_000, gt=0)
-    """Most records and timers of one message or timer."""
-    trigger: Duration = timedelta(seconds=1)
-
-    @property
-    def into(self) -> str:
-        """The output table."""
-        return self.table or f"silver.{self.name}"
-
-    @property
-    def layer(self) -> str:
-        """What the ledger, the checkpoint and the streaming query call it."""
-        return f"processor-{self.name}"
-
-
 class SchemaSettings(Section):
     """What the schemas are called in the catalog (development targets put a prefix before them)."""
 
@@ -229,6 +189,7 @@ class Settings(BaseSettings):
     maintain: MaintainSettings = MaintainSettings()
     schemas: SchemaSettings = SchemaSettings()
     processors: tuple[ProcessorSettings, ...] = ()
+    """Those that are configured; once validated, also what products of gold that name a source are run as."""
 
     @classmethod
     def settings_customise_sources(
@@ -259,6 +220,12 @@ class Settings(BaseSettings):
                 called = "name" if what == "name" else "table"
                 raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
+
+    @model_validator(mode="after")
+    def _products_of_tables_are_run(self) -> Self:
+        # It is frozen, and this is the one place that completes it.
+        object.__setattr__(self, "processors", with_products(self.processors, self.gold))
+        return self
 
     @model_validator(mode="after")
     def _tables_are_apart(self) -> Self:

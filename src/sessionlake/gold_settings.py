@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
@@ -56,10 +56,15 @@ class AggregateKind(StrEnum):
     APPROX_DISTINCT = "approx_distinct"
 
 
+SOURCE = r"^(silver|gold|reference)\.[a-z][a-z0-9_]{0,127}$"
+"""Tables whose rows can be given to whoever has a key."""
 _RETENTION = Field(None, ge=timedelta(hours=1))
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # An event's place in time is one among those of the same metric of the same row alone.
 _IN_ORDER = {AggregateKind.FIRST, AggregateKind.LAST}
+# Columns that are made of a row of a source, or that a table has besides.
+_OF_EVENTS = {"ts", "value", "position", "ordinal", "_batch"}
+_TIMES = {AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
 _OF = {
     EventKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
     EventKind.TEXTS: {
@@ -87,15 +92,53 @@ def lacking_for_append(
     return f"output append needs {'; and '.join(lacking)}" if lacking else ""
 
 
+def _meaningless(one: ProductSettings) -> Iterator[str]:
+    """What a product of a table's rows says that has no meaning there, and why."""
+    again = "all rows of a key and bucket are gone through once more whenever one of them comes or changes"
+    if one.lateness is not None:
+        yield f"lateness {one.lateness}: with a source, nothing comes too late: {again}"
+    if one.retention is not None:
+        yield f"retention {one.retention}: with a source, rows stay as long as those they are made of: {again}"
+    if one.output is not OutputMode.UPDATE:
+        yield f"output {one.output}: with a source, no row is ever final: {again}"
+    if one.source == one.table:
+        yield f"source {one.source}: it would be made of itself"
+    if strange := [key for key in one.keys if key.lower() in _OF_EVENTS]:
+        yield f"keys {', '.join(strange)}: what is made of a row of the source has other columns of that name"
+    if repeated := twice(name.lower() for name in (*one.keys, *["window_start"] * bool(one.bucket), *one.aggregates)):
+        yield f"two columns are called {', '.join(repeated)}"
+
+
+def _lacking(one: ProductSettings) -> Iterator[str]:
+    """What a product of a table's rows needs besides, and what for."""
+    kinds = {*one.aggregates.values()}
+    if one.python is not None and not one.keys:
+        yield "keys: who looks after tables goes by the configuration alone: say them here, too"
+    if one.time is None and (needs := [*sorted(kinds & _TIMES), *["bucket"] * (one.bucket is not None)]):
+        yield f"{needs[0]}: needs `time`, the column of the source that has the event time"
+    if one.value is None and (needs := sorted(kinds - {AggregateKind.COUNT} - _TIMES)):
+        yield f"{needs[0]}: needs `value`, the column of the source that it is of"
+    if kinds & _IN_ORDER and one.time is None and not one.order:
+        yield f"{min(kinds & _IN_ORDER)}: needs `time` or `order`, by which rows are the first and the last"
+
+
 class ProductSettings(Section):
     """One table of gold that is declared: a row for each key, and each bucket of event time."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
     python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """A `sessionlake.gold.Product` as `module:NAME`, in the place of all that follows."""
+    source: str | None = Field(None, pattern=SOURCE)
+    """The table whose rows it aggregates; unless set, what silver's changes set."""
+    time: str | None = None
+    """With a source: its column that has the event time, a timestamp, or a bigint in milliseconds."""
+    value: str | None = None
+    """With a source: its column that is aggregated. A row without a value in it counts nowhere."""
+    order: tuple[str, ...] = ()
+    """With a source: its columns that order rows of one time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
     keys: tuple[str, ...] = ()
-    """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`)."""
+    """Of `topic, session_id, row_id` and `metric` (of texts: `column` and `value`); with a source, columns of it."""
     bucket: Duration | None = Field(None, ge=timedelta(seconds=1))
     """Length of the buckets of event time; unless set, all time is one."""
     lateness: Duration | None = Field(None, ge=timedelta(0))
@@ -127,7 +170,8 @@ class ProductSettings(Section):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        given = self.model_fields_set - {"name", "python", "output"}
+        given = self.model_fields_set - {"name", "python", "output", "source"}
+        given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
             raise ValueError(f"the product in Python says all of it: leave out {', '.join(sorted(given))}")
         if self.python is None and not (self.keys and self.aggregates):
@@ -135,7 +179,26 @@ class ProductSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _fits_its_source(self) -> Self:
+        if self.source is None:
+            if idle := sorted(self.model_fields_set & {"time", "value", "order"}):
+                raise ValueError(f"{idle[0]}: is for products that name a `source`")
+            return self
+        for wrong in chain(_meaningless(self), _lacking(self)):
+            raise ValueError(wrong)
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.source is None:
+            self._fits_changes()
+        if lacking := sorted({*self.aggregates.values()} - _OF[self.of]):
+            raise ValueError(
+                f"{self.of} have no {', '.join(lacking)}; of them there are {', '.join(sorted(_OF[self.of]))}"
+            )
+        return self
+
+    def _fits_changes(self) -> None:
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
         if strange := [key for key in self.keys if key not in known]:
             raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
@@ -145,15 +208,10 @@ class ProductSettings(Section):
             raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
         if self.retention is not None and (self.bucket is None or "topic" not in self.keys):
             raise ValueError("what is kept for a time has a bucket, and topic among its keys, whose stream time counts")
-        if lacking := sorted({*self.aggregates.values()} - _OF[self.of]):
-            raise ValueError(
-                f"{self.of} have no {', '.join(lacking)}; of them there are {', '.join(sorted(_OF[self.of]))}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _can_be_final(self) -> Self:
-        if self.output is not OutputMode.APPEND or self.python is not None:
+        if self.output is not OutputMode.APPEND or self.python is not None or self.source is not None:
             return self
         if lacks := lacking_for_append(self.keys, self.bucket, self.lateness, self.retention):
             raise ValueError(lacks)
@@ -261,14 +319,14 @@ class GoldSettings(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        tables = [*self.declared, *(one.taken for one in self.references)]
+        tables = [*self.declared, *self.of_tables, *(one.taken for one in self.references)]
         if repeated := twice(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two products have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
     def _feeds_are_of_tables(self) -> Self:
-        own = (table.removeprefix("gold.") for table in self.declared)
+        own = (table.removeprefix("gold.") for table in (*self.declared, *self.of_tables))
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if strange := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold keeps up no {', '.join(strange)}; there are {', '.join(known)}")
@@ -278,7 +336,13 @@ class GoldSettings(Section):
     def declared(self) -> tuple[str, ...]:
         """The tables that are declared, for gold to keep up; standard ones among them if they are."""
         averages, enriched = ((one.table for one in many) for many in (self.averages, self.enriched))
-        return (*averages, *(table for one in self.products for table in one.tables), *enriched)
+        kept_up = (one for one in self.products if one.source is None)
+        return (*averages, *(table for one in kept_up for table in one.tables), *enriched)
+
+    @property
+    def of_tables(self) -> tuple[str, ...]:
+        """The products that name a source: they are run as processors with a key, and not kept up by gold."""
+        return tuple(one.table for one in self.products if one.source is not None)
 
     @property
     def own_tables(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,10 @@ import yaml
 from sessionlake.config import load_settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.declared import GoldTable, finals_of, tables_of
+from sessionlake.gold.declared import GoldTable, finals_of, product_of, tables_of
 from sessionlake.gold.job import make_tables
-from sessionlake.lake.names import METRICS_1M
+from sessionlake.lake.names import CHANGES, METRICS_1M
+from sessionlake.pipeline import Layer, run_once
 from spark.test_expiry import HOUR, stream
 from spark.test_gold import Feed, change
 from support.lakes import limit, rows_of
@@ -92,6 +94,25 @@ def scene(spark: Any, broker: Any, tmp_path: Path) -> GoldScene:
     content = {"home": str(tmp_path / "home"), "kafka": kafka, "gold": GOLD}
     (tmp_path / "sessionlake.yml").write_text(yaml.safe_dump(content, sort_keys=False))
     return GoldScene(spark, tmp_path / "sessionlake.yml")
+
+
+@pytest.mark.soak
+def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_that_go_are_told(
+    scene: GoldScene,
+) -> None:
+    by_row = {"name": "by_row", "source": CHANGES, "keys": ["topic", "session_id", "row_id"], "time": "_ts"}
+    by_row |= {"value": "price", "bucket": "1 hour", "aggregates": {"n": "count", "mean": "mean"}}
+    by_n = {"name": "by_n", "source": "gold.by_row", "keys": ["n"], "aggregates": {"hours": "count"}}
+    scene.configure(products=[by_n, by_row])
+    products, changes = [product_of(one) for one in scene.settings.gold.products], stream(3, 110)
+    one_hour = [change("s", "r", 1000 + n, 100 * HOUR, price=1.0) for n in range(31)]  # of 30 changes, then of 31
+    for part in (changes[:40] + one_hour[:30], changes[40:] + one_hour[30:]):
+        scene.feed.write(part)
+        run_once(scene.spark, scene.settings, Layer.PROCESSOR, threading.Event())
+        for product in products:
+            scene.publish(product.table, scene.topic(product.name))
+            scene.require_sent(product)
+    assert any(message.value is None for message in scene.sent(scene.topic("by_n"))), "no row has gone"
 
 
 @pytest.mark.soak

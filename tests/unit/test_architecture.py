@@ -26,6 +26,7 @@ ROOMS = (
     "integrity",
     "reference_settings",
     "gold_settings",
+    "processor_settings",
     "kafka_settings",
     "settings_file",
     "config",

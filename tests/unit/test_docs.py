@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import typer.main
 import yaml
@@ -17,6 +19,7 @@ import yaml
 from sessionlake import cli
 from sessionlake.config import ENV_PREFIX, Settings, load_settings
 from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.declared import product_of
 from sessionlake.gold.rules.document import read_file
 from sessionlake.gold.views import DEFINITIONS
 from sessionlake.lake.schemas import TABLES
@@ -200,6 +203,21 @@ def test_the_processor_of_the_docs_says_when_a_session_was_busy(tmp_path: Path, 
     sent = [Sent("s", body, time) for body, time in zip(bodies, (1_000, 2_000, 70_000), strict=True)]
     found = run(busy.BusyTimes(), sent)
     assert [tuple(record.values()) for record in found.records] == [(1_000, 61_000)]
+
+
+def test_the_products_of_a_tables_rows_in_the_docs_say_how_busy_each_topic_was(plain_environment: Path):
+    block = next(block for block in blocks("yaml") if "source: silver.busy_times" in block.text)
+    (plain_environment / "sessionlake.yml").write_text(block.text, encoding="utf-8")
+    by_hour, by_day = map(product_of, load_settings().gold.products)
+    said = [("a", 0, 60_000), ("a", 3_599_999, 1_000), ("a", 3_600_000, 5_000), ("b", 0, None)]
+    names = ("topic", "ts", "value", "order:0", "order:1")
+    rows = pa.table(dict(zip(names, zip(*((*row, at, 0) for at, row in enumerate(said)), strict=True), strict=True)))
+    hours = by_hour.of_rows(rows)
+    figures = hours.select(["topic", "times", "busy", "longest", "latest"]).to_pylist()
+    assert [(*row.values(),) for row in figures] == [("a", 2, 61_000, 60_000, 1_000), ("a", 1, 5_000, 5_000, 5_000)]
+    starts = pc.divide(hours["window_start"].cast(pa.int64()), 1000)
+    [day] = by_day.of_rows(pa.table({"topic": hours["topic"], "ts": starts, "value": hours["busy"]})).to_pylist()
+    assert (day["topic"], day["busy"], day["busiest"]) == ("a", 66_000, 61_000)
 
 
 def test_every_name_of_the_package_in_the_text_can_be_imported():

@@ -21,8 +21,9 @@ from sessionlake.errors import ConfigError
 from sessionlake.maintenance import readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
+from sessionlake.processors.by_class import _Groups
 from sessionlake.processors.job import require_usable
-from sessionlake.processors.keyed import KeyedTable, _Groups
+from sessionlake.processors.keyed import KeyedTable
 from sessionlake.processors.load import ProcessorRef, ref_of
 from sessionlake.processors.testing import Sent, run, run_keyed
 

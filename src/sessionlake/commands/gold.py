@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from sessionlake.commands import processors
+from sessionlake.commands.show import OutputFormat
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.gold.declared import GoldTable, tables_of, with_finals
@@ -15,6 +17,7 @@ from sessionlake.gold.recompute import refuse_removed
 from sessionlake.gold.verify import verify_gold
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, claimed
+from sessionlake.processor_settings import ProductProcessor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,32 +26,40 @@ Say = Callable[[str], None]
 
 
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
-    """Says of each table whether it is what silver makes of it; so they all are."""
+    """Says of each table whether it is what its source makes of it; so they all are."""
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
         complete = whole(spark, Lake(settings), products)
         found = verify_gold(spark, settings, complete)
         begins = floors_in(Lake(settings).reader(spark), _tables(complete))
     for one in found:
-        if one.first is None:
-            say(f"{one.table} is exact: {one.rows:,} rows")
-        else:
-            say(f"{one.table}: {one.different:,} of {one.rows:,} rows differ; the first difference:\n  {one.first}")
+        say(str(one))
     for table, floors in begins.items():
         say(f"{told(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared: it is yet to be made, by `sessionlake run gold`")
-    return all(one.first is None for one in found)
+    of_tables = [processors.verify(spark, settings, own, say) for own in _of_tables(settings)]
+    return all(one.first is None for one in found) and all(of_tables)
 
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say) -> None:
     """Makes a product anew, or all of them, out of all that silver holds."""
-    known = tables_of(settings)
+    known, of_tables = tables_of(settings), _of_tables(settings)
     chosen = [product for product in known if table in (None, product.table)]
-    if not chosen:
-        names = ", ".join(product.table for product in known)
+    beside = [own for own in of_tables if table in (None, own.into)]
+    if not chosen and not beside:
+        names = ", ".join([*(product.table for product in known), *(own.into for own in of_tables)])
         raise UsageError(f"{table} is no product of gold: there are {names}")
+    if chosen:
+        _rebuild_kept_up(spark, settings, chosen, table, say)
+    for own in beside:
+        processors.rebuild(spark, settings, own.name, OutputFormat.TABLE, say)
+
+
+def _rebuild_kept_up(
+    spark: SparkSession, settings: Settings, chosen: Sequence[GoldTable], table: str | None, say: Say
+) -> None:
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         refuse_removed(Lake(settings), spark)
         for name, made in make_tables(spark, settings, chosen).items():
@@ -56,6 +67,11 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
             say(f"{name} is made anew: {made.rows:,} rows; {what}")
         for name, floors in floors_in(Lake(settings).reader(spark), _tables(chosen)).items():
             say(told(name, floors))
+
+
+def _of_tables(settings: Settings) -> list[ProductProcessor]:
+    """The products that are made of tables, each behind those that it is made of."""
+    return [own for own in settings.processors if isinstance(own, ProductProcessor)]
 
 
 def _tables(products: Sequence[GoldTable]) -> list[str]:

@@ -10,10 +10,12 @@ from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
+from sessionlake.processor_settings import ProcessorSettings, ProductProcessor
 from sessionlake.processors import keyed
 from sessionlake.processors import rebuild as processors
 from sessionlake.processors.difference import Difference
 from sessionlake.processors.job import configured
+from sessionlake.processors.verify import verify_product
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,8 +24,8 @@ Say = Callable[[str], None]
 
 
 def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
-    """Puts what the class makes of all of bronze in the place of the processor's table."""
-    settings = narrowed(settings, Layer.PROCESSOR, name)
+    """Puts what the class makes of all of bronze in the place of the processor's table; with a key, of its source."""
+    everything, settings = settings, narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (own := configured(settings, name)).key:
             rows, different = keyed.rebuild(spark, settings, own)
@@ -38,7 +40,24 @@ def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputForm
     say(f"{found.table} is rebuilt from {made}; beside the table before it: {found.different}")
     if found.behind:
         say(f"{found.behind} of the messages are new to it")
+    for reader in everything.processors:
+        if reader.key and reader.source == found.table:
+            say(to_be_rebuilt(reader))
     _show(found.different, form)
+
+
+def to_be_rebuilt(own: ProcessorSettings) -> str:
+    """What to do about a table with a key whose source was made anew: a stream of appended rows passes over that."""
+    return f"{own.into} is of the rows before: `sessionlake rebuild {own.rebuilt_as}` makes it of those now"
+
+
+def verify(spark: SparkSession, settings: Settings, own: ProductProcessor, say: Say) -> bool:
+    """Says whether the table of a product with a source is what that makes of it; False if it is not."""
+    settings = narrowed(settings, Layer.PROCESSOR, own.name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {own.into}"):
+        found = verify_product(spark, settings, own)
+    say(str(found))
+    return isinstance(found, str) or found.first is None
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sessionlake.commands.processors import to_be_rebuilt
 from sessionlake.config import Settings
 from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
@@ -57,7 +58,7 @@ def rebuild_silver(
     say_rebuilt(found, say, selection)
     for own in settings.processors:
         if own.key and own.source.startswith("silver."):
-            say(f"{own.into} is of the rows before: `sessionlake rebuild processor:{own.name}` makes it of those now")
+            say(to_be_rebuilt(own))
 
 
 def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> None:

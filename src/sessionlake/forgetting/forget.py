@@ -138,8 +138,8 @@ class Forgetting:
             first = keyed[0]
             raise UsageError(
                 f"forget: the rows of {first.into} are by {', '.join(first.key)}, and may be made of several sessions: "
-                f"take the processor {first.name} out of the configuration, drop the table, forget, and run "
-                f"`sessionlake rebuild processor:{first.name}` with it again"
+                f"take {first.where} out of the configuration, drop the table, forget, and run "
+                f"`sessionlake rebuild {first.rebuilt_as}` with it again"
             )
 
     def _topic(self, session: str, topic: str | None) -> str:

@@ -11,7 +11,7 @@ from sessionlake.gold.aggregate.functions import (
     Variance,
 )
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import POINTS, TEXTS
+from sessionlake.gold.aggregate.sources import POINTS, TEXTS, Rows
 
 __all__ = [
     "POINTS",
@@ -23,6 +23,7 @@ __all__ = [
     "Extreme",
     "Mean",
     "Product",
+    "Rows",
     "Sum",
     "Variance",
 ]

@@ -31,6 +31,11 @@ class Compared:
     different: int
     first: str | None
 
+    def __str__(self) -> str:
+        if self.first is None:
+            return f"{self.table} is exact: {self.rows:,} rows"
+        return f"{self.table}: {self.different:,} of {self.rows:,} rows differ; the first difference:\n  {self.first}"
+
 
 def compared(table: str, keys: Sequence[str], results: Sequence[str], found: DataFrame, truth: DataFrame) -> Compared:
     """Compares row by row.

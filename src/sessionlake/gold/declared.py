@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import POINT_KEY, POINTS, TEXTS
+from sessionlake.gold.aggregate.sources import POINT_KEY, POINTS, TEXTS, Rows, Source
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
@@ -111,7 +111,7 @@ def _refuse_taken(tables: Iterable[str]) -> None:
 
 
 def products_of(settings: Settings) -> tuple[Product, ...]:
-    """All products, each behind the one that it is made from.
+    """All products that gold keeps up, each behind the one that it is made from.
 
     Raises:
         ConfigError: a declared one has the name of another table.
@@ -119,7 +119,7 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
     _refuse_taken(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_milliseconds(tiers.get(one.name))) for one in STANDARD)
-    return (*standard, *map(_product, settings.gold.products))
+    return (*standard, *(product_of(one) for one in settings.gold.products if one.source is None))
 
 
 def finals_of(products: Iterable[GoldTable]) -> list[FinalTable]:
@@ -174,9 +174,30 @@ def _in_python(declared: ProductSettings, target: str) -> Product:
     if found.output == OutputMode.APPEND and (lacks := lacking_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}")
     _refuse_twice(found, f"{where}: {target}")
-    if found.below is not None and found.lateness_ms is not None:
-        raise ConfigError(f"{where}: {target} is made from {found.below.table}, which does not tell what is late")
+    for wrong in _wrong_source(found, declared):
+        raise ConfigError(f"{where}: {target} {wrong}")
     return found
+
+
+def _wrong_source(found: Product, declared: ProductSettings) -> Iterator[str]:
+    """What cannot be of a product in Python that is made of such a source, or is said to be."""
+    if found.below is not None and found.lateness_ms is not None:
+        yield f"is made from {found.below.table}, which does not tell what is late"
+    rows = found.source if isinstance(found.source, Rows) else None
+    table = None if rows is None else rows.table
+    if table != declared.source:
+        yield f"has the source {table or 'silver'}, the configuration {declared.source or 'none'}: say it in both"
+    if rows is None:
+        return
+    reads = {name for one in found.aggregates.values() if isinstance(one, Aggregate) for name in one.reads}
+    if found.keys != declared.keys:
+        yield f"has the keys {', '.join(found.keys)}, the configuration {', '.join(declared.keys)}: say them in both"
+    if found.below is not None or found.lateness_ms is not None or found.retention_ms is not None:
+        yield "is of a table's rows, all of which are gone through each time: no below, lateness_ms or retention_ms"
+    if rows.time is None and (found.bucket_ms is not None or ("ts" in reads and not rows.order)):
+        yield "needs the `time` of its Rows"
+    if rows.value is None and "value" in reads:
+        yield "needs the `value` of its Rows"
 
 
 def _refuse_twice(product: Product, where: str) -> None:
@@ -184,7 +205,12 @@ def _refuse_twice(product: Product, where: str) -> None:
         raise ConfigError(f"{where} has two columns {', '.join(repeated)}: call its results otherwise")
 
 
-def _product(declared: ProductSettings) -> Product:
+def product_of(declared: ProductSettings) -> Product:
+    """The product that is declared, of silver's changes or of a table's rows.
+
+    Raises:
+        ConfigError: its Python cannot be used.
+    """
     if declared.python is not None:
         return _in_python(declared, declared.python)
     aggregates = {name: _KINDS[kind] for name, kind in declared.aggregates.items()}
@@ -194,13 +220,20 @@ def _product(declared: ProductSettings) -> Product:
         declared.name,
         declared.keys,
         aggregates,
-        source=POINTS if declared.of is EventKind.NUMBERS else TEXTS,
+        source=_source(declared),
         bucket_ms=_milliseconds(declared.bucket),
         lateness_ms=_milliseconds(declared.lateness),
         retention_ms=_milliseconds(declared.retention),
         output=declared.output.value,
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
     )
+
+
+def _source(declared: ProductSettings) -> Source:
+    numbers = declared.of is EventKind.NUMBERS
+    if declared.source is not None:
+        return Rows(declared.source, declared.time, declared.value, declared.order, numbers)
+    return POINTS if numbers else TEXTS
 
 
 def _milliseconds(span: timedelta | None) -> int | None:

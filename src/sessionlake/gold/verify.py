@@ -55,7 +55,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
-            truth = above(_by_sql(events.where(~is_late(table)), table), floors.get(table.table, {}))
+            truth = above(by_sql(events.where(~is_late(table)), table), floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_late(events.where(is_late(table)), table))
         rows = lake.read_near(spark, table.table)
@@ -78,7 +78,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     return found if rules is None else [*found, rules]
 
 
-def _by_sql(events: DataFrame, product: Product) -> DataFrame:
+def by_sql(events: DataFrame, product: Product) -> DataFrame:
     """The product's results, and `~` in front of its name for how large the numbers were that one came from."""
     from pyspark.sql import functions as F
 

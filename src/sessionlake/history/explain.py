@@ -103,6 +103,13 @@ def explain(
     """
     lake = Lake(settings)
     known = {one.table: one for one in tables_of(settings)}
+    for own in settings.gold.products:
+        if own.table == table and own.source is not None:
+            raise UsageError(
+                f"{table} is made of the rows of {own.source}, which need not be of one message each: those of a "
+                f"figure have its {', '.join(own.keys)}{f', and {own.time} in its bucket' * bool(own.bucket)}. "
+                "`sessionlake query` shows them, and `sessionlake verify gold` compares every figure with them"
+            )
     if table not in known:
         raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(known)}")
     keys = known[table].row_keys

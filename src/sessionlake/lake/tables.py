@@ -218,7 +218,7 @@ class Lake:
         """Where a table's columns are declared, and what to do where they are to be other ones."""
         for own in self.settings.processors:
             if own.into == table:
-                return f"the output of processor {own.name}", f"run `sessionlake rebuild processor:{own.name}`"
+                return f"the output of processor {own.name}", f"run `sessionlake rebuild {own.rebuilt_as}`"
         anew = "capture with these columns into a home beside this one (`home` in the configuration)"
         return "capture.columns", f"{anew}, from what Kafka still holds"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError, LossError
+from sessionlake.gold.declared import product_of
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import LedgerEntry, TableOutput, write
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
@@ -20,6 +21,7 @@ from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import TableSchema, Writes
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors import keyed
 from sessionlake.processors.load import config_hash_of, ref_of
 from sessionlake.processors.output import OutputColumns
@@ -66,7 +68,7 @@ def configured(settings: Settings, name: str) -> ProcessorSettings:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
         raise ConfigError(f"processors: there is none named {name!r}; configured: {known}")
     if found.into in {*TABLES, *VIEWS}:
-        raise ConfigError(f"processors.{name}.table: {found.into} is a table of the lake's own: name another")
+        raise ConfigError(f"{found.where}.table: {found.into} is a table of the lake's own: name another")
     return found
 
 
@@ -77,7 +79,9 @@ def require_usable(settings: Settings, name: str) -> None:
         ConfigError: it is not configured, or its class cannot be used.
     """
     own = configured(settings, name)
-    if own.key:
+    if isinstance(own, ProductProcessor):
+        product_of(own.product)
+    elif own.key:
         ref_of(own).load_keyed()
     else:
         load(settings, name)

@@ -8,19 +8,16 @@ and a rebuild are one case. It costs a batch the history of the keys that it tou
 from __future__ import annotations
 
 import json
-import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sessionlake.build import code_version
-from sessionlake.config import OnViolation, ProcessorSettings, Settings
-from sessionlake.errors import ConfigError, LakeError, LossError, ProcessorError
+from sessionlake.config import Settings
+from sessionlake.errors import ConfigError, LakeError, LossError
+from sessionlake.gold.products import LOGIC
 from sessionlake.lake.commit import merge
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, TableOutput, write
 from sessionlake.lake.names import LEDGER
@@ -33,150 +30,45 @@ from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, Ta
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, Upsert
-from sessionlake.processors.api import KeyedProcessor, Record
+from sessionlake.processor_settings import ProcessorSettings, ProductProcessor
+from sessionlake.processors.by_class import ByClass
+from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.load import ProcessorRef, config_hash_of, ref_of
-from sessionlake.processors.output import BATCH, OutputColumns
-from sessionlake.streaming.checkpoint import last_planned
+from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.output import BATCH
+from sessionlake.streaming.checkpoint import last_planned, planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-ORDINAL = "ordinal"
-_ERROR = "_error"
-# In so many groups keys are gone through: the rows of each must fit into a worker.
-_GROUPS = 1024
-_SLICE = 4096
-# Types whose values are equal to themselves, and alike in Spark, in Arrow and in Python.
-_EXACT = re.compile(r"string|binary|boolean|tinyint|smallint|int|bigint|decimal\(.+\)|date|timestamp|timestamp_ntz")
-_RESERVED = frozenset({ORDINAL, BATCH, _ERROR})
-
-
-def calls_of(
-    processor: KeyedProcessor[Any], key: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
-) -> Iterator[Iterable[Record]]:
-    """What a processor makes of a key's rows, call by call.
-
-    Args:
-        rows: all there are, in their order.
-    """
-    state = processor.initial(key)
-    for row in rows:
-        yield processor.on_row(state, row) or ()
-    yield processor.on_end(state) or ()
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """A function of Arrow tables: rows of several keys to what comes of each.
-
-    What a class raises is said in `_error`, of which the first row stops the batch.
-    """
-
-    ref: ProcessorRef
-    own: ProcessorSettings
-    head: tuple[tuple[str, str], ...]
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        processor = self.ref.load_keyed()
-        output = OutputColumns(processor.output, self.head)
-        by = [(name, "ascending") for name in (*self.own.key, *self.own.order)]
-        keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
-        key_types = [rows.schema.field(name).type for name in self.own.key]
-        for key, of_key in groupby(_each(rows.sort_by(by)), key=lambda row: tuple(row[name] for name in self.own.key)):
-            found, error = self._checked(processor, output, dict(zip(self.own.key, key, strict=True)), of_key)
-            keys += [key] * len(found)
-            records += found
-            errors += [error] * len(found)
-        if any(errors):  # the batch is not committed
-            place = next(i for i, error in enumerate(errors) if error)
-            keys, records, errors = keys[place : place + 1], [None], errors[place : place + 1]
-        columns = {
-            name: pa.array([key[i] for key in keys], kind)
-            for i, (name, kind) in enumerate(zip(self.own.key, key_types, strict=True))
-        }
-        columns[ORDINAL] = pa.array(_numbered(keys), pa.int32())
-        blank = output.check({})
-        columns |= output.own([blank if record is None else record for record in records])
-        return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
-
-    def _checked(
-        self, processor: KeyedProcessor[Any], output: OutputColumns, key: Mapping[str, Any], rows: Iterable[Any]
-    ) -> tuple[list[Any], str | None]:
-        found = list[Any]()
-        try:
-            for call in calls_of(processor, key, self._apart(rows)):
-                found += map(output.check, self._limited(call))
-        except Exception as error:  # noqa: BLE001 (a processor is its user's code)
-            return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
-        return found, None
-
-    def _limited(self, call: Iterable[Record]) -> Iterator[Record]:
-        limit = self.own.max_records_per_call
-        for number, record in enumerate(call):
-            if number == limit:
-                raise OverflowError(f"more than {limit} records of one call: max_records_per_call allows no more")
-            yield record
-
-    def _apart(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """A key's rows, as long as each has its own place among them: else batches would decide which comes first."""
-        former: list[Any] | None = None
-        for row in rows:
-            place = [row[name] for name in self.own.order]
-            if place == former:
-                raise ValueError(f"two rows are alike in {', '.join(self.own.order)}: `order` must tell them apart")
-            former = place
-            yield row
-
-
-def _each(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    for batch in rows.to_batches(max_chunksize=_SLICE):
-        yield from batch.to_pylist()
-
-
-def _numbered(keys: Iterable[tuple[Any, ...]]) -> list[int]:
-    """Of each record, which of its key's it is."""
-    seen: dict[tuple[Any, ...], int] = {}
-    found = []
-    for key in keys:
-        found.append(seen.get(key, 0))
-        seen[key] = found[-1] + 1
-    return found
+_REFERENCE = "reference."
 
 
 class KeyedTable:
     """The table of a processor with a key, and what it is made of.
 
     Raises:
-        ConfigError: the class or the columns cannot be used.
+        ConfigError: the class, the product or the columns cannot be used.
         LakeError: the source is not there, tells nothing of its changes, or lacks rows that retention has removed.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, own: ProcessorSettings) -> None:
-        self._settings, self._own, self._ref = settings, own, ref_of(own)
-        if own.on_error not in (None, OnViolation.FAIL):
-            raise ConfigError(f"processors.{own.name}.on_error: with a key there is fail alone")
+        self._settings, self._own = settings, own
         if not Lake(settings).exists(spark, own.source):
             raise LakeError(f"{own.source} is not there yet: what fills it has to run first")
         present = Lake(settings).storage.columns(spark, own.source)
-        if missing := [name for name in (*own.key, *own.order) if name not in present]:
-            raise ConfigError(f"processors.{own.name}: {own.source} has no column {', '.join(missing)}")
-        _check_key(own, present)
-        self._head = (*((name, present[name]) for name in own.key), (ORDINAL, "int"))
-        try:
-            self.output = OutputColumns(self._ref.load_keyed().output, self._head)
-        except ValueError as error:
-            raise ConfigError(f"processors.{own.name}.class: {own.target}.output: {error}") from None
-        comment = f"What the processor {own.name} makes of the rows of {own.source}, key by key"
-        schema = TableSchema(self.output.ddl, comment, cluster_by=own.key[:2], skipping=own.key, feed=True)
+        self.work = ByProduct(own, present) if isinstance(own, ProductProcessor) else ByClass(own, present)
+        self.columns = (*self.work.columns, (BATCH, "bigint"))
+        by = self.work.by
+        schema = TableSchema(self.columns, self.work.comment, cluster_by=by[:2], skipping=by, feed=True)
         self.lake = Lake(settings, {own.into: schema})
 
     @property
     def keys(self) -> tuple[str, ...]:
         """What tells its rows apart."""
-        return (*self._own.key, ORDINAL)
+        return self.work.keys
 
     def refuse_other_key(self, spark: SparkSession) -> None:
         """Refuses a table whose rows are by other columns than the key's.
@@ -185,31 +77,104 @@ class KeyedTable:
             ConfigError: naming both.
         """
         own = self._own
-        if self.lake.exists(spark, own.into):
-            by = self.lake.storage.properties(spark, own.into).get(SKIPPING, "").split(",")
-            if by != list(own.key):
-                raise ConfigError(
-                    f"processors.{own.name}.key: the rows of {own.into} are by {', '.join(by)}, and not by "
-                    f"{', '.join(own.key)}: with another key give it another `table`; or drop "
-                    f"that one, and run `sessionlake rebuild processor:{own.name}`"
+        if (by := self._is_by(spark)) not in (None, self.work.by):
+            raise ConfigError(
+                f"{own.where}.key: the rows of {own.into} are by {', '.join(by or ())}, and not by "
+                f"{', '.join(self.work.by)}: with another key give it another `table`; or drop "
+                f"that one, and run `sessionlake rebuild {own.rebuilt_as}`"
+            )
+
+    def _is_by(self, spark: SparkSession) -> tuple[str, ...] | None:
+        """The columns that the rows of the table there is are by."""
+        if not self.lake.exists(spark, self._own.into):
+            return None
+        return tuple(self.lake.storage.properties(spark, self._own.into).get(SKIPPING, "").split(","))
+
+    # -- what a declared product's rows rest on
+
+    def is_whole(self, spark: SparkSession) -> bool:
+        """Whether the table is what the product, as it is declared now, has made of what it has read."""
+        there = self.lake.exists(spark, self._own.into)
+        return there and self.lake.storage.properties(spark, self._own.into).get(LOGIC) == self.work.logic
+
+    def begin(self, spark: SparkSession) -> None:
+        """Creates the table if there is none, and holds a product's to one logic.
+
+        Raises:
+            ConfigError: a class's rows are by another key.
+            LakeError: a product's rows were made by other logic, or are lost.
+        """
+        own, lake, logic = self._own, self.lake, self.work.logic
+        if logic is None:
+            self.refuse_other_key(spark)
+        elif not self.is_whole(spark):
+            begun = Generations(self._settings.checkpoint(own.layer), own.layer).present.app_id is not None
+            if begun or (lake.exists(spark, own.into) and lake.reader(spark).any(own.into)):
+                raise LakeError(
+                    f"{own.into} was made by other logic (now {logic}), or is not whole: "
+                    f"`sessionlake rebuild {own.rebuilt_as}` makes it anew"
                 )
+        lake.ensure(spark, [own.into, LEDGER])
+        self.note_logic(spark)
+
+    def begin_anew(self, spark: SparkSession) -> None:
+        """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made.
+
+        A stream that has read another table than the source, or one before it, begins once more.
+        """
+        own, lake = self._own, self.lake
+        checkpoint = Path(self._settings.checkpoint(own.layer))
+        last = last_planned(checkpoint)
+        if last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark)):
+            checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
+        if self.work.logic is not None and lake.exists(spark, own.into) and not self.is_whole(spark):
+            lake.set_property(spark, own.into, LOGIC, "")
+            if self._is_by(spark) != self.work.by:
+                lake.drop(spark, own.into)
+
+    def _source_id(self, spark: SparkSession) -> str:
+        """What Delta calls the source, and no table that was there before it."""
+        found = self.lake.delta(spark, self._own.source).detail().select("id").first()
+        return "" if found is None else str(found["id"])
+
+    def note_logic(self, spark: SparkSession) -> None:
+        """Notes what a product's rows rest on: from then on the table is whole."""
+        if self.work.logic is not None and not self.is_whole(spark):
+            self.lake.set_property(spark, self._own.into, LOGIC, self.work.logic)
+
+    # -- what it is made of
 
     def feed(self, spark: SparkSession) -> DataFrame:
         """The stream of what is added to the source, or changes in it."""
         own, told = self._own, self.lake.storage.properties(spark, self._own.source)
+        if own.source.startswith(_REFERENCE) and told.get(CHANGE_FEED) != "true":
+            self.lake.set_property(spark, own.source, CHANGE_FEED, "true")
+            told = {CHANGE_FEED: "true"}
         if told.get(CHANGE_FEED) == "true":
             options = {"readChangeFeed": "true"}
         elif told.get(APPEND_ONLY) is not None or (own.source in TABLES and TABLES[own.source].append_only):
             options = PASSING_REMOVALS
         else:
             raise LakeError(
-                f"processors.{own.name}.source: {own.source} tells nothing of the rows that change in it: it is "
-                "neither a table that rows are only appended to, nor one with a change data feed"
+                f"{own.where}.source: {own.source} tells nothing of the rows that change in it: it is "
+                "neither a table that rows are only appended to, nor one with a change data feed, as gold.change_feed "
+                "switches on for gold's"
             )
         return self.lake.stream(spark, own.source, self._settings.silver.max_bytes_per_trigger, options)
 
+    def source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """The source's rows, now or as of a version.
+
+        Raises:
+            LakeError: retention has removed some.
+        """
+        own = self._own
+        if (cut := retained(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
+            raise LakeError(f"{cut.since}: processor {own.name} goes by all rows of a key")
+        return self.lake.read(spark, own.source, version)
+
     def made(self, spark: SparkSession, keys: DataFrame | None = None) -> DataFrame:
-        """What the class makes of the source's rows: the columns of `output`, less `_batch`.
+        """What comes of the source's rows: the table's columns, less `_batch`.
 
         Args:
             keys: of these alone.
@@ -217,56 +182,24 @@ class KeyedTable:
         Raises:
             ProcessorError: the class failed.
         """
-        from pyspark.sql import functions as F
-
-        own = self._own
-        if (cut := retained(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
-            raise LakeError(f"{cut.since}: processor {own.name} goes by all rows of a key")
-        rows = self.lake.read(spark, own.source).where(self.has_key())
+        rows = self.work.given(self.source(spark))
         if keys is not None:
-            rows = rows.join(keys, list(own.key), "left_semi")
-        ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in (*self.output.ddl[:-1], (_ERROR, "string")))
-        group = F.pmod(F.xxhash64(*map(quote, own.key)), F.lit(_GROUPS))
-        groups = _Groups(self._ref, own, self._head)
-
-        def call(of_group: pa.Table) -> pa.Table:
-            return groups(of_group)
-
-        found = rows.groupBy(group.alias("group")).applyInArrow(call, ddl).localCheckpoint()
-        failed = found.where(F.col(_ERROR).isNotNull()).orderBy(_ERROR).first()
-        if failed is not None:
-            raise ProcessorError(
-                f"processor {own.name} failed: {failed[_ERROR]}. Nothing of the batch was committed. Correct the class "
-                "and run it again"
-            )
-        return found.drop(_ERROR)
-
-    def has_key(self) -> Column:
-        """Of a row of the source, whether it has all of the key's columns."""
-        from pyspark.sql import functions as F
-
-        found = F.lit(col=True)
-        for name in self._own.key:
-            found = found & F.col(quote(name)).isNotNull()
-        return found
+            rows = rows.join(keys, list(self.work.by), "left_semi")
+        return self.work.made(rows)
 
 
-def _check_key(own: ProcessorSettings, columns: Mapping[str, str]) -> None:
-    for name in own.key:
-        if own.key.count(name) > 1 or name.lower() in _RESERVED:
-            raise ConfigError(f"processors.{own.name}.key: each column once, none of {', '.join(sorted(_RESERVED))}")
-        if not _EXACT.fullmatch(columns[name]):
-            raise ConfigError(
-                f"processors.{own.name}.key: {name} is {columns[name]}: texts, bytes, whole and decimal numbers, "
-                "booleans, dates and times are told apart"
-            )
+def _read_by(checkpoint: Path, batch: int) -> str | None:
+    """What Delta calls the table that a batch has read; None of a damaged checkpoint, which its next start tells."""
+    try:
+        return str(planned(checkpoint, batch)[1]["reservoirId"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, once: bool = False) -> LayerQuery:
     """Starts a keyed processor's stream; see `processors.job.start`."""
     table = KeyedTable(spark, settings, own)
-    table.refuse_other_key(spark)
-    table.lake.ensure(spark, [own.into, LEDGER])
+    table.begin(spark)
     _refuse_older_checkpoint(table.lake.reader(spark), settings, own)
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
     return query.start(table.feed(spark), _KeyedBatch(table, settings, own), trigger=own.trigger, once=once)
@@ -300,17 +233,17 @@ class _KeyedBatch:
         from pyspark.sql import functions as F
 
         started, spark, own = datetime.now(UTC), frame.sparkSession, self.own
-        by, lake = list(map(quote, own.key)), self.table.lake
-        keys = frame.where(self.table.has_key()).select(*by).distinct().localCheckpoint()
+        by, lake = self.table.work.by, self.table.lake
+        keys = self.table.work.given(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.made(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.keys)
-        former = lake.read(spark, own.into).join(keys, list(own.key), "left_semi")
+        former = lake.read(spark, own.into).join(keys, list(by), "left_semi")
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
         source = rows.withColumn(DELETE, F.lit(col=False)).unionByName(gone).localCheckpoint()
         count, outputs = source.count(), list[TableOutput]()
         if count:
-            others = tuple(name for name, _ in self.table.output.ddl if name not in same)
-            upsert = Upsert(self.table.keys, others, bounded=own.key[:1], deletes=True)
+            others = tuple(name for name, _ in self.table.columns if name not in same)
+            upsert = Upsert(self.table.keys, others, bounded=by[:1], deletes=True)
             commit = merge(spark, lake, own.into, source, upsert, txn)
             outputs.append(TableOutput(own.into, commit.version, count))
         told = LedgerEntry(
@@ -327,21 +260,23 @@ def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> 
     from pyspark.sql import functions as F
 
     started, table = datetime.now(UTC), KeyedTable(spark, settings, own)
+    table.begin_anew(spark)
     rows, found = _compared(spark, table, own)
     lake, last = table.lake, last_batch(table.lake.reader(spark), own.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = config_hash_of(settings, own)
     told = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
-    columns = lake.storage.columns(spark, own.into) != dict(table.output.ddl)
+    columns = lake.storage.columns(spark, own.into) != dict(table.columns)
     lake.overwrite(spark, own.into, numbered, txn, told, changes=bool(found), columns=columns)
     output = TableOutput(own.into, lake.last_commit(spark, own.into).version, found.rows)
     write(spark, lake, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
+    table.note_logic(spark)
     return found.rows, found
 
 
 def compared(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> Difference:
-    """How the table would differ if the class as it is now had made it; nothing is changed."""
+    """How the table would differ if the class, or the product, as it is now had made it; nothing is changed."""
     return _compared(spark, KeyedTable(spark, settings, own), own)[1]
 
 

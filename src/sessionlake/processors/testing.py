@@ -22,7 +22,7 @@ from sessionlake.config import CaptureSettings, ProcessorSettings
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lake.ledger import COUNTS
 from sessionlake.processors.api import KeyedProcessor, Processor
-from sessionlake.processors.keyed import calls_of
+from sessionlake.processors.by_class import calls_of
 from sessionlake.processors.load import ProcessorRef, check
 from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD, OutputColumns

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared import tables_of, with_finals
+from sessionlake.gold.declared import product_of, tables_of, with_finals
+from sessionlake.gold_settings import ProductSettings
 from sessionlake.lake.names import GOLD, ROWS, VIEWS
 
 
@@ -32,7 +33,13 @@ class Outlet:
 def outlets(settings: Settings) -> dict[str, Outlet]:
     """The tables that can be published, if their change feed is on: rows of sessions, and all that gold keeps up."""
     found = {ROWS: Outlet(("topic", "session_id", "row_id"), whole=True)}
-    return found | {table.table: Outlet(table.row_keys) for table in with_finals(tables_of(settings))}
+    found |= {table.table: Outlet(table.row_keys) for table in with_finals(tables_of(settings))}
+    return found | {table: Outlet(product_of(one).row_keys) for table, one in _of_tables(settings).items()}
+
+
+def _of_tables(settings: Settings) -> dict[str, ProductSettings]:
+    """The products that are made of tables: these have a change feed in any case."""
+    return {one.table: one for one in settings.gold.products if one.source is not None}
 
 
 def outlet_of(settings: Settings, table: str) -> Outlet:
@@ -53,7 +60,7 @@ def outlet_of(settings: Settings, table: str) -> Outlet:
             f"these are: {', '.join(known)}"
         )
     schema, name = table.split(".")
-    if schema == GOLD and name not in settings.gold.change_feed:
+    if schema == GOLD and name not in settings.gold.change_feed and table not in _of_tables(settings):
         raise UsageError(
             f"publish: {table} has no change feed, since gold.change_feed does not name it. Put {name} there, as in "
             f"`gold: {{change_feed: [{', '.join((*settings.gold.change_feed, name))}]}}`; gold switches it on when it "

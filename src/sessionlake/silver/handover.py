@@ -146,8 +146,11 @@ def next_batch(settings: Settings, layer: str = SILVER) -> int:
     return first_batch(settings, layer) + (0 if committed is None else committed + 1)
 
 
-def taken_in(settings: Settings, layer: str) -> int | None:
+def taken_in(settings: Settings, layer: str, *, feed: bool = False) -> int | None:
     """The last version of the table that it reads that a layer has taken in; None before its first batch.
+
+    Args:
+        feed: whether it reads the table's change feed, of which a batch has whole versions.
 
     Raises:
         LakeError: it has stopped within a version, or within a batch.
@@ -161,20 +164,25 @@ def taken_in(settings: Settings, layer: str) -> int | None:
         raise LakeError(f"{layer} has not finished its last batch: {run}")
     if batch is None:
         return begin.bronze_version if begin else None
-    version, is_whole = reached(settings, layer, batch)
+    version, is_whole = reached(settings, layer, batch, feed=feed)
     if not is_whole:
         raise LakeError(f"{layer} has read a part of what the layer before it wrote at once: {run}")
     return version
 
 
-def reached(settings: Settings, layer: str, batch: int) -> tuple[int, bool]:
+def reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -> tuple[int, bool]:
     """The version of the table that a layer reads that a batch, by Spark's number, comes to; whether to its end.
+
+    Args:
+        feed: as with `taken_in`.
 
     Raises:
         LakeError: the checkpoint does not say it.
     """
     version, index, is_first = _place(settings, layer, batch)
-    return (version, False) if is_first or index != _BOUNDARY else (version - 1, True)
+    if index == _BOUNDARY and not is_first:
+        return version - 1, True
+    return version, feed and not is_first
 
 
 def following(settings: Settings, layer: str, batch: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.functions import Aggregate, Derived
+from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Source
@@ -44,7 +44,7 @@ class Product:
         name: of the table, in the schema `gold`.
         keys: of the events' columns, texts, those that tell rows apart.
         aggregates: the results by the names of their columns; what begins with an underscore is kept for others.
-        source: what an event is.
+        source: what an event is: what changes set, or, as `Rows`, the rows of a table.
         bucket_ms: length of the buckets in milliseconds; None: all time is one.
         below: the product of finer buckets from whose rows this one's are made.
         comment: what a row is, for the table's description.
@@ -96,6 +96,12 @@ class Product:
     def results(self) -> tuple[str, ...]:
         """Its results' columns."""
         return tuple(name for name in self.aggregates if not name.startswith("_"))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The events' columns that its aggregates need, and its source does not name: those of a table's rows."""
+        own = {name for one in self._merging.values() for name in one.reads}
+        return tuple(sorted(own - {"value", *(name for name, _ in ORDER), *self.keys}))
 
     @property
     def logic(self) -> str:
@@ -151,6 +157,10 @@ class Product:
         for name, aggregate in self._merging.items():
             begun |= aggregate.begin(name, events)
         return self.merged(pa.table(begun))
+
+    def of_rows(self, rows: pa.Table) -> pa.Table:
+        """Its rows for these rows of the table that it is made of: of each key and bucket, all there are."""
+        return self.of_events(self.source.events(rows, Declared(()), (*self.keys, *self.reads)))
 
     def of_finer(self, rows: pa.Table) -> pa.Table:
         """Its rows for these rows of the product below alone."""

@@ -83,6 +83,56 @@ class Texts(Source):
         return _set_to(changes, fields, "column", pa.string(), marks)
 
 
+@dataclass(frozen=True)
+class Rows(Source):
+    """A row of a table, for products that are made of all rows of a key each time: its columns that are named.
+
+    Attributes:
+        table: its two-level name.
+        time: the column that has the event time: a timestamp, or milliseconds.
+        value: the column that is `value` to aggregates.
+        order: columns by which rows of one time are ordered; of those alike in all, the greater value is the later.
+        numbers: whether `value` is a number; else it is told apart as a text.
+    """
+
+    table: str
+    time: str | None = None
+    value: str | None = None
+    order: tuple[str, ...] = ()
+    numbers: bool = True
+
+    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = ()) -> pa.Table:
+        """See `Source`; with the place of each in order, as `position`.
+
+        Args:
+            changes: rows with the columns of `marks`, and those of `ts` (ms), `value` (a double, or a text) and
+                `order:<i>` that are named.
+            declared: not needed.
+            marks: further columns that aggregates read, and the keys.
+        """
+        del declared
+        names = [*marks, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
+        orders = [order_field(i) for i in range(len(self.order))]
+        rows = changes.select([*names, *orders])
+        there = np.ones(rows.num_rows, np.bool_)
+        for column in map(rows.column, names):
+            there &= column.is_valid().to_numpy()
+            if pa.types.is_floating(column.type):
+                there &= ~pc.fill_null(pc.is_nan(column), fill_value=True).to_numpy()
+        rows = rows.filter(pa.array(there))
+        places = [name for name in ("ts", *orders, "value", *marks) if name in rows.column_names]
+        rows = rows.sort_by([(name, "ascending") for name in places]).select(names)
+        rows = rows.append_column("position", pa.array(np.arange(rows.num_rows)))
+        if not self.time:
+            rows = rows.append_column("ts", pa.array(np.zeros(rows.num_rows, np.int64)))
+        return rows.append_column("ordinal", pa.array(np.zeros(rows.num_rows, np.int32)))
+
+
+def order_field(index: int) -> str:
+    """Name of the column that holds column `index` of the order of a table's rows."""
+    return f"order:{index}"
+
+
 def _set_to(
     changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
 ) -> pa.Table:

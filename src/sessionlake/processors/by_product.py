@@ -1,0 +1,127 @@
+"""What a product of gold makes of a table's rows: its aggregates over all of a key and bucket, each time anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.errors import ConfigError
+from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.sources import Rows, order_field
+from sessionlake.gold.declared import product_of
+from sessionlake.gold.verify import by_sql
+from sessionlake.lake.storage import quote
+from sessionlake.processor_settings import ProductProcessor
+from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
+from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_INEXACT = ("float", "double")
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "decimal", *_INEXACT)
+_TIMES = ("timestamp", "bigint")
+
+
+class ByProduct(Computation):
+    """The figures of a declared product, a row for each key and bucket.
+
+    Args:
+        present: the source's columns and their types.
+
+    Raises:
+        ConfigError: the product or the columns cannot be used.
+    """
+
+    def __init__(self, own: ProductProcessor, present: Mapping[str, str]) -> None:
+        self.product = product_of(own.product)
+        if not isinstance(self.product.source, Rows):
+            raise ConfigError(f"{own.where}.source: {own.product.python} is made of silver's changes")
+        self._rows, self._present = self.product.source, present
+        self._require_columns(own)
+        self.by = self.keys = self.product.row_keys
+        keys = ((name, "timestamp" if name not in own.key else present[name]) for name in self.keys)
+        self.columns = (*keys, *(column for column in self.product.columns if column[0] in self.product.results))
+        self.comment = f"Of the rows of {own.source}, one for each {', '.join(self.keys)}"
+        self.logic = self.product.logic
+
+    def _require_columns(self, own: ProductProcessor) -> None:
+        rows, present = self._rows, self._present
+        single = [name for name in (rows.time, rows.value) if name is not None]
+        require_columns(own, (*own.key, *single, *rows.order, *self.product.reads), present)
+        require_exact(own, "keys", own.key, present)
+        require_exact(own, "order", rows.order, present)
+        if rows.time is not None and present[rows.time] not in _TIMES:
+            raise ConfigError(
+                f"{own.where}.time: {rows.time} is {present[rows.time]}: a timestamp, or a bigint in milliseconds"
+            )
+        if rows.value is None:
+            return
+        kind = present[rows.value].split("(")[0]
+        if rows.numbers and kind not in _NUMBERS:
+            raise ConfigError(
+                f"{own.where}.value: {rows.value} is {kind}: a number, or, to tell texts apart, `of: texts`"
+            )
+        if not rows.numbers:
+            require_exact(own, "value", [rows.value], present)
+
+    def given(self, rows: DataFrame) -> DataFrame:
+        """See `Computation`."""
+        from pyspark.sql import functions as F
+
+        found, length = rows.select(*self._needed()), self.product.bucket_ms
+        if length is not None:
+            begin = F.try_subtract("ts", F.pmod("ts", F.lit(length).cast("bigint")))
+            within = F.col("ts").between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
+            found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
+        return have(found, self.by)
+
+    def made(self, rows: DataFrame) -> DataFrame:
+        """See `Computation`."""
+        names = tuple(name for name, _ in self.columns)
+        return each_group(rows, self.by, _Figures(self.product, names), self.columns)
+
+    def truth(self, rows: DataFrame) -> DataFrame:
+        """What the table is compared with: the same of all rows of the source, by plain Spark SQL."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        source, events = self._rows, rows.select(*self._needed())
+        orders = [order_field(i) for i in range(len(source.order))]
+        events = have(events, [name for name in events.columns if name not in orders])
+        if source.time is None:
+            events = events.withColumn("ts", F.lit(0).cast("bigint"))
+        order = [F.col("ts"), *(F.col(quote(name)).asc_nulls_last() for name in orders)]
+        order += [F.col("value")] if source.value is not None else []
+        for name, kind in events.dtypes:
+            events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
+        place = F.row_number().over(Window.partitionBy(*map(quote, self.product.keys)).orderBy(*order))
+        return by_sql(events.withColumns({"position": place, "ordinal": F.lit(0)}), self.product)
+
+    def _needed(self) -> list[Column]:
+        """Of the source's columns those that events are made of, under the names that these have."""
+        from pyspark.sql import functions as F
+
+        source = self._rows
+        found = {name: F.col(quote(name)) for name in (*self.product.keys, *self.product.reads)}
+        found |= {order_field(i): F.col(quote(name)) for i, name in enumerate(source.order)}
+        if source.value is not None:
+            found["value"] = F.col(quote(source.value)).cast("double" if source.numbers else "string")
+        if source.time is not None:
+            time = F.col(quote(source.time))
+            found["ts"] = F.unix_millis(time) if self._present[source.time] == "timestamp" else time
+        return [column.alias(name) for name, column in found.items()]
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A function of Arrow tables: rows of several keys to the product's rows."""
+
+    product: Product
+    names: tuple[str, ...]
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        return self.product.of_rows(rows).select(list(self.names))
