@@ -24,7 +24,6 @@ from sessionlake.gold.fold.outputs import (
     GoldReport,
     SeriesOutput,
     product_tables,
-    read_rows,
     total,
 )
 from sessionlake.gold.fold.pack import ChangePacker, Chunks, ReadChanges, owners_of, place_of, shard_field, taken_apart
@@ -32,6 +31,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
 from sessionlake.gold_settings import ProductSettings
+from sessionlake.protocol.arrow import dense
 from sessionlake.protocol.chunk import write_ipc
 
 METRICS = ("price", "qty")
@@ -104,11 +104,11 @@ class Gold:
         owners = ["".join(c[name] or "" for name in owner) for owner in owners_of(self.series)]
         return {shard_field(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
-    def _write(self, series: RollingAverage, content: dict[str, bytes]) -> None:
+    def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
         table = self.tables[series.name]
-        beyond = read_rows([content[kind]]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
+        beyond = dense(content[kind]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
         for kind in (SeriesOutput.RESTATED, SeriesOutput.NEW, SeriesOutput.CHANGED):
-            rows = read_rows([content[kind.of(series)]]).to_pylist() if kind.of(series) in content else []
+            rows = dense(content[kind.of(series)]).to_pylist() if kind.of(series) in content else []
             if kind is SeriesOutput.RESTATED:
                 self.restated += rows
                 continue
@@ -119,7 +119,7 @@ class Gold:
                 table[key] = row
         if beyond is not None:
             found = recompute(self._with_history(series, beyond), series)
-            self._write(series, {emitted.kind: emitted.payload for emitted in found})
+            self._write(series, {emitted.kind: emitted.rows for emitted in found})
 
     def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
@@ -400,19 +400,19 @@ def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pyte
         change(f"s{i % 5}", f"r{i % 3}", i, i * 7_000_000, price=float(i), **({"qty": 1.0} if i % 2 else {}))
         for i in range(40)
     ]
-    emitted: dict[str, list[bytes]] = {}
+    emitted: dict[str, list[pa.Table]] = {}
     for shard, chunks in gold._packed(changes).items():
         state, out = fold(shard, None, chunks)
         assert state is None
-        for kind, payload in out:
-            emitted.setdefault(kind, []).append(payload)
+        for kind, rows in out:
+            emitted.setdefault(kind, []).append(rows)
     assert (CHANGES in emitted) == (few > 0)
     assert (METRICS_1M.name in emitted) == (few < 1_000)
     given = pa.Table.from_batches([pa.RecordBatch.from_pylist(changes, _SCHEMA)])
     for product in STANDARD:
-        parts = [read_rows(emitted[product.name])] if product.name in emitted else []
+        parts = [pa.concat_tables(map(dense, emitted[product.name]))] if product.name in emitted else []
         if CHANGES in emitted:
-            table = read_rows(emitted[CHANGES], encoded=True).unify_dictionaries()
+            table = pa.concat_tables(emitted[CHANGES]).unify_dictionaries()
             parts.append(product_tables(table, declared, STANDARD)[product.name])
         plain = [part.cast(product.schema()) for part in (product.schema().empty_table(), *parts)]
         whole = product.merged(pa.concat_tables(plain))

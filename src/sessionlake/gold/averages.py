@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.gold.fold.outputs import RowRange, SeriesOutput, unpack
+from sessionlake.gold.fold.outputs import RowRange, SeriesOutput
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.folded import Part, rows_of
 from sessionlake.gold.slow import beyond_ddl, recomputed
@@ -23,6 +23,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Mapped, Rows, as_frame
+from sessionlake.streaming.carried import unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.fold.outputs import CHANGES, RowRange, encoded, product_tables, read_rows, span_of, unpack
+from sessionlake.gold.fold.outputs import CHANGES, RowRange, encoded, product_tables, span_of
 from sessionlake.gold.fold.series import OF_SESSION
-from sessionlake.gold.folded import Part
+from sessionlake.gold.folded import Part, read_rows
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.runtime.frames import Mapped
+from sessionlake.streaming.carried import unpack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

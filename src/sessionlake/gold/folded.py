@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, read_rows, total, unpack
+import pyarrow as pa
+
+from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, total
+from sessionlake.protocol.arrow import dense
 from sessionlake.runtime.frames import Mapped, Rows
+from sessionlake.streaming.carried import rows_in, unpack
 from sessionlake.streaming.folded import Folded, collect
 
 if TYPE_CHECKING:
@@ -43,3 +47,13 @@ def rows_of(parts: Sequence[Part], kinds: Sequence[str], ddl: str) -> Rows:
         return read_rows(at_hand)
     payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in parts]
     return Mapped(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)
+
+
+def read_rows(payloads: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
+    """Payloads of one kind as one table.
+
+    Args:
+        encoded: texts that came as dictionaries stay so.
+    """
+    tables = map(rows_in, payloads)
+    return pa.concat_tables(tables if encoded else map(dense, tables))

@@ -46,6 +46,7 @@ from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver.handover import HandedOver, Handover, folder, in_force
+from sessionlake.streaming.carried import Files
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_interrupted_rebuild
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -169,7 +170,7 @@ def folded(
     fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms)
     if begin is not None:
         fold = HandedOver(fold, str(folder(settings, LAYER)))
-    return fold_shards(packed, fold)
+    return fold_shards(packed, fold, Files.of(lake.storage.scratch, LAYER))
 
 
 class _GoldBatch:
@@ -185,6 +186,8 @@ class _GoldBatch:
         finals: Finals,
     ) -> None:
         self._lake, self._expiry, self._finals = lake, expiry, finals
+        self._files = Files.of(lake.storage.scratch, LAYER)
+        self._files.clear()
         self._settings = settings
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
@@ -212,6 +215,7 @@ class _GoldBatch:
                     outputs += self._rules(spark, rows, txn)
         finally:
             folded.unpersist()
+            self._files.clear()
         report = part.report
         entry = LedgerEntry(
             layer=LAYER,

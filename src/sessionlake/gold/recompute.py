@@ -13,7 +13,6 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
 from sessionlake.gold.changes import declared_in, events_of, marks
-from sessionlake.gold.fold.outputs import read_rows
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.slow import new_points
@@ -21,6 +20,7 @@ from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.retained import retained
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import dense
 from sessionlake.runtime.frames import gathered
 from sessionlake.silver import handover
 
@@ -93,7 +93,7 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
     points = new_points(events, series)
 
     def call(rows: pa.Table) -> pa.Table:
-        return read_rows(emitted.payload for emitted in recompute(rows, series))
+        return pa.concat_tables(dense(emitted.rows) for emitted in recompute(rows, series))
 
     shard = F.pmod(F.xxhash64(*map(quote, series.keys)), F.lit(GROUPS))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, series.ddl)

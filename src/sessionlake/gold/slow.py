@@ -11,6 +11,7 @@ from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.lake.storage import quote
+from sessionlake.streaming.carried import sent
 from sessionlake.streaming.sharded import FOLDED_SCHEMA
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
     ).unionByName(_as_new(beyond))  # fmt: skip
 
     def call(table: pa.Table) -> pa.Table:
-        found = reported(ReadChanges(), 0, recompute(table, series))
+        found = sent(reported(ReadChanges(), 0, recompute(table, series)))
         return pa.table({"kind": [kind for kind, _ in found], "payload": [payload for _, payload in found]}, _FOLDED)
 
     shard = F.pmod(F.xxhash64(*keys), F.lit(shards))

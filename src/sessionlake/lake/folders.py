@@ -89,6 +89,7 @@ class Folders(Storage):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.scratch = settings.home / "scratch"
         self._indexes = KeyIndexes(self.limits.index_bytes)
 
     def path(self, table: str) -> Path:

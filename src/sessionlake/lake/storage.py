@@ -23,6 +23,8 @@ from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.runtime.frames import Rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -137,12 +139,14 @@ class Storage(ABC):
 
     Attributes:
         limits: between the driver's work and the cluster's.
+        scratch: a folder for what lasts no longer than a batch, which driver and tasks see alike, if there is one.
         needs_session: whether tables can be read only by Spark.
         keeps_functions: whether SQL functions and views stay when the session ends.
         log: properties of every table that say who removes its log.
     """
 
     limits: Limits
+    scratch: Path | None = None
     needs_session: bool
     keeps_functions: bool
     log: Mapping[str, str]
@@ -194,10 +198,7 @@ class Storage(ABC):
 
     @abstractmethod
     def token(self, name: str) -> int:
-        """Of what this process has claimed: greater than that of every holder before.
-
-        0 where nothing can be taken over from a process that goes on later.
-        """
+        """Of a claim: greater than every holder's before; 0 where none is taken over from one that goes on later."""
 
     @abstractmethod
     def overtook(self, name: str) -> bool:

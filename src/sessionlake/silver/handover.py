@@ -20,6 +20,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import SILVER
+from sessionlake.streaming.carried import Emissions
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned, way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
 
@@ -294,9 +295,7 @@ class HandedOver:
     fold: ShardFold
     place: str
 
-    def __call__(
-        self, shard: int, state: bytes | None, chunks: list[bytes]
-    ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
         """See `ShardFold`."""
         begins = _state(self.place, shard) if state is None else None
         after, out = self.fold(shard, state or begins, chunks)

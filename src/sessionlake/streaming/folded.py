@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.protocol.chunk import COMPRESSED, plain
+from sessionlake.protocol.chunk import plain
+from sessionlake.streaming.carried import ELSEWHERE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,8 +49,8 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
     """
     from pyspark.sql import functions as F
 
-    # What is compressed was large.
-    fits = (F.length("payload") <= inline_bytes) & ~F.startswith("payload", F.lit(COMPRESSED))
+    large = reduce(operator.or_, (F.startswith("payload", F.lit(begin)) for begin in ELSEWHERE))
+    fits = (F.length("payload") <= inline_bytes) & ~large
     is_small = fits | (F.col("kind") == report)
     inline: dict[str, list[bytes | None]] = {}
     for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():

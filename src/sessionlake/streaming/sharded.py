@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from sessionlake.errors import note_place
-from sessionlake.protocol.chunk import compressed
-from sessionlake.protocol.types import Payloads
+from sessionlake.streaming.carried import NO_FILES, Emissions, Files, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +24,7 @@ FOLDED_SCHEMA = "kind string, payload binary"
 class ShardFold(Protocol):
     """A pure fold of one shard; must be picklable, since Spark ships it to its workers."""
 
-    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
+    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
         """Folds the batch's chunks of a shard.
 
         Args:
@@ -34,16 +33,17 @@ class ShardFold(Protocol):
             chunks: the batch's packed input, in no particular order.
 
         Returns:
-            The new state (None: unchanged) and `(kind, payload)` pairs to emit.
+            The new state (None: unchanged) and what is emitted.
         """
         ...
 
 
-def fold_shards(packed: DataFrame, fold: ShardFold) -> DataFrame:
+def fold_shards(packed: DataFrame, fold: ShardFold, files: Files = NO_FILES) -> DataFrame:
     """Runs the fold as a streaming stateful operator.
 
     Args:
         packed: streaming frame `shard int, chunk binary`.
+        files: where large rows go, which then are not in the frame.
 
     Returns:
         Streaming frame `kind string, payload binary`, in append mode.
@@ -56,7 +56,7 @@ def fold_shards(packed: DataFrame, fold: ShardFold) -> DataFrame:
         if after is not None:
             state.update((after,))
         if out:
-            yield pd.DataFrame(_sent(out), columns=["kind", "payload"])
+            yield pd.DataFrame(sent(out, files), columns=["kind", "payload"])
 
     return packed.groupBy("shard").applyInPandasWithState(call, FOLDED_SCHEMA, "state binary", "append", "NoTimeout")
 
@@ -88,7 +88,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
         after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
-        emitted = [*_sent(out), *([] if state is None else [("state", state)])]
+        emitted = [*sent(out), *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
 
     both = packed.withColumn("is_state", F.lit(col=False)).unionByName(states.withColumn("is_state", F.lit(col=True)))
@@ -98,11 +98,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
-def _sent(out: Payloads) -> Payloads:
-    return [(kind, compressed(payload)) for kind, payload in out]
-
-
-def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
+def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
     """What the fold returns; what it raises says of which shard, as nothing else does once Spark passes it on."""
     try:
         return fold(shard, state, chunks)

@@ -1,4 +1,4 @@
-"""What the gold fold emits: rows of its tables as Arrow IPC, and a report of how many and of what."""
+"""What the gold fold emits: rows of its tables, and a report of how many and of what."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from sessionlake.gold.fold.pack import ReadChanges, taken_apart
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.protocol.arrow import dense
-from sessionlake.protocol.chunk import read_ipc, write_compressed
-from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
+from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
 """Columns of the series' keys, of key codes."""
@@ -41,7 +39,7 @@ MOST_CAUSES = 16
 
 
 class SeriesOutput(StrEnum):
-    """Kinds of payload that the fold emits of a table of averages, behind its name; each holds rows as Arrow IPC."""
+    """Kinds of payload that the fold emits of a table of averages, behind its name; each holds rows."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -109,7 +107,7 @@ class Emitted(NamedTuple):
 
     kind: str
     span: RowRange
-    payload: bytes
+    rows: pa.Table
 
 
 def rows_out(series: RollingAverage, found: Evolution, new: Points, causes: Causes, names: Names) -> list[Emitted]:
@@ -130,7 +128,7 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
     late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
     told = [emitted for rows in late for emitted in _emitted(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
-        return [*told, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), write_compressed(changes))]
+        return [*told, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
     tables = product_tables(changes, declared, products)
     return told + [
         emitted
@@ -180,16 +178,16 @@ def _emitted(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
-        yield Emitted(kind, span_of(part, time), write_compressed(part))
+        yield Emitted(kind, span_of(part, time), part)
 
 
 def reported(
-    read: ReadChanges, points: int, rows: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
-) -> Payloads:
-    """The rows' payloads, and a report of them."""
-    found, spans = list[tuple[str, bytes]](), dict[str, RowRange]()
-    for kind, span, payload in rows:
-        found.append((kind, payload))
+    read: ReadChanges, points: int, emitted: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
+) -> list[tuple[str, bytes | pa.Table]]:
+    """The rows, and a report of them."""
+    found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowRange]()
+    for kind, span, rows in emitted:
+        found.append((kind, rows))
         spans[kind] = spans[kind] + span if kind in spans else span
     report = GoldReport(read, points, spans, dict(times))
     return [*found, (str(SeriesOutput.REPORT), msgspec.msgpack.encode(report))]
@@ -199,23 +197,6 @@ def total(reports: Iterable[bytes]) -> GoldReport:
     """The shards' reports (msgpack) of one batch, added up."""
     found = (msgspec.msgpack.decode(content, type=GoldReport) for content in reports)
     return sum(found, GoldReport(spans={}, places={}))
-
-
-def read_rows(contents: Iterable[bytes], *, encoded: bool = False) -> pa.Table:
-    """Payloads of one kind as one table.
-
-    Args:
-        encoded: texts that came as dictionaries stay so.
-    """
-    tables = [read_ipc(content) for content in contents]
-    return pa.concat_tables(tables if encoded else map(dense, tables))
-
-
-def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`payload binary` to the rows in the payloads, their texts as dictionaries; see `runtime.frames.Mapped`."""
-    for batch in batches:
-        for payload in batch.column("payload"):
-            yield from read_ipc(payload.as_buffer()).to_batches()
 
 
 def _tables(

@@ -25,7 +25,7 @@ from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
 from sessionlake.protocol.arrow import codes, one
-from sessionlake.protocol.types import Int64s, Payloads, TopicPartition
+from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # in the place of a partition
 _APART = 120
@@ -76,7 +76,9 @@ class GoldFold:
     products: tuple[Product, ...]
     idle_ms: int
 
-    def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Payloads]:
+    def __call__(
+        self, shard: int, state: bytes | None, chunks: list[bytes]
+    ) -> tuple[bytes | None, list[tuple[str, bytes | pa.Table]]]:
         """Folds the batch's chunks."""
         found = Chunks.of(chunks)
         states = decode_states(state)
