@@ -189,6 +189,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
+        lake.cluster(spark, table)
         _pass_over_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
             make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)

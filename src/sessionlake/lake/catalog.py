@@ -214,6 +214,10 @@ class Catalog(Storage):
         if self._known is not None:
             self._known[table] = schema.properties(self._settings.maintain.keep)
 
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """See `Storage`."""
+        spark.sql(f"ALTER TABLE {self.identifier(table)} CLUSTER BY ({', '.join(map(quote, keys))})")
+
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`."""
         if self._known is not None:

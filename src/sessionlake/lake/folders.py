@@ -191,6 +191,9 @@ class Folders(Storage):
         with self.exclusive(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
 
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """See `Storage`: delta-rs does not write to clustered tables."""
+
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; folders that are empty then go, too."""
         del spark

@@ -236,6 +236,10 @@ class Storage(ABC):
         """Creates the table, which is not there."""
 
     @abstractmethod
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """Has the table's rows clustered by these columns from now on, where that can be."""
+
+    @abstractmethod
     def drop(self, spark: SparkSession, table: str) -> None:
         """Removes the table and its history."""
 
@@ -267,9 +271,8 @@ class Storage(ABC):
     def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""
         present = self.properties(spark, table)
-        for key, value in wanted.items():
-            if present.get(key) != value:
-                self.set_property(spark, table, key, value)
+        for key in (key for key, value in wanted.items() if present.get(key) != value):
+            self.set_property(spark, table, key, wanted[key])
         return present
 
     # -- reading

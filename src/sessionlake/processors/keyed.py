@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
+from sessionlake.streaming.source_columns import other_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -268,6 +270,12 @@ def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, on
     table.refuse_other_key(spark)
     table.lake.ensure(spark, [own.into, LEDGER])
     _refuse_older_checkpoint(table.lake.reader(spark), settings, own)
+    other = other_column(spark, table.lake, own.source, settings.checkpoint(own.layer))
+    if other is not None:
+        raise LakeError(
+            f"{own.layer}: {own.source} had a column {other} when it was read last, and does not have it so any more: "
+            f"run `sessionlake rebuild processor:{own.name}`, which makes {own.into} of the rows as they are now"
+        )
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
     return query.start(table.feed(spark), _KeyedBatch(table, settings, own), trigger=own.trigger, once=once)
 
@@ -322,7 +330,8 @@ class _KeyedBatch:
 def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> tuple[int, Difference]:
     """Makes the table of all rows that the source has, in one commit; returns how many there are, and what differed.
 
-    The stream goes on where it is: what it has yet to read is gone through once more.
+    The stream goes on where it is: what it has yet to read is gone through once more. Where it cannot, since the source
+    has other columns, its checkpoint is put aside, and it goes through all rows once more.
     """
     from pyspark.sql import functions as F
 
@@ -337,6 +346,9 @@ def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> 
     lake.overwrite(spark, own.into, numbered, txn, told, changes=bool(found), columns=columns)
     output = TableOutput(own.into, lake.last_commit(spark, own.into).version, found.rows)
     write(spark, lake, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
+    checkpoint = Path(settings.checkpoint(own.layer))
+    if other_column(spark, lake, own.source, str(checkpoint)) is not None:
+        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{txn.app_id.removeprefix(REBUILD)}"))
     return found.rows, found
 
 

@@ -120,12 +120,30 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     """The lake, with all tables that a replay has to do with.
 
     Raises:
-        LakeError: there is no silver in it.
+        LakeError: there is no silver in it, or its tables have columns that are not declared so.
     """
+    lake = _begun(spark, settings)
+    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    return lake
+
+
+def to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+    """As `require_silver`, for who replaces the tables, and their columns with them.
+
+    Returns:
+        The lake, and what of the columns is not as it is declared: such tables are left as they are.
+    """
+    lake = _begun(spark, settings)
+    other = lake.other_columns(spark, REPLAYED)
+    silver = [table for table in REPLAYED if other is None or not lake.exists(spark, table)]
+    lake.ensure(spark, [*silver, DECISIONS, LEDGER])
+    return lake, other
+
+
+def _begun(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
         raise LakeError(f"there is no silver in {settings.place} yet: run `sessionlake run all`")
-    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 

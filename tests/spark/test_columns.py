@@ -1,0 +1,231 @@
+"""Declared columns that were taken away or have another type: a start refuses them, and a rebuild makes the tables."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.commands.rebuild import rebuild_silver, verify_silver
+from sessionlake.config import CaptureSettings, GoldSettings, ProcessorSettings, Settings
+from sessionlake.errors import ConfigError, LakeError
+from sessionlake.forgetting.forget import Forgetting
+from sessionlake.gold import job as gold
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import AVERAGES, CHANGES, PRODUCTS, ROWS, SNAPSHOTS
+from sessionlake.lake.tables import Lake
+from sessionlake.pipeline import Layer
+from sessionlake.processors import keyed
+from sessionlake.processors.rebuild import rebuild as rebuild_processor
+from sessionlake.resharding.reshard import reshard
+from sessionlake.silver.rebuild.rebuild import Rebuilt, rebuild
+from sessionlake.silver.rebuild.replay import REPLAYED, Selection
+from spark.test_processors import KEYED, Counted, counted  # noqa: F401
+from spark.test_silver_law import Pipeline, streams, topic_of
+from support.lakes import assert_silver_is_the_truth, comparable, in_order, rows_of
+from support.streams import COLUMNS, LIGHT, Fact, StreamMaker
+
+OTHER = {"extra": "bigint", "whole": "double"} | {
+    name: sql for name, sql in COLUMNS.items() if name not in {"whole", "price", "tiny"}
+}
+"""Two taken away, one of another type, one added."""
+REFUSED = r"silver\.session_changes: column price \(double\) is in the table but not in capture\.columns"
+WAY_ON = "`sessionlake rebuild silver` makes all of silver from bronze with the columns that are declared now"
+
+
+def declare(pipeline: Any, columns: dict[str, str]) -> None:
+    """Other columns, from now on."""
+    capture = pipeline.settings.capture.model_copy(update={"columns": columns})
+    pipeline.settings = pipeline.settings.model_copy(update={"capture": capture})
+    pipeline.lake = Lake(pipeline.settings)
+
+
+class DeathError(BaseException):
+    """As if the process had been killed."""
+
+
+@pytest.fixture
+def deaths(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Has whatever is done from now on die once at each fault point whose name contains one of some words."""
+
+    def die_at(*words: str) -> list[str]:
+        died: list[str] = []
+
+        def fault_point(name: str) -> None:
+            if name not in died and any(word in name for word in words):
+                died.append(name)
+                raise DeathError(name)
+
+        for module in ("silver.rebuild.rebuild", "silver.rebuild.endings", "lake.commit"):
+            monkeypatch.setattr(f"sessionlake.{module}.fault_point", fault_point)
+        return died
+
+    return die_at
+
+
+def finished(pipeline: Pipeline) -> Rebuilt:
+    """Rebuilt, however often that dies."""
+    while True:
+        try:
+            return rebuild(pipeline.spark, pipeline.settings)
+        except DeathError:
+            with pytest.raises(LakeError, match="run `sessionlake rebuild silver`"):
+                pipeline.stream()
+
+
+def few(count: int) -> Iterator[list[Fact]]:
+    """Two streams, of which one holds messages back, in two batches."""
+    rnd = random.Random(3)
+    made = [StreamMaker(rnd, LIGHT, [topic_of(i, "record", 0)]).make(count) for i in ("window", "once")]
+    for half in (slice(None, count // 2), slice(count // 2, None)):
+        yield [message for messages in made for message in messages[half]]
+
+
+def columns_and_properties(pipeline: Pipeline) -> dict[str, Any]:
+    """Of each table; of the order of columns, too."""
+    storage, spark = pipeline.lake.storage, pipeline.spark
+    return {
+        table: (list(storage.columns(spark, table).items()), storage.properties(spark, table)) for table in REPLAYED
+    }
+
+
+def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_bronze_and_gone_on_with(
+    spark: Any, location: dict[str, Any], deaths: Callable[..., list[str]]
+) -> None:
+    pipeline, (first, second) = Pipeline(spark, location), few(60)
+    pipeline.arrive(first)
+    pipeline.stream()
+    pipeline.merge()
+    properties = {table: told for table, (_, told) in columns_and_properties(pipeline).items()}
+    declare(pipeline, OTHER)
+    settings = pipeline.settings
+    for refused in (
+        pipeline.stream,
+        lambda: verify_silver(spark, settings, print),
+        lambda: reshard(spark, settings, settings.silver.shards),
+    ):
+        with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
+            refused()
+    with pytest.raises(LakeError, match=f"{REFUSED}: sessions cannot be rebuilt one by one into other columns"):
+        rebuild(spark, settings, selection=Selection(first[0].topic))
+
+    died = deaths(f"after:publish:{ROWS}")
+    told = finished(pipeline)
+    assert (died, told.finished) == ([f"after:publish:{ROWS}"], True)
+    assert {table: told for table, (_, told) in columns_and_properties(pipeline).items()} == properties
+    pipeline.arrive(second)
+    pipeline.stream()
+    pipeline.merge()
+    assert_silver_is_the_truth(spark, settings, [*first, *second], ledger=False)
+
+
+@pytest.mark.soak
+def test_killed_at_each_fault_point_of_its_publication_it_comes_to_what_a_fresh_home_has(
+    spark: Any, location: dict[str, Any], tmp_path: Path, deaths: Callable[..., list[str]]
+) -> None:
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=2, batches=3))
+    looked_up = GoldSettings.model_validate({"shards": 2})
+    pipeline.settings = pipeline.settings.model_copy(update={"gold": looked_up})
+    for batch in batches[:2]:
+        pipeline.arrive(batch)
+        pipeline.stream()
+        pipeline.merge()
+    gold.start(spark, pipeline.settings, once=True).wait()
+    declare(pipeline, OTHER)
+    with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
+        gold.start(spark, pipeline.settings, once=True)
+    died = deaths("publish", "gold", "empty", "ops.ledger")
+    finished(pipeline)
+    places = {f"{when}:publish:{table}" for table in REPLAYED for when in ("before", "after")}
+    assert places | {"after:gold.aside", f"after:empty:{AVERAGES}", "before:publish:swap"} <= {*died}
+
+    fresh = Pipeline(spark, {"home": tmp_path / "fresh"})
+    fresh.settings = fresh.settings.model_copy(update={"gold": looked_up})
+    declare(fresh, OTHER)
+    for batch in batches[:2]:
+        fresh.arrive(batch)
+    for number in (2, 3):
+        if number == 3:
+            pipeline.arrive(batches[2])
+            fresh.arrive(batches[2])
+        for one in (pipeline, fresh):
+            if one is fresh or number == 3:
+                one.stream()
+                one.merge()
+        assert pipeline.content() == fresh.content()
+        assert_silver_is_the_truth(
+            spark, pipeline.settings, [fact for batch in batches[:number] for fact in batch], ledger=False
+        )
+    for one in (pipeline, fresh):
+        gold.start(spark, one.settings, once=True).wait()
+    for table in (AVERAGES, *PRODUCTS):
+        assert in_order(comparable(spark, pipeline.lake, table)) == in_order(comparable(spark, fresh.lake, table))
+    for table in (CHANGES, ROWS, SNAPSHOTS):
+        found, expected = (list(one.lake.storage.columns(spark, table).items()) for one in (pipeline, fresh))
+        assert found == expected
+    assert verify_silver(spark, pipeline.settings, print)
+
+
+@pytest.mark.soak
+def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_declared_now(
+    counted: Counted,  # noqa: F811
+) -> None:
+    spark = counted.spark
+    own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
+    (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True").replace('"x": "bigint"', '"x": "double"'))
+    processors = (*counted.settings.processors, own)
+    counted.settings = counted.settings.model_copy(update={"processors": processors})
+    row = '{{"type":"snapshot","seq":{seq},"ts":{seq},"rows":[{{"id":"r","x":{x}}}]}}'
+    counted.arrive(("s", row.format(seq=0, x=1), 0), ("s", row.format(seq=1, x=2), 1))
+    for layer in (Layer.SILVER, Layer.PROCESSOR):
+        counted.run(layer)
+    declare(counted, {"x": "double", "more": "string"})
+    with pytest.raises(LakeError, match=r"given a column x \(bigint\).*`sessionlake rebuild processor:counted`"):
+        counted.run()
+    assert not rebuild_processor(spark, counted.settings, "counted").different
+    rebuild(spark, counted.settings)
+    with pytest.raises(
+        LakeError, match=r"changes had a column x \(bigint\) when.*`sessionlake rebuild processor:changes`"
+    ):
+        counted.run()
+    keyed.rebuild(spark, counted.settings, own)
+    counted.arrive(("s", row.format(seq=2, x=2.5), 2))
+    for layer in (Layer.SILVER, Layer.PROCESSOR):
+        counted.run(layer)
+    assert [row[1] for row in counted.rows()] == [0, 1, 2]
+    found = rows_of(spark, counted.lake, "silver.changes")
+    assert sorted(row["x"] for row in found if row["x"] is not None) == [1.0, 2.0, 2.5]
+    assert not keyed.compared(spark, counted.settings, own)
+
+
+@pytest.mark.soak
+def test_a_session_is_not_forgotten_of_a_silver_that_has_other_columns(spark: Any, location: dict[str, Any]) -> None:
+    pipeline, (first, _) = Pipeline(spark, location), few(20)
+    pipeline.arrive(first)
+    pipeline.stream()
+    declare(pipeline, OTHER)
+    session = next(fact for fact in first if isinstance(fact, KafkaMessage) and fact.key)
+    with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
+        Forgetting(spark, pipeline.settings).run((session.key or b"").decode(), session.topic)
+    declare(pipeline, COLUMNS)
+    Forgetting(spark, pipeline.settings).run((session.key or b"").decode(), session.topic)
+
+
+def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_anything_is_rebuilt(
+    tmp_path: Path,
+) -> None:
+    join = {"reference": "sites", "keys": {"site": "status"}}
+    reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
+    capture = CaptureSettings(columns={"qty": "bigint"})
+    for columns, told in (
+        (["price"], "columns: price: no declared column"),
+        (["qty"], "join.keys: site of sites is string, status is no column"),
+    ):
+        enriched = {"name": "placed", "columns": columns, "join": [join]}
+        declared = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})
+        settings = Settings(home=tmp_path, capture=capture, gold=declared)
+        with pytest.raises(ConfigError, match=f"gold.enriched.placed.{told}"):
+            rebuild_silver(None, settings, None, Selection(), print)  # type: ignore[arg-type]
