@@ -84,22 +84,12 @@ def few(count: int) -> Iterator[list[Fact]]:
         yield [message for messages in made for message in messages[half]]
 
 
-def columns_and_properties(pipeline: Pipeline) -> dict[str, Any]:
-    """Of each table; of the order of columns, too."""
-    storage, spark = pipeline.lake.storage, pipeline.spark
-    return {
-        table: (list(storage.columns(spark, table).items()), storage.properties(spark, table)) for table in REPLAYED
-    }
-
-
 def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_bronze_and_gone_on_with(
-    spark: Any, location: dict[str, Any], deaths: Callable[..., list[str]]
+    spark: Any, location: dict[str, Any]
 ) -> None:
-    pipeline, (first, second) = Pipeline(spark, location), few(60)
+    pipeline, (first, second) = Pipeline(spark, location), few(30)
     pipeline.arrive(first)
     pipeline.stream()
-    pipeline.merge()
-    properties = {table: told for table, (_, told) in columns_and_properties(pipeline).items()}
     declare(pipeline, OTHER)
     settings = pipeline.settings
     for refused in (
@@ -112,10 +102,8 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     with pytest.raises(LakeError, match=f"{REFUSED}: sessions cannot be rebuilt one by one into other columns"):
         rebuild(spark, settings, selection=Selection(first[0].topic))
 
-    died = deaths(f"after:publish:{ROWS}")
-    told = finished(pipeline)
-    assert (died, told.finished) == ([f"after:publish:{ROWS}"], True)
-    assert {table: told for table, (_, told) in columns_and_properties(pipeline).items()} == properties
+    done = rebuild(spark, settings)
+    assert (done.verified, done.empties_gold, str(done.columns)) == (None, True, REFUSED.replace("\\", ""))
     pipeline.arrive(second)
     pipeline.stream()
     pipeline.merge()
@@ -126,47 +114,58 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
 def test_killed_at_each_fault_point_of_its_publication_it_comes_to_what_a_fresh_home_has(
     spark: Any, location: dict[str, Any], tmp_path: Path, deaths: Callable[..., list[str]]
 ) -> None:
-    pipeline, batches = Pipeline(spark, location), list(streams(seeds=2, batches=3))
-    looked_up = GoldSettings.model_validate({"shards": 2})
-    pipeline.settings = pipeline.settings.model_copy(update={"gold": looked_up})
-    for batch in batches[:2]:
+    pipeline, fresh = Pipeline(spark, location), Pipeline(spark, {"home": tmp_path / "fresh"})
+    *batches, last = streams(seeds=1, batches=3)
+    for batch in batches:
         pipeline.arrive(batch)
-        pipeline.stream()
-        pipeline.merge()
+        fresh.arrive(batch)
+    pipeline.stream()
+    pipeline.merge()
     gold.start(spark, pipeline.settings, once=True).wait()
-    declare(pipeline, OTHER)
+    properties = properties_of(pipeline)
+    for one in (pipeline, fresh):
+        declare(one, OTHER)
     with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
         gold.start(spark, pipeline.settings, once=True)
-    died = deaths("publish", "gold", "empty", "ops.ledger")
+    # In a catalog, a few of them.
+    died = deaths(*(EVERY_PLACE if pipeline.settings.catalog is None else SOME_PLACES))
     finished(pipeline)
-    places = {f"{when}:publish:{table}" for table in REPLAYED for when in ("before", "after")}
-    assert places | {"after:gold.aside", f"after:empty:{AVERAGES}", "before:publish:swap"} <= {*died}
+    assert all(any(word in name for name in died) for word in SOME_PLACES)
+    assert properties_of(pipeline) == properties
 
-    fresh = Pipeline(spark, {"home": tmp_path / "fresh"})
-    fresh.settings = fresh.settings.model_copy(update={"gold": looked_up})
-    declare(fresh, OTHER)
-    for batch in batches[:2]:
-        fresh.arrive(batch)
-    for number in (2, 3):
-        if number == 3:
-            pipeline.arrive(batches[2])
-            fresh.arrive(batches[2])
-        for one in (pipeline, fresh):
-            if one is fresh or number == 3:
-                one.stream()
-                one.merge()
-        assert pipeline.content() == fresh.content()
-        assert_silver_is_the_truth(
-            spark, pipeline.settings, [fact for batch in batches[:number] for fact in batch], ledger=False
-        )
+    assert_equal(pipeline, fresh, batches)
+    for one in (pipeline, fresh):
+        one.arrive(last)
+    assert_equal(pipeline, fresh, [*batches, last])
     for one in (pipeline, fresh):
         gold.start(spark, one.settings, once=True).wait()
     for table in (AVERAGES, *PRODUCTS):
         assert in_order(comparable(spark, pipeline.lake, table)) == in_order(comparable(spark, fresh.lake, table))
-    for table in (CHANGES, ROWS, SNAPSHOTS):
-        found, expected = (list(one.lake.storage.columns(spark, table).items()) for one in (pipeline, fresh))
-        assert found == expected
     assert verify_silver(spark, pipeline.settings, print)
+
+
+EVERY_PLACE = ("publish", "gold", "empty", "ops.ledger")
+SOME_PLACES = (f"before:publish:{CHANGES}", f"after:publish:{ROWS}", "gold.aside", "before:publish:swap")
+
+
+def properties_of(pipeline: Pipeline) -> dict[str, dict[str, str]]:
+    """Of each table of silver: its change feed, what its files have the least and greatest of, how it is clustered."""
+    return {table: pipeline.lake.storage.properties(pipeline.spark, table) for table in REPLAYED}
+
+
+def assert_equal(pipeline: Pipeline, fresh: Pipeline, batches: list[list[Fact]]) -> None:
+    """Silver, brought to the end of what has come, is what a home is that never had other columns, and the truth."""
+    for one in (pipeline, fresh):
+        one.stream()
+        one.merge()
+    content, expected = pipeline.content(), fresh.content()
+    del content["session_progress"], expected["session_progress"]  # a row for each batch
+    assert content == expected
+    for table in (CHANGES, ROWS, SNAPSHOTS):
+        found, wanted = (list(one.lake.storage.columns(one.spark, table).items()) for one in (pipeline, fresh))
+        assert found == wanted
+    facts = [fact for batch in batches for fact in batch]
+    assert_silver_is_the_truth(pipeline.spark, pipeline.settings, facts, ledger=False)
 
 
 @pytest.mark.soak
@@ -219,13 +218,12 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
 ) -> None:
     join = {"reference": "sites", "keys": {"site": "status"}}
     reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
-    capture = CaptureSettings(columns={"qty": "bigint"})
-    for columns, told in (
-        (["price"], "columns: price: no declared column"),
-        (["qty"], "join.keys: site of sites is string, status is no column"),
+    for declared, columns, told in (
+        ({"status": "string"}, ["price"], "columns: price: no declared column"),
+        ({"qty": "bigint"}, ["qty"], "join.keys: site of sites is string, status is no column"),
     ):
         enriched = {"name": "placed", "columns": columns, "join": [join]}
-        declared = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})
-        settings = Settings(home=tmp_path, capture=capture, gold=declared)
+        of_gold = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})
+        settings = Settings(home=tmp_path, capture=CaptureSettings(columns=declared), gold=of_gold)
         with pytest.raises(ConfigError, match=f"gold.enriched.placed.{told}"):
             rebuild_silver(None, settings, None, Selection(), print)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
+from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_commits import committing, write
 from sessionlake.lake.folder_reader import FolderReader
@@ -32,19 +33,7 @@ from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
-from sessionlake.lake.storage import (
-    NO_COMMIT,
-    PURGED,
-    Commit,
-    Compacted,
-    Kept,
-    Limits,
-    Staged,
-    Storage,
-    Vacuumed,
-    appending,
-    quote,
-)
+from sessionlake.lake.storage import PURGED, Compacted, Kept, Limits, Staged, Storage, Vacuumed, appending, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Combine, Upsert
@@ -234,6 +223,11 @@ class Folders(Storage):
         log = self.path(table) / "_delta_log"
         newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
         return NO_COMMIT if newest is None else upkeep.commit_of(newest)
+
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        """See `Storage`."""
+        del spark
+        return upkeep.latest_commits(self.path(table), count)
 
     # -- reading
 

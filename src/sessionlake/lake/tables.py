@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.catalog import Catalog
+from sessionlake.lake.commits import Commit
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.names import PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.reading import TableReader, TooLargeError
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import Commit, Limits, Storage, quote
+from sessionlake.lake.storage import Limits, Storage, quote
 from sessionlake.lake.table_schema import APPEND_ONLY, TableSchema
 from sessionlake.runtime.frames import as_frame
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
 PASSING_REMOVALS = {"skipChangeCommits": "true"}
 """A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
+BEGUN_ANEW = "sessionlake.begunAnew"
+"""Property of a table that was dropped, and begun anew with other columns: its versions count from there."""
 # Up to so many rows a table is small.
 _FEW = 20_000
 
@@ -214,6 +217,12 @@ class Lake:
     def drop(self, spark: SparkSession, table: str) -> None:
         """Removes a table and its history: for tables that are only built to be copied."""
         self.storage.drop(spark, table)
+
+    def begin_anew(self, spark: SparkSession, table: str) -> None:
+        """Drops a table that is to have other columns, and creates it as it is defined now."""
+        self.drop(spark, table)
+        self.ensure(spark, [table])
+        self.set_property(spark, table, BEGUN_ANEW, "true")
 
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables known to SQL in this session by their two-level names; returns those that exist."""
