@@ -307,8 +307,15 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         if last < left and BEGUN_ANEW not in lake.storage.properties(spark, table):
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
-            lost = f"{table} was set back: {why}"
-            raise LossError(lost, mended(table, f"bring the newer version back (RESTORE TABLE); {_ELSEWHERE}"))
+            raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
+
+
+def _forward(settings: Settings, table: str) -> str:
+    """What to do about a table that was set back."""
+    own = next((own for own in settings.processors if own.into == table), None)
+    if own is not None:
+        return f"`sessionlake rebuild processor:{own.name}` makes it anew"
+    return mended(table, f"bring the newer version back (RESTORE TABLE), or {_ELSEWHERE}")
 
 
 def _left_at(reader: TableReader) -> dict[str, int]:

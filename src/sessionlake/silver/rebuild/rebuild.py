@@ -145,10 +145,7 @@ def rebuild(
             _publish(spark, settings, lake, plan)
             return plan.outcome(None, finished=True)
         started = datetime.now(UTC)
-        latest = lake.last_commit(spark, MESSAGES).version
-        if version is not None and not 0 <= version <= latest:
-            raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
-        version = latest if version is None else version
+        version = _version(spark, lake, version)
         readable, compares = compares, compares and columns is None
         if compares:
             TableMerger(spark, settings).catch_up()
@@ -198,6 +195,14 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+
+
+def _version(spark: SparkSession, lake: Lake, version: int | None) -> int:
+    """The version of bronze to build from."""
+    latest = lake.last_commit(spark, MESSAGES).version
+    if version is not None and not 0 <= version <= latest:
+        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
+    return latest if version is None else version
 
 
 def _require_columns(other: str | None) -> None:

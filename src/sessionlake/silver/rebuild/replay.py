@@ -56,6 +56,7 @@ from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.folded import Folded
+from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -181,11 +182,13 @@ def replay(
         slice_messages: see `Slices`.
 
     Raises:
-        LakeError: retention has removed messages; or, under `fail`, at a place that nobody has decided about.
+        LakeError: retention has removed messages, or bronze was set back; or, under `fail`, at a place that nobody has
+            decided about.
         OffsetHoleError: bronze lacks messages, or has some more than once.
     """
     lake = Lake(settings)
     require_whole_bronze(lake.reader(spark))
+    refuse_set_back(spark, lake, [MESSAGES])
     decided = decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
