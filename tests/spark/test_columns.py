@@ -23,6 +23,7 @@ from sessionlake.processors.rebuild import rebuild as rebuild_processor
 from sessionlake.resharding.reshard import reshard
 from sessionlake.silver.rebuild.rebuild import Rebuilt, rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED, Selection
+from sessionlake.streaming.source_columns import other_column
 from spark.test_processors import KEYED, Counted, counted  # noqa: F401
 from spark.test_silver_law import Pipeline, streams, topic_of
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, rows_of
@@ -84,12 +85,20 @@ def few(count: int) -> Iterator[list[Fact]]:
         yield [message for messages in made for message in messages[half]]
 
 
+def read_up_to(checkpoint: Path, version: int) -> str:
+    """The checkpoint of a stream that has read a table up to a version."""
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").write_text(f'v1\n{{}}\n{{"reservoirVersion":{version}}}')
+    return str(checkpoint)
+
+
 def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_bronze_and_gone_on_with(
-    spark: Any, location: dict[str, Any]
+    spark: Any, location: dict[str, Any], tmp_path: Path
 ) -> None:
     pipeline, (first, second) = Pipeline(spark, location), few(30)
     pipeline.arrive(first)
     pipeline.stream()
+    read = read_up_to(tmp_path / "checkpoint", pipeline.lake.last_commit(spark, CHANGES).version)
     declare(pipeline, OTHER)
     settings = pipeline.settings
     for refused in (
@@ -102,7 +111,9 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     with pytest.raises(LakeError, match=f"{REFUSED}: sessions cannot be rebuilt one by one into other columns"):
         rebuild(spark, settings, selection=Selection(first[0].topic))
 
+    assert other_column(spark, pipeline.lake, CHANGES, read) is None
     done = rebuild(spark, settings)
+    assert other_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
     assert (done.verified, done.empties_gold, str(done.columns)) == (None, True, REFUSED.replace("\\", ""))
     pipeline.arrive(second)
     pipeline.stream()
