@@ -11,6 +11,9 @@ from sessionlake.streaming.checkpoint import last_planned, planned
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_BOUNDARY = -1
+"""As the index of an offset of Spark's Delta source: all before the version is read, and nothing of it."""
+
 
 def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
     """A column that the table had in the version that a stream has read last, and has not, or not so, any more.
@@ -23,7 +26,8 @@ def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -
         return None
     try:
         _, offset = planned(checkpoint, last)
-        before = lake.read(spark, table, int(offset["reservoirVersion"])).dtypes
+        version = int(offset["reservoirVersion"]) - (int(offset["index"]) == _BOUNDARY)
+        before = lake.read(spark, table, version).dtypes
     except (OSError, ValueError, KeyError, TypeError, LakeError):
         return None
     now = set(lake.read(spark, table).dtypes)
