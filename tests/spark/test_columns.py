@@ -122,6 +122,7 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_killed_at_each_fault_point_of_its_publication_it_comes_to_what_a_fresh_home_has(
     spark: Any, location: dict[str, Any], tmp_path: Path, deaths: Callable[..., list[str]]
 ) -> None:
