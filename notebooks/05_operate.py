@@ -62,7 +62,7 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [stats_of(shard, state, book.settings) for shard, state in shard_states(book.spark, book.settings)]
+stats = [stats_of(shard, state) for shard, state in shard_states(book.spark, book.settings)]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")

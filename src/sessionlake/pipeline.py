@@ -16,17 +16,19 @@ from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import GOLD, SILVER, SILVER_TABLES
-from sessionlake.lake.tables import storage_of
+from sessionlake.lake.names import CHANGES, DECISIONS, GOLD, MESSAGES, SILVER, SILVER_TABLES, TOPICS
+from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.maintenance import Maintenance
 from sessionlake.processors import job as processors
 from sessionlake.silver import handover
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.rebuild.endings import gold_tables
+from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.streaming.aside import asked, stand_aside
 from sessionlake.streaming.errors import explain
 from sessionlake.streaming.generations import require_whole
-from sessionlake.streaming.losses import refuse_lost_ledger
+from sessionlake.streaming.losses import refuse_lost_ledger, refuse_set_back
 from sessionlake.streaming.payloads import payload_of
 from sessionlake.streaming.query import LayerQuery
 
@@ -274,6 +276,19 @@ def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
     require_whole(settings.checkpoint(part), part)
     first_batch = handover.first_batch(settings, part) if part in {SILVER, GOLD} else None
     refuse_lost_ledger(spark, settings, part, first_batch)
+    refuse_set_back(spark, Lake(settings), tables_that_count(settings, part))
+
+
+def tables_that_count(settings: Settings, part: str) -> tuple[str, ...]:
+    """The tables by which a layer goes on: those that it reads, and those that it, and what goes with it, writes."""
+    if own := [own for own in settings.processors if own.layer == part]:
+        return (own[0].source if own[0].key else MESSAGES, own[0].into)
+    known = {
+        Layer.BRONZE: (MESSAGES, TOPICS),
+        Layer.SILVER: (MESSAGES, *REPLAYED, DECISIONS),
+        Layer.GOLD: (CHANGES, *gold_tables(settings)),
+    }
+    return known[Layer(part)]
 
 
 def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from operator import eq
 from typing import Any
 
 import pytest
 
 from sessionlake.commands.recover import Lost
+from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import RECOVERED
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.names import CHANGES, LEDGER, MESSAGES, ROWS
+from sessionlake.pipeline import Layer, run_once
 from sessionlake.streaming.generations import Generations
 from spark.test_losses import FIRST, SECOND, recovered
 from spark.test_silver_law import Pipeline
@@ -38,3 +41,22 @@ def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str
         present = Generations(run.settings.checkpoint("bronze"), "bronze").present
         assert present.app_id == entry["app_id"]
         assert present.first_batch > entry["batch_id"] + 1
+
+
+@pytest.mark.soak
+def test_a_table_that_restore_has_set_back_is_noticed_and_brought_forward(spark: Any, location: dict[str, Any]) -> None:
+    run = Pipeline(spark, location)
+    run.arrive(FIRST)
+    run.stream()
+    run.merge()
+    for table, layer in ((MESSAGES, Layer.SILVER), (CHANGES, Layer.GOLD), (ROWS, Layer.SILVER)):
+        newest = run.lake.last_commit(spark, table).version
+        spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF 0").collect()
+        with pytest.raises(LakeError, match=f"{table} was set back: version {newest + 1} restored an older one"):
+            run_once(spark, run.settings, layer, threading.Event())
+        if table != ROWS:
+            spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF {newest}").collect()
+    assert f"found: {ROWS} was set back" in recovered(run, Lost.SILVER)
+    run.arrive(SECOND)
+    run_once(spark, run.settings, Layer.SILVER, threading.Event())
+    assert_silver_is_the_truth(spark, run.settings, [*FIRST, *SECOND], ledger=False)

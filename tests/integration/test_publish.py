@@ -154,6 +154,20 @@ def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are
         scene.publish(ROWS, topic)
 
 
+@pytest.mark.soak
+def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene) -> None:
+    topic = "rows.columns"
+    scene.change()
+    scene.publish(ROWS, topic)
+    rows = scene.lake.read(scene.spark, ROWS).drop("a_boolean").localCheckpoint()
+    scene.lake.overwrite(scene.spark, ROWS, rows, Txn("columns", 0), "{}", changes=True, columns=True)
+    told = r"had a column a_boolean \(boolean\) when it was published last.*publish into a new topic"
+    with pytest.raises(LakeError, match=told):
+        scene.publish(ROWS, topic)
+    scene.publish(ROWS, "rows.without")
+    assert folded(scene.sent("rows.without")) == scene.table()
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import islice
 from operator import eq
 from pathlib import Path
@@ -22,13 +23,31 @@ from sessionlake.errors import LakeError
 from sessionlake.gold import job as gold
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.ledger import RECOVERED
-from sessionlake.lake.names import AVERAGES, CHANGES, LEDGER, MESSAGES, METRICS_1M, PRODUCTS, ROWS
+from sessionlake.lake.names import (
+    AVERAGES,
+    CHANGES,
+    DECISIONS,
+    LEDGER,
+    MESSAGES,
+    METRICS_1M,
+    PRODUCTS,
+    PROGRESS,
+    RESTATEMENTS,
+    ROWS,
+    SENSOR_AVERAGES,
+    SESSIONS,
+    TOPICS,
+)
 from sessionlake.lake.progress import ends
+from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
+from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.rebuild.verify import verify
 from spark.test_silver_law import Pipeline, streams
-from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of
+from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
 
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+CONTENT = tuple(table for table in REPLAYED if table != PROGRESS)  # a row for each batch
 FIRST, SECOND = islice(streams(seeds=1), 2)
 Damage = Callable[[Pipeline], None]
 
@@ -251,6 +270,106 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     gold.start(spark, run.settings, once=True).wait()
     assert [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)] == before
     assert faults(run.settings) == set()
+
+
+def set_back(run: Pipeline, table: str) -> None:
+    """By RESTORE to the version before its latest rows came."""
+    delta = DeltaTable(folder_of(run.lake, table))
+    commits = run.lake.storage.latest_commits(None, table, delta.version() + 1)
+    delta.restore(max(commit.version for commit in commits if commit.changes) - 1)
+
+
+def older(run: Pipeline, home: Path, table: str) -> None:
+    """By a copy of a home of before."""
+    shutil.rmtree(folder_of(run.lake, table))
+    shutil.copytree(folder_of(Lake(run.settings.model_copy(update={"home": home})), table), folder_of(run.lake, table))
+
+
+def noticed(run: Pipeline) -> str:
+    """What doctor says of versions."""
+    [found] = [found for found in doctor._books(run.settings) if found.what == "versions"]
+    return found.detail if found.level is Level.FAIL else ""
+
+
+def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:
+    before = {table: run.lake.last_commit(spark, table).version for table in (MESSAGES, CHANGES, ROWS, SESSIONS)}
+    for table, layer, way in (
+        (MESSAGES, Layer.BRONZE, "RESTORE TABLE"),
+        (CHANGES, Layer.GOLD, "sessionlake recover silver"),
+        (ROWS, Layer.SILVER, "sessionlake recover silver"),
+        (SESSIONS, Layer.SILVER, "sessionlake recover silver"),
+    ):
+        set_back(run, table)
+        version = run.lake.last_commit(spark, table).version
+        told = rf"{table} was set back: version {version} restored an older one, without version \d+\..*{way}"
+        assert re.search(told, noticed(run))
+        with pytest.raises(LakeError, match=told):
+            run_once(spark, run.settings, layer, threading.Event())
+        assert run.lake.last_commit(spark, table).version == version
+        DeltaTable(folder_of(run.lake, table)).restore(before[table])
+        assert noticed(run) == ""
+
+
+@pytest.fixture(scope="module")
+def lived(spark: Any, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home, later: all layers have batches behind those of before, and somebody has decided."""
+    home = tmp_path_factory.mktemp("lived") / "home"
+    shutil.copytree(whole, home)
+    run = Pipeline(spark, {"home": home})
+    gold.start(spark, run.settings, once=True).wait()
+    shutil.copytree(home, home.with_name("before"))
+    run.arrive(SECOND)
+    run.stream()
+    run.merge()
+    gold.start(spark, run.settings, once=True).wait()
+    run.lake.ensure(spark, [DECISIONS, TOPICS])
+    decided = {"session_id": "nobody", "offset": 0, "decision": "accept-gap", "who": "me", "decided_at": NOON}
+    known = {"generation": 0, "state": "active", "topic_id": "a", "first_seen": NOON, "last_seen": NOON}
+    for table, row in ((DECISIONS, decided), (TOPICS, known | {"offset_shift": 0, "partitions": []})):
+        write_rows(spark, run.lake, table, [{"topic": "capture.a"} | row])
+    return home
+
+
+GOLD_OWN = (AVERAGES, *PRODUCTS, SENSOR_AVERAGES, RESTATEMENTS)
+ELSEWHERE = {MESSAGES: Layer.BRONZE, TOPICS: Layer.BRONZE, DECISIONS: Layer.SILVER}
+
+
+def figures(run: Pipeline) -> dict[str, list[str]]:
+    """What silver's and gold's tables hold, whatever the batches: these decide how often an average was restated."""
+    tables = {name: comparable(run.spark, run.lake, name) for name in (*CONTENT, *PRODUCTS, AVERAGES, SENSOR_AVERAGES)}
+    restated = {"revision", "pane"}
+    return {name: in_order(rows.drop_columns([*restated & {*rows.column_names}])) for name, rows in tables.items()}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("table", [*ELSEWHERE, *REPLAYED, *GOLD_OWN])
+def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_told(
+    spark: Any, location: dict[str, Any], lived: Path, table: str, copied: bool
+) -> None:
+    if copied and table in ELSEWHERE:
+        pytest.skip("nothing names a version of it here: what fills it has no batch in this home")
+    shutil.copytree(lived, location["home"])
+    run = Pipeline(spark, location)
+    newest = run.lake.last_commit(spark, table).version
+    before = figures(run)
+    if copied:
+        older(run, lived.with_name("before"), table)
+        if run.lake.last_commit(spark, table).version == newest:
+            pytest.skip("no batch of late has written it")
+    else:
+        set_back(run, table)
+    assert f"{table} was set back" in noticed(run)
+    own = table.partition(".")[0]
+    with pytest.raises(LakeError, match=rf"{table} was set back"):
+        run_once(spark, run.settings, ELSEWHERE.get(table) or Layer(own), threading.Event())
+    if table in ELSEWHERE:
+        DeltaTable(folder_of(run.lake, table)).restore(newest)
+    else:
+        assert f"found: {table} was set back" in recovered(run, Lost(own))
+        gold.start(spark, run.settings, once=True).wait()
+    assert faults(run.settings) - {"topics"} == set()
+    assert figures(run) == before
 
 
 class PowerCutError(Exception):

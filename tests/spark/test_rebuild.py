@@ -229,7 +229,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
 
 
 def remembered(spark: Any, settings: Settings) -> int:
-    count = sum(stats_of(*state, settings).sessions for state in shard_states(spark, settings))
+    count = sum(stats_of(*state).sessions for state in shard_states(spark, settings))
     assert count > 0
     return count
 

@@ -26,6 +26,7 @@ from sessionlake.history.trace import trace
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.books import Sums
 from sessionlake.lake.commit import remove_rows
+from sessionlake.lake.commits import Commit
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.names import (
     BRONZE,
@@ -42,7 +43,6 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.progress import ends
 from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
-from sessionlake.lake.storage import Commit
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained

@@ -130,14 +130,14 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
 
     states = dict(shard_states(spark, pipeline.settings))
-    stats = [stats_of(shard, state, pipeline.settings) for shard, state in states.items()]
+    stats = [stats_of(shard, state) for shard, state in states.items()]
     held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
     holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
     assert holding.held is not None
     topic, session = (holding.held[name][0].as_py() for name in ("topic", "session_id"))
     shard = shard_of(spark, pipeline.settings, topic, session)
-    told = session_state(states[shard], pipeline.settings, topic, session)
+    told = session_state(states[shard], topic, session)
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
@@ -202,9 +202,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
     pipeline.stream()
     states = dict(shard_states(spark, pipeline.settings))
-    told = session_state(
-        states[shard_of(spark, pipeline.settings, "capture.a", "s")], pipeline.settings, "capture.a", "s"
-    )
+    told = session_state(states[shard_of(spark, pipeline.settings, "capture.a", "s")], "capture.a", "s")
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 

@@ -40,14 +40,14 @@ def stored() -> bytes:
     return ShardState(pa.array(["t\0s"]), cursors, memories, Clock([LaneTime("t", 0, NOON + 60_000, 9)])).encode(())
 
 
-def test_programs_get_times_as_ms(stored, tmp_path):
-    told = session_state(stored, Settings(home=tmp_path), "t", "s")
+def test_programs_get_times_as_ms(stored):
+    told = session_state(stored, "t", "s")
     assert (told["first_ts"], told["stream_time"], told["highest_ts"]) == (NOON, NOON + 60_000, None)
     assert told["unfilled"] == [{"from": 5, "to": 5, "due": NOON + 2500}]
 
 
-def test_people_get_times_to_read(stored, tmp_path):
-    told = readable(session_state(stored, Settings(home=tmp_path), "t", "s"))
+def test_people_get_times_to_read(stored):
+    told = readable(session_state(stored, "t", "s"))
     assert told["first_ts"] == "2026-01-02T12:00:00.000Z"
     assert told["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
     assert told["stream_time"] == "2026-01-02T12:01:00.000Z"

@@ -29,7 +29,13 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
+from sessionlake.streaming.losses import (
+    first_loss,
+    refuse_lost_files,
+    refuse_lost_tables,
+    refuse_set_back,
+    require_logs,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +63,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
 
     Raises:
         LakeError: there is no bronze.
-        LossError: `bronze.messages` is gone, or files of it or of the ledger are.
+        LossError: `bronze.messages` is gone or was set back, or files of it or of the ledger are gone.
         OffsetHoleError: the table lacks messages behind those that the ledger knows, or has some more than once.
     """
     lake = Lake(settings)
@@ -73,6 +79,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     lake.ensure(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
+    refuse_set_back(spark, lake, [MESSAGES])
     found = first_loss(lambda: _require_sound(spark, lake, settings))
     app_id, known = _last_known(spark, lake, settings)
     generations = Generations(settings.checkpoint(LAYER), LAYER)

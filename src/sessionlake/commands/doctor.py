@@ -18,7 +18,18 @@ from sessionlake.history.missing import missing_offsets
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD
-from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, MESSAGES, POSITIONS, QUARANTINE, SILVER
+from sessionlake.lake.names import (
+    BRONZE,
+    CHANGES,
+    ERASURES,
+    EVENTS,
+    GOLD,
+    MESSAGES,
+    POSITIONS,
+    QUARANTINE,
+    RETAINED,
+    SILVER,
+)
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
@@ -35,6 +46,7 @@ from sessionlake.streaming.losses import (
     refuse_lost_rows,
     refuse_lost_state,
     refuse_lost_topics,
+    refuse_set_back,
 )
 
 if TYPE_CHECKING:
@@ -196,6 +208,7 @@ def _books(settings: Settings) -> list[Finding]:
         _finding("sums", lambda: _summed_up(lake.reader(spark))),
         _finding("offsets", lambda: _contiguous(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
         _finding("tables", lambda: _as_booked(spark, lake)),
+        _finding("versions", lambda: _in_force(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(lake.reader(spark), settings)),
         _topics(spark, lake),
     ]
@@ -255,6 +268,15 @@ def _contiguous(reader: TableReader, *, allow_gaps: bool) -> str:
 def _as_booked(spark: SparkSession | None, lake: Lake) -> str:
     gone = refuse_lost_rows(spark, lake, _GROWING)
     return f"hold what the ledger says was written{less(sum(gone[table] for table in _GROWING))}"
+
+
+def _in_force(spark: SparkSession | None, lake: Lake) -> str:
+    from sessionlake.pipeline import Layer, parts_of, tables_that_count
+
+    parts = parts_of(lake.settings, Layer.ALL)
+    tables = dict.fromkeys(table for part in parts for table in tables_that_count(lake.settings, part))
+    refuse_set_back(spark, lake, [*tables, RETAINED, ERASURES])
+    return "are the newest: none was brought back to an older one"
 
 
 def _put_right(layer: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.commands.processors import to_be_rebuilt
 from sessionlake.config import Settings
+from sessionlake.gold.references.declared import enriched_of
 from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
@@ -52,7 +53,12 @@ def _of_states(states: VerifiedStates) -> str:
 def rebuild_silver(
     spark: SparkSession, settings: Settings, version: int | None, selection: Selection, say: Say
 ) -> None:
-    """Puts a silver built from bronze in the place of the live one."""
+    """Puts a silver built from bronze in the place of the live one.
+
+    Raises:
+        ConfigError: gold could not be computed of it, since a table of gold names a column that is not declared.
+    """
+    enriched_of(settings)
     with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
         found = rebuild(spark, settings, version=version, selection=selection)
     say_rebuilt(found, say, selection)
@@ -70,10 +76,8 @@ def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> 
     if not selection.everything:
         say(f"replaced are {selection} alone")
     if found.verified is None:
-        say(
-            "nothing was compared, since the live tables could not be read; gold is emptied, and computed anew when it "
-            "runs next"
-        )
+        why = "the live tables could not be read" if found.columns is None else f"columns were other ({found.columns})"
+        say(f"nothing was compared, since {why}; gold is emptied, and computed anew when it runs next")
     elif found.verified.first is None:
         say("every row is what it was before")
         if found.empties_gold:

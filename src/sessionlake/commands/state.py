@@ -31,7 +31,7 @@ def show_session_state(
     stored = next((state for _, state in shard_states(spark, settings, shard)), None)
     if stored is None:
         raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
-    found = {"shard": shard, **session_state(stored, settings, topic, session)}
+    found = {"shard": shard, **session_state(stored, topic, session)}
     if form is OutputFormat.TABLE:
         told = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
         show(("field", "value"), told, form)
@@ -41,7 +41,7 @@ def show_session_state(
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
     """Writes a row a shard, by number; in a table, a last row sums them up."""
-    rows = sorted(astuple(stats_of(shard, state, settings)) for shard, state in shard_states(spark, settings))
+    rows = sorted(astuple(stats_of(shard, state)) for shard, state in shard_states(spark, settings))
     if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
     show(STATS, rows, form)

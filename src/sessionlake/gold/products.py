@@ -189,6 +189,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
         lake.storage.make_sure(table)
         lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
+        lake.cluster(spark, table)
         _pass_over_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
             make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
@@ -212,7 +213,7 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
     # The table that has gold's own notes always has these keys, and stays.
     if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
         # What files tell of their columns, and how rows are clustered, goes by the definition.
-        lake.drop(spark, table.table)
+        lake.begin_anew(spark, table.table)
     lake.ensure(spark, [table.table])
 
 

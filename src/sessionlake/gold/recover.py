@@ -20,6 +20,7 @@ from sessionlake.streaming.losses import (
     has_begun,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
+    refuse_set_back,
     refuse_unreadable,
     require_logs,
 )
@@ -41,6 +42,7 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
     refuse_interrupted_rebuild(settings)
     refuse_lost_ledger(spark, settings, LAYER, handover.first_batch(settings, LAYER))
     refuse_unreadable(spark, lake, [LEDGER, CHANGES])
+    refuse_set_back(spark, lake, [CHANGES])
     checkpoint = first_loss(
         lambda: refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings, LAYER))
     )
@@ -49,7 +51,8 @@ def recover(spark: SparkSession, settings: Settings) -> tuple[str, ...]:
     # Older versions had no table of late points; without a lookup there are no failures.
     optional = (LATE_POINTS, LOOKUP_FAILURES, *(() if ruled else RULE_RESULTS))
     present = [table for table in own if table not in optional or lake.exists(spark, table)]
-    tables = first_loss(lambda: refuse_unreadable(spark, lake, present))
+    unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
+    tables = unread or first_loss(lambda: refuse_set_back(spark, lake, present))
     found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if found:
         empty(spark, settings)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
@@ -40,9 +39,9 @@ class ShardStats:
 STATS = tuple(ShardStats.__dataclass_fields__)
 
 
-def stats_of(shard: int, stored: bytes, settings: Settings) -> ShardStats:
+def stats_of(shard: int, stored: bytes) -> ShardStats:
     """How much a shard remembers."""
-    state = ShardState.decode(stored, settings.capture.declared)
+    state = ShardState.decode(stored, None)
     return ShardStats(
         shard=shard,
         sessions=len(state.cursors),
@@ -54,13 +53,13 @@ def stats_of(shard: int, stored: bytes, settings: Settings) -> ShardStats:
     )
 
 
-def session_state(stored: bytes, settings: Settings, topic: str, session: str) -> dict[str, Any]:
+def session_state(stored: bytes, topic: str, session: str) -> dict[str, Any]:
     """What a shard remembers of one session; times in ms, absent ones None.
 
     Raises:
         UsageError: the state remembers nothing of the session.
     """
-    state = ShardState.decode(stored, settings.capture.declared)
+    state = ShardState.decode(stored, None)
     place = pc.index(state.keys, f"{topic}\0{session}").as_py()
     if place < 0:
         raise UsageError(

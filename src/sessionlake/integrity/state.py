@@ -151,14 +151,16 @@ class ShardState:
         return write_ipc(table, compress_columns=table.num_rows > _FEW)
 
     @classmethod
-    def decode(cls, stored: bytes | None, columns: tuple[Column, ...]) -> ShardState:
+    def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
         """Reads what `encode` wrote, or what versions before it did.
 
         Args:
-            columns: those declared now: messages held back since before a column was declared are without it.
+            columns: those declared now: messages held back since before a column was declared are without it. None
+                leaves these with the columns of then.
 
         Raises:
-            LakeError: the state is of a format that this version does not read.
+            LakeError: the state is of a format that this version does not read, or of columns of which one is not
+                declared any more, or otherwise.
         """
         if stored is None:
             return cls()
@@ -173,9 +175,36 @@ class ShardState:
             _end_where_they_stand(cursors)
         if "changes" not in table.column_names:
             cursors["changes"] = cursors["changed_at"] != NEVER  # one at least, which is enough for a first table
-        held = None if found.held is None else conform(read_ipc(found.held), found.columns, columns)
+        held = None if found.held is None else read_ipc(found.held)
+        if columns is not None:
+            _require_columns(found, columns)
+            held = None if held is None else conform(held, found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
         return cls(one(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
+
+
+def other_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
+    """A column that was declared when a state was written, and is not declared so now; None if there is none.
+
+    Raises:
+        LakeError: the state is of a format that this version does not read.
+    """
+    return None if stored is None or is_chunk(stored) else _other(_read(stored), columns)
+
+
+def _other(found: _Stored, columns: tuple[Column, ...]) -> str | None:
+    now = {(column.name, column.sql) for column in columns}
+    return next((f"{name} ({sql})" for name, sql in found.columns if (name, sql) not in now), None)
+
+
+def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
+    other = _other(found, columns)
+    if other is not None:
+        raise LakeError(
+            f"capture.columns: the states of sessions are of a time when there was a column {other}: "
+            "`sessionlake rebuild silver`, and of a processor `sessionlake rebuild processor:NAME`, makes them once "
+            "more from bronze with the columns that are declared now; or declare it so again"
+        )
 
 
 def _chosen(keys: pa.Array, mine: Callable[[str, str], bool]) -> Bools:

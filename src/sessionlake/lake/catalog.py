@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.lease_table import SparkLeases
@@ -23,9 +24,7 @@ from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.storage import (
-    NO_COMMIT,
     PURGED,
-    Commit,
     Compacted,
     Kept,
     Limits,
@@ -214,6 +213,10 @@ class Catalog(Storage):
         if self._known is not None:
             self._known[table] = schema.properties(self._settings.maintain.keep)
 
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """See `Storage`."""
+        spark.sql(f"ALTER TABLE {self.identifier(table)} CLUSTER BY ({', '.join(map(quote, keys))})")
+
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`."""
         if self._known is not None:
@@ -244,6 +247,12 @@ class Catalog(Storage):
         metrics = dict(row["operationMetrics"])
         written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
         return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
+
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        """See `Storage`."""
+        history = self.delta(_required(spark, self._settings), table).history(count).orderBy("version")
+        found = history.select("version", "operation", "operationParameters").collect()
+        return [LoggedCommit(*row) for row in found]
 
     # -- reading
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.lake.commits import Commit
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import CLAIMED_TABLES
 from sessionlake.lake.session_rows import SessionRows
-from sessionlake.lake.storage import Commit
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import CLAIMED_APP, Txn

@@ -8,6 +8,7 @@ table goes in that order.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sessionlake.lake.commits import Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.storage import Commit, Compacted, Vacuumed, quote
+from sessionlake.lake.storage import Compacted, Vacuumed, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.runtime.interpreted import conf
@@ -35,6 +37,7 @@ _GATHERED_BYTES = 32 << 20
 ROW_GROUP = 1 << 20
 """Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
+_CHANGES = re.compile(rb'"dataChange":\s*true')
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
 # What is to be kept is known better than by the check, which knows of no stream that has yet to read.
@@ -264,6 +267,20 @@ def commit_of(file: Path) -> Commit:
     added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
     stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
     return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
+
+
+def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
+    """So many of the latest commits, or as many as the log still has, in order."""
+    log = sorted(file for file in _log(folder).glob("*.json") if file.stem.isdigit())
+    return [_logged(file) for file in log[-count:]]
+
+
+def _logged(file: Path) -> LoggedCommit:
+    content = file.read_bytes()
+    infos = (json.loads(line) for line in content.split(b"\n") if b'"commitInfo"' in line)
+    info: dict[str, Any] = next((line["commitInfo"] for line in infos if "commitInfo" in line), {})
+    operation, parameters = info.get("operation", ""), info.get("operationParameters") or {}
+    return LoggedCommit(int(file.stem), operation, parameters, _CHANGES.search(content) is not None)
 
 
 def identifier(folder: Path) -> str:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
+from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_commits import committing, write
 from sessionlake.lake.folder_reader import FolderReader
@@ -33,19 +34,7 @@ from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
-from sessionlake.lake.storage import (
-    NO_COMMIT,
-    PURGED,
-    Commit,
-    Compacted,
-    Kept,
-    Limits,
-    Staged,
-    Storage,
-    Vacuumed,
-    appending,
-    quote,
-)
+from sessionlake.lake.storage import PURGED, Compacted, Kept, Limits, Staged, Storage, Vacuumed, appending, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Combine, Upsert
@@ -193,6 +182,9 @@ class Folders(Storage):
         with self.exclusive(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
 
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """See `Storage`: delta-rs does not write to clustered tables."""
+
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; folders that are empty then go, too."""
         del spark
@@ -233,6 +225,11 @@ class Folders(Storage):
         log = self.path(table) / "_delta_log"
         newest = max((file for file in log.glob("*.json") if file.stem.isdigit()), default=None)
         return NO_COMMIT if newest is None else upkeep.commit_of(newest)
+
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        """See `Storage`."""
+        del spark
+        return upkeep.latest_commits(self.path(table), count)
 
     # -- reading
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.lake.commits import Commit
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.expired import Chosen
-from sessionlake.lake.storage import Commit, Storage, quote
+from sessionlake.lake.storage import Storage, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
+from sessionlake.lake.commits import Commit, LoggedCommit
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.reading import TableReader, of_keys
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-# What Spark and delta-rs call the number of rows that a commit wrote: a MERGE's, else an append's.
-_MERGED = (
-    ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
-    ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
-)
-_APPENDED = (("numOutputRows",), ("num_added_rows",))
 PURGED = "sessionlake.purged"
 """The table's property that names what its history was last removed for."""
 
@@ -73,23 +68,6 @@ class Limits:
     inline_bytes: int
     rewritten_rows: int
     index_bytes: int
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One version of a table, and how many rows its commit wrote."""
-
-    version: int
-    rows: int
-
-    @classmethod
-    def of(cls, version: int, metrics: Mapping[str, Any]) -> Commit:
-        """The commit with these operation metrics."""
-        told = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
-        return cls(version, sum(int(metrics[name]) for name in told))
-
-
-NO_COMMIT = Commit(-1, 0)
 
 
 @dataclass(frozen=True)
@@ -238,6 +216,10 @@ class Storage(ABC):
         """Creates the table, which is not there."""
 
     @abstractmethod
+    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        """Has the table's rows clustered by these columns from now on, where that can be."""
+
+    @abstractmethod
     def drop(self, spark: SparkSession, table: str) -> None:
         """Removes the table and its history."""
 
@@ -257,6 +239,10 @@ class Storage(ABC):
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """The table's latest commit."""
 
+    @abstractmethod
+    def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
+        """So many of the table's latest commits, or as many as its log still has, in order."""
+
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
         with self.exclusive(table):
@@ -269,9 +255,8 @@ class Storage(ABC):
     def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""
         present = self.properties(spark, table)
-        for key, value in wanted.items():
-            if present.get(key) != value:
-                self.set_property(spark, table, key, value)
+        for key in (key for key, value in wanted.items() if present.get(key) != value):
+            self.set_property(spark, table, key, wanted[key])
         return present
 
     # -- reading

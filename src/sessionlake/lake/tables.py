@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sessionlake.config import Settings
+from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.catalog import Catalog
+from sessionlake.lake.commits import Commit
 from sessionlake.lake.folders import Folders
+from sessionlake.lake.names import PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.reading import TableReader, TooLargeError
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import Commit, Limits, Storage, quote
+from sessionlake.lake.storage import Limits, Storage, quote
 from sessionlake.lake.table_schema import APPEND_ONLY, TableSchema
 from sessionlake.runtime.frames import as_frame
 
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
 _NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
 PASSING_REMOVALS = {"skipChangeCommits": "true"}
 """A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
+BEGUN_ANEW = "sessionlake.begunAnew"
+"""Property of a table that was dropped, and begun anew with other columns: its versions count from there."""
 # Up to so many rows a table is small.
 _FEW = 20_000
-# Types by width: each holds every value of those before it.
-_WIDTHS = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
 
 def storage_of(settings: Settings) -> Storage:
@@ -144,6 +146,25 @@ class Lake:
             else:
                 self.storage.create(spark, table, self._schemas[table])
 
+    def require_columns(self, spark: SparkSession, tables: Iterable[str]) -> None:
+        """Returns if none of these tables has a column that is not declared so.
+
+        Raises:
+            LakeError: naming one, and what makes the tables anew.
+        """
+        for table in tables:
+            if self.exists(spark, table):
+                self._require_columns(table, self.storage.columns(spark, table))
+
+    def other_columns(self, spark: SparkSession, tables: Iterable[str]) -> str | None:
+        """What the first of these tables has that is not declared so; None if none has such a column.
+
+        Columns that tables lack do not count: `ensure` adds them. Nor do tables that are not there.
+        """
+        there = (table for table in tables if self.exists(spark, table))
+        found = (self._other(table, self.storage.columns(spark, table)) for table in there)
+        return next((other for other in found if other is not None), None)
+
     def widen(self, spark: SparkSession, table: str) -> None:
         """Adds the columns that a table is to have and lacks; others, and their types, are left as they are."""
         self._add(spark, table, self.storage.columns(spark, table))
@@ -175,8 +196,14 @@ class Lake:
         if columns:
             writer = writer.option("overwriteSchema", "true")
         self.storage.save(writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version), table)
+        self.cluster(spark, table)
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "true")
+
+    def cluster(self, spark: SparkSession, table: str) -> None:
+        """Has a table's rows clustered as it is defined, which Spark's writer forgets where it replaces all of them."""
+        if keys := self._schemas[table].cluster_by:
+            self.storage.cluster(spark, table, keys)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
@@ -191,6 +218,12 @@ class Lake:
         """Removes a table and its history: for tables that are only built to be copied."""
         self.storage.drop(spark, table)
 
+    def begin_anew(self, spark: SparkSession, table: str) -> None:
+        """Drops a table that is to have other columns, and creates it as it is defined now."""
+        self.drop(spark, table)
+        self.ensure(spark, [table])
+        self.set_property(spark, table, BEGUN_ANEW, "true")
+
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables known to SQL in this session by their two-level names; returns those that exist."""
         found = [table for table in tables or TABLES if self.exists(spark, table)]
@@ -198,29 +231,43 @@ class Lake:
         return found
 
     def _evolve(self, spark: SparkSession, table: str) -> None:
-        wanted = dict(self._schemas[table].resolved(self.settings))
         present = self.storage.columns(spark, table)
-        where, otherwise = self._declared(table)
-        for name, sql in present.items():
-            if name not in wanted:
-                raise LakeError(
-                    f"{table}: column {name} ({sql}) is in the table but not in {where}; a declared column "
-                    f"cannot be taken away, since its values would be lost: declare it again, or {otherwise}"
-                )
-            if wanted[name].replace(" ", "") != sql:
-                raise LakeError(
-                    f"{table}: column {name} is {sql} in the table and {wanted[name]} in {where}: "
-                    f"{_why_not(sql, wanted[name])}; declare it as it was, or {otherwise}"
-                )
+        self._require_columns(table, present)
         self._add(spark, table, present)
 
-    def _declared(self, table: str) -> tuple[str, str]:
-        """Where a table's columns are declared, and what to do where they are to be other ones."""
-        for own in self.settings.processors:
-            if own.into == table:
-                return f"the output of processor {own.name}", f"run `sessionlake rebuild {own.rebuilt_as}`"
-        anew = "capture with these columns into a home beside this one (`home` in the configuration)"
-        return "capture.columns", f"{anew}, from what Kafka still holds"
+    def _require_columns(self, table: str, present: Mapping[str, str]) -> None:
+        other = self._other(table, present)
+        if other is not None:
+            raise LakeError(f"{other}. A start adds columns, and leaves those that are there: {self._way_on(table)}")
+
+    def _other(self, table: str, present: Mapping[str, str]) -> str | None:
+        """See `other_columns`, of one table that has these columns."""
+        wanted, where = dict(self._schemas[table].resolved(self.settings)), self._declared_in(table)
+        for name, sql in present.items():
+            if name not in wanted:
+                return f"{table}: column {name} ({sql}) is in the table but not in {where}"
+            if wanted[name].replace(" ", "") != sql:
+                return f"{table}: column {name} is {sql} in the table and {wanted[name]} in {where}"
+        return None
+
+    def _declared_in(self, table: str) -> str:
+        own = self._processor_of(table)
+        return "capture.columns" if own is None else f"the output of processor {own.name}"
+
+    def _way_on(self, table: str) -> str:
+        """What to do where a table is to have other columns."""
+        own = self._processor_of(table)
+        if own is not None:
+            return f"run `sessionlake rebuild {own.rebuilt_as}`, or declare it as it was"
+        if table.startswith(f"{SILVER}.") and table != PROCESSOR_ERRORS:
+            return (
+                "`sessionlake rebuild silver` makes all of silver from bronze with the columns that are declared now; "
+                "or declare it as it was"
+            )
+        return "put the table back as it was"
+
+    def _processor_of(self, table: str) -> ProcessorSettings | None:
+        return next((own for own in self.settings.processors if own.into == table), None)
 
     def _add(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
         wanted = self._schemas[table].resolved(self.settings)
@@ -228,13 +275,3 @@ class Lake:
         if added:
             with self.storage.exclusive(table):
                 spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({', '.join(added)})")
-
-
-def _why_not(present: str, wanted: str) -> str:
-    """Why a column cannot change its type so."""
-    for widths in _WIDTHS:
-        if present in widths and wanted in widths:
-            if widths.index(wanted) < widths.index(present):
-                return "values that are there need not fit the narrower type"
-            return "a table's type is not widened in place, since not every Delta reader could read it any more"
-    return "what is there is not of that type"

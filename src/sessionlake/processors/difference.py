@@ -67,6 +67,10 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
     from pyspark.sql import functions as F
 
     apart = {name for name, _ in {*before.dtypes} ^ {*after.dtypes}}
+    columns = tuple(sorted(apart - {_BATCH}))
+    if apart & {*keys}:  # nothing tells which rows are the same
+        rows = after.count()
+        return Difference(rows, {"added": rows, "removed": before.count()}, (), columns)
     shared = [name for name in after.columns if name not in {*keys, *apart, _BATCH}]
 
     def side(rows: DataFrame, name: str) -> DataFrame:
@@ -90,4 +94,4 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
         )
         for row in other.orderBy(*map(quote, keys)).limit(at_most).collect()
     )
-    return Difference(after.count(), counts, first, tuple(sorted(apart - {_BATCH})))
+    return Difference(after.count(), counts, first, columns)

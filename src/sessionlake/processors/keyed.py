@@ -39,6 +39,7 @@ from sessionlake.processors.output import BATCH
 from sessionlake.streaming.checkpoint import last_planned, planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
+from sessionlake.streaming.source_columns import other_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,12 +121,14 @@ class KeyedTable:
     def begin_anew(self, spark: SparkSession) -> None:
         """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made.
 
-        A stream that has read another table than the source, or one before it, begins once more.
+        A stream that cannot go on begins once more: one that has read another table than the source, or one before it,
+        or a source of other columns.
         """
         own, lake = self._own, self.lake
         checkpoint = Path(self._settings.checkpoint(own.layer))
         last = last_planned(checkpoint)
-        if last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark)):
+        of_another = last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark))
+        if of_another or other_column(spark, lake, own.source, str(checkpoint)) is not None:
             checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
         if self.work.logic is not None and lake.exists(spark, own.into) and not self.is_whole(spark):
             lake.set_property(spark, own.into, LOGIC, "")
@@ -201,6 +204,12 @@ def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, on
     table = KeyedTable(spark, settings, own)
     table.begin(spark)
     _refuse_older_checkpoint(table.lake.reader(spark), settings, own)
+    other = other_column(spark, table.lake, own.source, settings.checkpoint(own.layer))
+    if other is not None:
+        raise LakeError(
+            f"{own.layer}: {own.source} had a column {other} when it was read last, and does not have it so any more: "
+            f"run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now"
+        )
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
     return query.start(table.feed(spark), _KeyedBatch(table, settings, own), trigger=own.trigger, once=once)
 
@@ -255,7 +264,8 @@ class _KeyedBatch:
 def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> tuple[int, Difference]:
     """Makes the table of all rows that the source has, in one commit; returns how many there are, and what differed.
 
-    The stream goes on where it is: what it has yet to read is gone through once more.
+    The stream goes on where it is: what it has yet to read is gone through once more. Where it cannot, since the source
+    has other columns, its checkpoint is put aside, and it goes through all rows once more.
     """
     from pyspark.sql import functions as F
 

@@ -45,6 +45,7 @@ from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_changed
+from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,6 +174,7 @@ class _Rebuild:
         """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
         spark, own = self._spark, self.own
         require_whole_bronze(self.lake.reader(spark), own.into)
+        refuse_set_back(spark, self.lake, [MESSAGES])
         self.clear()
         self._beside.ensure(spark, self._tables.values())
         self._version = version

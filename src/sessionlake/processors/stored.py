@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState
+from sessionlake.integrity.state import ShardState, other_column
 from sessionlake.processors.memory import ProcessorMemory, shards_of
 from sessionlake.processors.shard import MessageByMessage
 from sessionlake.silver.fold.process import split
@@ -57,6 +57,13 @@ def read_all(state: bytes, processor: MessageByMessage) -> None:
         LakeError: one cannot be read.
     """
     judging, memory = split(state)
+    if (other := other_column(judging, processor.columns)) is not None:
+        name = processor.ref.name
+        raise LakeError(
+            f"processor {name}: it was given a column {other}, which capture.columns does not have so: "
+            f"`sessionlake rebuild processor:{name}` makes its table and states of all of bronze with the columns that "
+            "are declared now; or declare it so again"
+        )
     ShardState.decode(judging, processor.columns)
     if memory is None:
         return

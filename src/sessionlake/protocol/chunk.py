@@ -147,20 +147,10 @@ def conform(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Col
     A column that was declared since was not set by an update, and is null in a snapshot.
 
     Args:
-        then: `(name, SQL type)` of the columns that were declared when the chunk was written.
-
-    Raises:
-        LakeError: a column was taken away, or has another type.
+        then: `(name, SQL type)` of the columns that were declared when the chunk was written: all are declared now.
     """
-    now = [(column.name, column.sql) for column in columns]
-    if list(then) == now:
+    if list(then) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(chunk_schema(columns).metadata)
-    for name, sql in then:
-        if (name, sql) not in now:
-            raise LakeError(
-                f"capture.columns: messages that are held back have the column {name} as {sql}; "
-                "declare it so again: a column can be added, not taken away or changed"
-            )
     places = {name: place for place, (name, _) in enumerate(then)}
     lists = one(table["changes"])
     changes = lists.flatten()

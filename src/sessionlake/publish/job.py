@@ -27,6 +27,7 @@ from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.query import LayerQuery
+from sessionlake.streaming.source_columns import other_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +91,7 @@ def start(
     Raises:
         UsageError: as `Publication.require_allowed`.
         BrokerError: Kafka does not answer, or the topic does not serve (see `topic.prepare`).
-        LakeError: the table is missing or keeps no change feed, or the checkpoint is damaged.
+        LakeError: the table is missing, keeps no change feed or has other columns, or the checkpoint is damaged.
         MachineError: Spark may run a task twice at once.
     """
     publication.require_allowed(settings)
@@ -102,6 +103,11 @@ def start(
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
+    if not first and (other := other_column(spark, lake, publication.table, checkpoint)) is not None:
+        raise LakeError(
+            f"publish: {publication.table} had a column {other} when it was published last, and has it not so any "
+            f"more: a change feed is not read across that. To have a topic with the table as it is, {query.anew}"
+        )
     written = prepare(settings, publication.topic, first=first, anew=query.anew)
     if written == 0 and not first:
         if _has_sent(spark, lake, publication.layer):

@@ -25,8 +25,10 @@ from sessionlake.resharding.journal import Journal
 from sessionlake.resharding.layers import configured, layers_of, moved_states, present, with_shards
 from sessionlake.silver import handover
 from sessionlake.silver.handover import Handover
+from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.states import has_state
 from sessionlake.streaming.checkpoint import last_planned
+from sessionlake.streaming.errors import explain
 from sessionlake.streaming.guards import refuse_half_changed, refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
 def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) -> Journal | None:
     """Leaves everything as it is, with the new states beside it; None if there is nothing to change."""
     _refuse_interrupted(settings)
+    Lake(settings).require_columns(spark, REPLAYED)
     layers = [layer for layer in layers_of(settings) if configured(settings, layer) == shards]
     if not layers:
         raise UsageError(
@@ -120,7 +123,10 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
     states = moved_states(spark, settings, layer, before, after)
     begin = Handover(version, handover.next_batch(settings, layer), after, name)
     rows = ((row["shard"], bytes(row["chunk"])) for row in states.toLocalIterator())
-    handover.prepare(settings, begin, rows, layer, handover.query_of(settings, layer))
+    try:
+        handover.prepare(settings, begin, rows, layer, handover.query_of(settings, layer))
+    except Exception as error:  # what reads the states says what is wrong with them, and Spark passes it on
+        raise explain(error, layer, settings.checkpoint(layer)) from error
     fault_point(f"after:{layer}.prepared")
 
 

@@ -73,11 +73,11 @@ def start(
         LakeError: the checkpoint is new and the tables are not, declared columns do not fit the tables, or a topic of
             which changes are gone is of class `once` now.
     """
+    refuse_interrupted_rebuild(settings)
     lake = Lake(settings)
     lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
-    refuse_interrupted_rebuild(settings)
     refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_other_shards(settings)
     handover.note_shards(settings)

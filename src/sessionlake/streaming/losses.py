@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import Books, rows_of, stored_sums
+from sessionlake.lake.commits import set_back
 from sessionlake.lake.erasures import erasures
 from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
@@ -19,7 +20,7 @@ from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import BEGUN_ANEW, Lake
 from sessionlake.lake.topics import read_topics
 from sessionlake.runtime.failures import failure_of
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
@@ -30,6 +31,8 @@ from sessionlake.streaming.sharded import stored_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Of each table so many of the latest commits are looked at.
+_LATEST = 20
 # Of the files that are gone, as many are named.
 _NAMED = 3
 # What to do about a table of bronze's that nothing else has the rows of.
@@ -283,6 +286,45 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             lost = f"{table} holds {rows} rows, the ledger says {booking}: rows were removed by hand"
             raise LossError(lost, mended(table, "restore the table (Delta's time travel: RESTORE TABLE)"))
     return gone
+
+
+def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if none of these tables was brought back to an older version, by RESTORE or from a backup.
+
+    Where the ledger was, too, what nothing else has the rows of was so with it, and is held against the ledger alone.
+
+    Raises:
+        LossError: naming one that was.
+    """
+    known = _left_at(lake.reader(spark))
+    with_ledger = lake.exists(spark, LEDGER) and set_back(lake.storage.latest_commits(spark, LEDGER, _LATEST))
+    for table in tables:
+        if not lake.exists(spark, table):
+            continue
+        commits = lake.storage.latest_commits(spark, table, _LATEST)
+        last, left = commits[-1].version, known.get(table, -1)
+        why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else set_back(commits)
+        if last < left and BEGUN_ANEW not in lake.storage.properties(spark, table):
+            why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
+        if why is not None:
+            raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
+
+
+def _forward(settings: Settings, table: str) -> str:
+    """What to do about a table that was set back."""
+    own = next((own for own in settings.processors if own.into == table), None)
+    if own is not None:
+        return f"`sessionlake rebuild processor:{own.name}` makes it anew"
+    return mended(table, f"bring the newer version back (RESTORE TABLE), or {_ELSEWHERE}")
+
+
+def _left_at(reader: TableReader) -> dict[str, int]:
+    """The version of each table that the last batch which wrote it left, since its layer was rebuilt."""
+    found: dict[str, int] = {}
+    for row in rows_of(Books(reader, "outputs").current()):
+        for output in row["outputs"]:
+            found[output["table"]] = max(output["version"], found.get(output["table"], -1))
+    return found
 
 
 def gone_rows(reader: TableReader) -> Counter[str]:

@@ -52,7 +52,7 @@ from sessionlake.silver.rebuild.replay import (
     clear,
     is_small,
     replay,
-    require_silver,
+    to_replace,
 )
 from sessionlake.silver.states import last_batches, shard_states
 from sessionlake.silver.unread import unread_silences
@@ -79,6 +79,7 @@ class Rebuilt:
         batch: the number the rebuild has among silver's batches.
         messages: how many it took in.
         verified: how the tables before it compare; None if nothing was compared.
+        columns: what of the columns before it is not as it is declared now; then nothing was compared.
         finished: whether it finished an interrupted publication.
         empties_gold: whether gold is emptied, to be computed anew.
     """
@@ -87,6 +88,7 @@ class Rebuilt:
     batch: int
     messages: int
     verified: Verified | None
+    columns: str | None = None
     finished: bool = False
     empties_gold: bool = False
 
@@ -108,10 +110,10 @@ class _Plan(msgspec.Struct):
         """Whether gold is computed anew: of other rows, or since what it has yet to read has other numbers now."""
         return bool(self.changed) or self.gold_is_behind
 
-    def outcome(self, verified: Verified | None, *, finished: bool = False) -> Rebuilt:
+    def outcome(self, verified: Verified | None, columns: str | None = None, *, finished: bool = False) -> Rebuilt:
         """What is told once it is published."""
         messages = self.counts["messages"]
-        return Rebuilt(self.version, self.batch, messages, verified, finished, self.empties_gold)
+        return Rebuilt(self.version, self.batch, messages, verified, columns, finished, self.empties_gold)
 
 
 def rebuild(
@@ -128,27 +130,27 @@ def rebuild(
     Args:
         version: of bronze to build from, the latest by default; the stream goes on behind it.
         selection: the sessions to replace; all others stay as they are.
-        compares: whether the live tables are compared; if not, they are not read, and count as changed.
+        compares: whether the live tables are compared; if not, as where they have columns that are not declared so,
+            they are not read, and count as changed.
 
     Raises:
         LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
-            batch is half committed.
+            batch is half committed, or other columns are declared.
     """
     refuse_half_changed(settings)
     plan = interrupted(settings)
-    lake = require_silver(spark, settings)
+    lake, columns = to_replace(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         if plan is not None:
             _publish(spark, settings, lake, plan)
             return plan.outcome(None, finished=True)
         started = datetime.now(UTC)
-        latest = lake.last_commit(spark, MESSAGES).version
-        if version is not None and not 0 <= version <= latest:
-            raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
-        version = latest if version is None else version
+        version = _version(spark, lake, version)
+        readable, compares = compares, compares and columns is None
         if compares:
             TableMerger(spark, settings).catch_up()
         if not selection.everything:
+            _require_columns(columns)
             _require_uncut(lake.reader(spark))
             refuse_half_committed(settings, LAYER)
             _require_known(spark, lake, version, selection)
@@ -158,12 +160,12 @@ def rebuild(
         if not selection.everything:
             _fill_up(spark, settings, lake, selection)
         found = compare_tables(spark, settings, lake) if compares else None
-        plan = _plan(spark, lake, replayed, found, started)
+        plan = _plan(spark, lake, replayed, found, started, readable=readable)
         begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
         handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
         write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
         _publish(spark, settings, lake, plan)
-        return plan.outcome(found)
+        return plan.outcome(found, columns)
 
 
 def interrupted(settings: Settings) -> _Plan | None:
@@ -193,6 +195,24 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+
+
+def _version(spark: SparkSession, lake: Lake, version: int | None) -> int:
+    """The version of bronze to build from."""
+    latest = lake.last_commit(spark, MESSAGES).version
+    if version is not None and not 0 <= version <= latest:
+        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
+    return latest if version is None else version
+
+
+def _require_columns(other: str | None) -> None:
+    """Sessions that stay have their values in the columns that the tables have.
+
+    Raises:
+        LakeError: other ones are declared.
+    """
+    if other is not None:
+        raise LakeError(f"{other}: sessions cannot be rebuilt one by one into other columns; rebuild everything")
 
 
 def _require_uncut(reader: TableReader) -> None:
@@ -260,9 +280,11 @@ def _states(
         yield shard, state.encode(columns)
 
 
-def _plan(spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified | None, started: datetime) -> _Plan:
+def _plan(
+    spark: SparkSession, lake: Lake, replayed: Replayed, found: Verified | None, started: datetime, *, readable: bool
+) -> _Plan:
     last = last_batch(lake.reader(spark), LAYER)
-    if last is None and found is not None:  # a ledger that is lost
+    if last is None and readable:  # a ledger that is lost
         last = _newest(spark, lake)
     return _Plan(
         rebuild=uuid.uuid4().hex[:12],
@@ -294,8 +316,10 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     for table in REPLAYED:
         rows = _numbered(_built(spark, beside, table), plan.batch)
         fault_point(f"before:publish:{table}")
+        columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
         # Rows that were the same before are only rearranged: who follows the table has nothing to do.
-        lake.overwrite(spark, table, rows, txn, text, changes=table in plan.changed or table not in COMPARED)
+        changes = columns or table in plan.changed or table not in COMPARED
+        lake.overwrite(spark, table, rows, txn, text, changes=changes, columns=columns)
         fault_point(f"after:publish:{table}")
         written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
         outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, MESSAGES, QUARANTINE
+from sessionlake.lake.names import CHANGES, DECISIONS, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import handover
 from sessionlake.silver.job import LAYER
@@ -20,6 +20,7 @@ from sessionlake.streaming.losses import (
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_lost_rows,
+    refuse_set_back,
     refuse_unreadable,
     require_logs,
 )
@@ -56,9 +57,11 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     refuse_lost_ledger(spark, settings, LAYER, handover.first_batch(settings))
     finished = rebuild(spark, settings) if interrupted(settings) is not None else None
     refuse_unreadable(spark, lake, [MESSAGES, LEDGER])
+    refuse_set_back(spark, lake, [MESSAGES, DECISIONS])
     checkpoint = first_loss(lambda: _require_checkpoint(spark, settings))
     tables = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    rows = tables or first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
+    back = first_loss(lambda: refuse_set_back(spark, lake, REPLAYED))
+    rows = tables or back or first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     found = tuple(loss for loss in (checkpoint, rows) if loss is not None)
     return RecoveredSilver(found, rebuild(spark, settings, compares=tables is None) if found else finished)
 

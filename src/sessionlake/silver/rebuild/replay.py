@@ -56,6 +56,7 @@ from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.folded import Folded
+from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -120,12 +121,30 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     """The lake, with all tables that a replay has to do with.
 
     Raises:
-        LakeError: there is no silver in it.
+        LakeError: there is no silver in it, or its tables have columns that are not declared so.
     """
+    lake = _begun(spark, settings)
+    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    return lake
+
+
+def to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+    """As `require_silver`, for who replaces the tables, and their columns with them.
+
+    Returns:
+        The lake, and what of the columns is not as it is declared: such tables are left as they are.
+    """
+    lake = _begun(spark, settings)
+    other = lake.other_columns(spark, REPLAYED)
+    silver = [table for table in REPLAYED if other is None or not lake.exists(spark, table)]
+    lake.ensure(spark, [*silver, DECISIONS, LEDGER])
+    return lake, other
+
+
+def _begun(spark: SparkSession, settings: Settings) -> Lake:
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES) or not lake.exists(spark, LEDGER):
         raise LakeError(f"there is no silver in {settings.place} yet: run `sessionlake run all`")
-    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 
@@ -163,11 +182,13 @@ def replay(
         slice_messages: see `Slices`.
 
     Raises:
-        LakeError: retention has removed messages; or, under `fail`, at a place that nobody has decided about.
+        LakeError: retention has removed messages, or bronze was set back; or, under `fail`, at a place that nobody has
+            decided about.
         OffsetHoleError: bronze lacks messages, or has some more than once.
     """
     lake = Lake(settings)
     require_whole_bronze(lake.reader(spark))
+    refuse_set_back(spark, lake, [MESSAGES])
     decided = decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
