@@ -29,9 +29,10 @@ lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# Beside each other, since each waits now and then. Of all but the longest, what is printed comes when they have ended.
+# Beside each other, since each waits now and then; what never waits takes what the others leave of the cores. Of all but
+# the longest, what is printed comes when they have ended.
 pure: $(READY)
-	@$(call at_its_end,$(USUAL) tests/unit tests/bundle)
+	@$(call at_its_end,nice $(USUAL) tests/unit tests/bundle)
 
 catalog: $(READY) classes
 	@$(call at_its_end,$(USUAL) tests/catalog)

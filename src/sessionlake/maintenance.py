@@ -61,11 +61,19 @@ class Reader:
     Attributes:
         begun: whether it has read anything.
         since: the version that it goes on with; None if it is not known, or it is still at what the table held first.
+        again: the version that its last batch began with: Spark asks for the files of that batch once more whenever
+            the stream starts, though it does not read them.
     """
 
     name: str
     begun: bool
     since: int | None = None
+    again: int | None = None
+
+    @property
+    def needs(self) -> int | None:
+        """The oldest version whose entry in the table's log it needs."""
+        return self.since if self.again is None else self.again
 
 
 class Maintenance:
@@ -164,7 +172,7 @@ class Maintenance:
 
     def _vacuum(self, table: str, reading: Sequence[Reader], *, at_leisure: bool) -> Vacuumed | None:
         storage = self._lake.storage
-        since = min((reader.since for reader in reading if reader.since is not None), default=None)
+        since = min((reader.needs for reader in reading if reader.needs is not None), default=None)
         kept = Kept(self._settings.maintain.keep, since)
         if at_leisure and not storage.has_expired(self._spark, table, kept):
             return None
@@ -219,15 +227,22 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     batch = last_committed(checkpoint)
     if batch is None:
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
-    file = checkpoint / "offsets" / str(batch)
     try:
-        _, offset = planned(checkpoint, batch)
-        at_first = offset.get("isStartingVersion", False)
-        return Reader(name, begun=True, since=None if at_first else int(offset["reservoirVersion"]))
+        since, at_first = _end(checkpoint, batch)
+        # What a first batch began with, the table as it was, is told from the version before that where it ended.
+        again = _end(checkpoint, batch - 1)[0] if batch else first or max(since - 1, 0)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise LakeError(
-            f"{file} does not say what {name} has read ({error!r}): `sessionlake doctor` says what to do"
+            f"{checkpoint / 'offsets'}: {batch}, or the one before, does not say what {name} has read ({error!r}): "
+            "`sessionlake doctor` says what to do"
         ) from None
+    return Reader(name, begun=True) if at_first else Reader(name, begun=True, since=since, again=again)
+
+
+def _end(checkpoint: Path, batch: int) -> tuple[int, bool]:
+    """Where a batch ends: the version that is read next, and whether it is what the table held first."""
+    _, offset = planned(checkpoint, batch)
+    return int(offset["reservoirVersion"]), offset.get("isStartingVersion", False)
 
 
 def _in_the_way(reading: Sequence[Reader]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -26,7 +27,18 @@ from sessionlake.lake import catalog, positions, tiers
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.faults import VARIABLE
 from sessionlake.lake.folder_upkeep import live_files
-from sessionlake.lake.names import CHANGES, CUTS, EVENTS, MESSAGES, POSITIONS, QUARANTINE, ROWS, SESSIONS
+from sessionlake.lake.names import (
+    CHANGES,
+    CUTS,
+    EVENTS,
+    LEDGER,
+    MESSAGES,
+    POSITIONS,
+    QUARANTINE,
+    ROWS,
+    SESSIONS,
+    SILVER,
+)
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.storage import Kept, appending
 from sessionlake.lake.tables import Lake
@@ -36,7 +48,7 @@ from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from spark.test_silver_law import TABLES, Pipeline, streams
-from support.lakes import assert_silver_is_the_truth, folder_of, limit
+from support.lakes import assert_silver_is_the_truth, folder_of, limit, rows_of
 
 NOW = Kept(timedelta(0))
 
@@ -187,6 +199,30 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
     assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1)]
+
+
+def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than_is_kept(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark asks for the files of the last batch once more as it starts."""
+    monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since: Kept(timedelta(0), since))
+    pipeline, batches = Pipeline(spark, {"home": settings.home}), list(streams(seeds=1))[:3]
+    pipeline.arrive(batches[0])
+    pipeline.stream()
+    for value in ("some", "other"):  # versions without rows: the next batch begins with the first of them
+        pipeline.lake.set_property(spark, MESSAGES, "test.note", value)
+    pipeline.arrive(batches[1])
+    pipeline.stream()
+    folder = folder_of(pipeline.lake, MESSAGES)
+    DeltaTable(folder).create_checkpoint()
+    long_ago = time.time() - 86_400
+    for file in (folder / "_delta_log").iterdir():
+        os.utime(file, (long_ago, long_ago))
+    assert maintained(pipeline, MESSAGES).vacuumed is not None
+    pipeline.arrive(batches[2])
+    pipeline.stream()
+    taken_in = sum(row["messages"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", operator.eq, SILVER)))
+    assert taken_in == sum(map(len, batches))
 
 
 def test_a_merge_that_meets_an_optimize_is_done_again(

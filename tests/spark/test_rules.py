@@ -96,7 +96,10 @@ FIRST = [f"after:{RULE_STATUS}", *(f"{when}:{table}" for table in (RULE_MATCHES,
 SECOND_BATCH = [f"after:{RULE_STATUS}", f"before:{RULE_STATUS}", f"before:{RULE_EVENTS}"]
 
 
-def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, step: int
+):
     """While they are dead, rules change: who comes back takes what it had taken, and that with the next batch."""
     changes, kept = stream(2, 90), {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]}
     write_rules(feed, {**kept, "gone": "when: min(price) over 1 min > 3"})
@@ -105,7 +108,7 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(feed: Feed, m
         (50, SECOND_BATCH, kept | {"high": "when: max(price) over 3 min > 3"}),
     ):
         feed.write(changes[start : start + 50])
-        for place in places:
+        for place in places[::step]:
             with monkeypatch.context() as patch:
                 patch.setattr("sessionlake.lake.commit.fault_point", Dying(place, 1))
                 with pytest.raises(MachineError, match="power cut"):

@@ -27,7 +27,8 @@ def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | 
     for log in ("offsets", "commits"):
         (folder / log).mkdir(parents=True, exist_ok=True)
     for batch in range(planned + 1):
-        (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offset | {'at': batch})}")
+        place = offset[batch] if isinstance(offset, list) else offset | {"at": batch}
+        (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(place)}")
     if committed is not None:
         (folder / "commits" / str(committed)).write_text("v1\n{}")
     return folder
@@ -40,9 +41,26 @@ def at(version: int, *, first: bool = False) -> dict[str, Any]:
 def test_a_reader_goes_on_with_the_version_behind_its_last_committed_batch(settings: Settings) -> None:
     checkpoint(settings, "silver", planned=4, committed=3, offset=at(17))
     checkpoint(settings, "gold", planned=0, committed=0, offset=at(5, first=True))
-    assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=17)]
+    assert readers(settings, MESSAGES) == [Reader("silver", begun=True, since=17, again=17)]
     assert readers(settings, CHANGES) == [Reader("gold", begun=True, since=None)]
     assert readers(settings, SESSIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("offsets", "since", "again"),
+    [
+        ([at(4), at(9)], 9, 4),
+        ([at(4), at(9), at(12)], 12, 9),
+        ([at(3, first=True), at(6)], 6, 3),
+        ([at(6)], 6, 5),
+    ],
+)
+def test_of_the_log_a_reader_needs_what_its_last_batch_began_with(
+    settings: Settings, offsets: list[Any], since: int, again: int
+) -> None:
+    checkpoint(settings, "silver", planned=len(offsets) - 1, committed=len(offsets) - 1, offset=offsets)
+    [silver] = readers(settings, MESSAGES)
+    assert (silver.since, silver.again, silver.needs) == (since, again, again)
 
 
 def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: Settings) -> None:
@@ -72,14 +90,15 @@ def test_processors_read_bronze_and_publications_their_table(location: dict[str,
     settings = Settings(**location, processors=(own,))
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     checkpoint(settings, f"publish-{ROWS}-out.rows", planned=0, committed=0, offset=at(2))
-    assert readers(settings, MESSAGES) == [Reader("silver", begun=False), Reader(own.layer, begun=True, since=3)]
-    assert readers(settings, ROWS) == [Reader(f"publish-{ROWS}-out.rows", begun=True, since=2)]
+    [silver, logins] = readers(settings, MESSAGES)
+    assert (silver, logins) == (Reader("silver", begun=False), Reader(own.layer, begun=True, since=3, again=2))
+    assert readers(settings, ROWS) == [Reader(f"publish-{ROWS}-out.rows", begun=True, since=2, again=1)]
 
 
 def test_an_offset_that_cannot_be_read_stops_everything(settings: Settings) -> None:
     folder = checkpoint(settings, "silver", planned=0, committed=0, offset=at(3))
     (folder / "offsets" / "0").write_text("v1\n{}\n-")
-    with pytest.raises(LakeError, match=r"silver/offsets/0 does not say what silver has read"):
+    with pytest.raises(LakeError, match=r"silver/offsets: 0, or the one before, does not say what silver has read"):
         readers(settings, MESSAGES)
 
 

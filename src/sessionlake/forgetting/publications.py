@@ -48,21 +48,13 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
 def first_needed(settings: Settings, table: str, removal: int) -> int | None:
     """The oldest version of the table's log that its publications go on with; None if there are none.
 
-    Spark asks a source once more for the batch that it has committed last. Of what was before the removal, which such a
-    batch may begin with, nothing can stay.
+    Of what was before the removal, which the last batch of one may have begun with, nothing can stay.
 
     Args:
         removal: the version from which on the session's rows are gone.
     """
-    known = [(reader.name, reader.since) for reader in publications(settings, table) if reader.since is not None]
-    return min((min(since, max(_begun_with(settings, name, since), removal)) for name, since in known), default=None)
-
-
-def _begun_with(settings: Settings, name: str, since: int) -> int:
-    """The version that a publication's last batch begins with; `since` if nobody asks for that any more."""
-    checkpoint = Path(settings.checkpoint(name))
-    batch = last_committed(checkpoint)
-    return int(planned(checkpoint, batch - 1)[1]["reservoirVersion"]) if batch else since
+    known = [(reader.since, reader.needs or 0) for reader in publications(settings, table) if reader.since is not None]
+    return min((min(since, max(needs, removal)) for since, needs in known), default=None)
 
 
 def _has_sent(settings: Settings, name: str, version: int) -> bool:
