@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,8 +93,9 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
     """A running broker on a free port; tests keep apart by topic names."""
     from sessionlake.laptop.broker import down, up
+    from sessionlake.laptop.broker_config import free_port as unused
 
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{_free_port()}")
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{unused()}")
     own = Settings(home=tmp_path_factory.mktemp("broker-home"), kafka=kafka)
     try:
         yield up(own)
@@ -112,10 +112,6 @@ def broker_settings(broker: BrokerStatus, location: dict[str, Any]) -> Settings:
 @pytest.fixture
 def free_port() -> int:
     """A port that nothing listens on."""
-    return _free_port()
+    from sessionlake.laptop.broker_config import free_port as unused
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return unused()

@@ -198,7 +198,7 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert done.waits.startswith("silver has not begun")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
-    assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1)]
+    assert readers(pipeline.settings, MESSAGES) == [Reader("silver", begun=True, since=version + 1, again=version)]
 
 
 def test_a_stream_that_has_read_everything_starts_again_though_all_is_older_than_is_kept(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -65,7 +64,7 @@ def secure_broker(folder: Path) -> Iterator[SecureBroker]:
     with ExitStack() as stack:
         jwks = folder / "jwks.json"
         url = stack.enter_context(token_server(jwks))
-        ports = {name: _free_port() for name in (*_LISTENERS, "CONTROLLER")}
+        ports = {name: broker_config.free_port() for name in (*_LISTENERS, "CONTROLLER")}
         config = folder / "server.properties"
         config.write_text(_properties(folder, ports, authority, jwks))
         java = _java_command(folder)
@@ -134,9 +133,3 @@ def _await(folder: Path, port: int) -> None:
     while not answers({"bootstrap.servers": f"127.0.0.1:{port}"}, 2.0):
         told = (folder / "out").read_text() + (folder / "broker.log").read_text()
         assert time.monotonic() < end, told[-3000:]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

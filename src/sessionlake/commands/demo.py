@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from sessionlake.lab.simulate import SimulationReport, run_simulation
 from sessionlake.lab.simulate.readback import truth_from_broker
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop import broker, classes
+from sessionlake.laptop.broker_config import free_port
 from sessionlake.laptop.home import require_home
 from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
@@ -219,9 +219,7 @@ def _alone(settings: Settings) -> Iterator[None]:
 
 
 def _own_settings(settings: Settings) -> Settings:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
     capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings()}  # as the sensors that it plays
     kafka = {"bootstrap_servers": address, "options": {}, "topic_pattern": r"capture\..+"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from sessionlake.config import Settings
 
+_PORTS = range(20_000, 32_000)  # beneath those that systems give to connections
 _ANY_AGE = str(2**63 - 1)
 _PROPERTIES = {
     "process.roles": "broker,controller",
@@ -48,7 +51,7 @@ def server_properties(settings: Settings, data: Path, host: str, port: int) -> s
         host: loopback host that clients connect to; an IPv6 one without brackets.
     """
     shown = f"[{host}]" if ":" in host else host
-    controller = f"127.0.0.1:{_free_port(other_than=port)}"
+    controller = f"127.0.0.1:{free_port(other_than=port)}"
     # Beyond what the pipeline accepts, so that a message it must quarantine as too large can be sent at all.
     largest = max(12 * 1024 * 1024, settings.capture.max_message_bytes + 2 * 1024 * 1024)
     own = {
@@ -62,11 +65,11 @@ def server_properties(settings: Settings, data: Path, host: str, port: int) -> s
     return "".join(f"{key}={value}\n" for key, value in (_PROPERTIES | own).items())
 
 
-def _free_port(other_than: int) -> int:
-    """A port that nobody listens on; the broker's own is free until the broker does."""
+def free_port(other_than: int = 0) -> int:
+    """A port that nobody listens on, and that is given to no connection before somebody does."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port != other_than:
-            return port
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):  # it is in use
+            probe.bind(("127.0.0.1", port))
+            if port != other_than:
+                return port
