@@ -13,6 +13,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sessionlake.commands.forget import _claimed
@@ -59,6 +60,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.streaming.aside import asking
+from sessionlake.streaming.carried import Files, rows_in
 from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
 from support.lakes import rows_of, write_bronze, write_rows
 
@@ -234,12 +236,16 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
     assert rows_of(spark, lake, AVERAGES) == rows_of(spark, lake, LOOKUP_FAILURES) == []
 
 
-def test_what_a_rebuild_of_a_processor_has_left_beside_the_tables_goes(spark: Any, settings: Settings) -> None:
-    made = made_beside("top")
+def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_tables_goes(
+    spark: Any, settings: Settings
+) -> None:
+    made, rows = made_beside("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
     beside.ensure(spark, made)
+    assert rows_in(Files.of(Lake(settings).storage.scratch, GOLD).put(rows)) == rows
     Forgetting(spark, settings)._remove_aside()
     assert [table for table in made if beside.exists(spark, table)] == []
+    assert not (settings.home / "scratch").exists()
 
 
 def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark: Any, settings: Settings) -> None:

@@ -245,6 +245,8 @@ class Forgetting:
         for old in (*beside.glob("*.before-*"), *beside.glob("*.handover.next")):
             shutil.rmtree(old)
         shutil.rmtree(making.folder(self._settings), ignore_errors=True)  # of what gold held
+        if self._lake.storage.scratch is not None:  # of a batch that has died
+            shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         clear(self._spark, self._settings)
         for processor in self._settings.processors:
             for table in made_beside(processor.name):
