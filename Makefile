@@ -9,7 +9,7 @@ HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
 USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
-at_its_end = said=$$($(1) 2>&1); code=$$?; echo "$$said"; exit $$code
+at_its_end = said=$$($(1) 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
 # As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 

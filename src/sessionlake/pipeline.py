@@ -16,7 +16,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import CHANGES, DECISIONS, GOLD, MESSAGES, SILVER, SILVER_TABLES, TOPICS
+from sessionlake.lake.names import CHANGES, DECISIONS, GOLD, MESSAGES, REFERENCE, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.maintenance import Maintenance
 from sessionlake.processors import job as processors
@@ -282,7 +282,8 @@ def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
 def tables_that_count(settings: Settings, part: str) -> tuple[str, ...]:
     """The tables by which a layer goes on: those that it reads, and those that it, and what goes with it, writes."""
     if own := [own for own in settings.processors if own.layer == part]:
-        return (own[0].source if own[0].key else MESSAGES, own[0].into)
+        read = own[0].source if own[0].key else MESSAGES
+        return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)
     known = {
         Layer.BRONZE: (MESSAGES, TOPICS),
         Layer.SILVER: (MESSAGES, *REPLAYED, DECISIONS),

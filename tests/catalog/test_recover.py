@@ -15,7 +15,12 @@ from sessionlake.lake.ledger import RECOVERED
 from sessionlake.lake.names import CHANGES, LEDGER, MESSAGES, ROWS
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.streaming.generations import Generations
-from spark.test_losses import FIRST, SECOND, recovered
+from spark.test_losses import (
+    FIRST,
+    SECOND,
+    recovered,
+    test_of_a_table_that_was_made_anew_versions_count_from_there,  # noqa: F401 - once more, here
+)
 from spark.test_silver_law import Pipeline
 from support.lakes import assert_silver_is_the_truth, rows_of
 

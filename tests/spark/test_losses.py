@@ -19,10 +19,10 @@ from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
 from sessionlake.commands.recover import Lost, recover
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, LossError
 from sessionlake.gold import job as gold
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import RECOVERED
+from sessionlake.lake.ledger import RECOVERED, LedgerEntry, TableOutput, write
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -36,13 +36,16 @@ from sessionlake.lake.names import (
     ROWS,
     SENSOR_AVERAGES,
     SESSIONS,
+    SILVER,
     TOPICS,
 )
 from sessionlake.lake.progress import ends
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.rebuild.verify import verify
+from sessionlake.streaming.losses import refuse_set_back
 from spark.test_silver_law import Pipeline, streams
 from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
 
@@ -289,6 +292,18 @@ def noticed(run: Pipeline) -> str:
     """What doctor says of versions."""
     [found] = [found for found in doctor._books(run.settings) if found.what == "versions"]
     return found.detail if found.level is Level.FAIL else ""
+
+
+def test_of_a_table_that_was_made_anew_versions_count_from_there(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS, LEDGER])
+    told = LedgerEntry(SILVER, Txn("q", 0), MESSAGES, datetime.now(UTC), outputs=(TableOutput(SESSIONS, 57, 1),))
+    write(spark, lake, told)
+    with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
+        refuse_set_back(spark, lake, [SESSIONS])
+    lake.drop(spark, SESSIONS)
+    lake.ensure(spark, [SESSIONS])
+    refuse_set_back(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:

@@ -254,6 +254,11 @@ class Catalog(Storage):
         found = history.select("version", "operation", "operationParameters").collect()
         return [LoggedCommit(*row) for row in found]
 
+    def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
+        """See `Storage`."""
+        told = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
+        return None if told is None or told["createdAt"] is None else told["createdAt"].astimezone(UTC)
+
     # -- reading
 
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:

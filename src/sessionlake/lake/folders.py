@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,6 +231,14 @@ class Folders(Storage):
         """See `Storage`."""
         del spark
         return upkeep.latest_commits(self.path(table), count)
+
+    def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
+        """See `Storage`."""
+        del spark
+        from deltalake import DeltaTable
+
+        created = DeltaTable(self.path(table)).metadata().created_time
+        return None if created is None else datetime.fromtimestamp(created / 1000, UTC)
 
     # -- reading
 

@@ -27,6 +27,8 @@ METRICS_1M = "gold.metrics_1m"
 METRICS_1H = "gold.metrics_1h"
 METRICS_1D = "gold.metrics_1d"
 DISTINCT_VALUES = "gold.distinct_values"
+REFERENCE = "reference."
+"""How the names of tables begin that users write."""
 PRODUCTS = (METRICS_1M, METRICS_1H, METRICS_1D, DISTINCT_VALUES)
 """What gold makes by merging aggregates."""
 SESSION_SUMMARY = "gold.session_summary"

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
@@ -242,6 +242,10 @@ class Storage(ABC):
     @abstractmethod
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         """So many of the table's latest commits, or as many as its log still has, in order."""
+
+    @abstractmethod
+    def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
+        """When the table was created; None if its log does not say so."""
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""

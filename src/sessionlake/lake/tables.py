@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
 PASSING_REMOVALS = {"skipChangeCommits": "true"}
 """A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
-BEGUN_ANEW = "sessionlake.begunAnew"
-"""Property of a table that was dropped, and begun anew with other columns: its versions count from there."""
 # Up to so many rows a table is small.
 _FEW = 20_000
 
@@ -222,7 +220,6 @@ class Lake:
         """Drops a table that is to have other columns, and creates it as it is defined now."""
         self.drop(spark, table)
         self.ensure(spark, [table])
-        self.set_property(spark, table, BEGUN_ANEW, "true")
 
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables known to SQL in this session by their two-level names; returns those that exist."""

@@ -96,6 +96,7 @@ class ByProduct(Computation):
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
         order = [F.col("ts"), *(F.col(quote(name)).asc_nulls_last() for name in orders)]
         order += [F.col("value")] if source.value is not None else []
+        order += [F.col(quote(name)) for name in self.product.reads]
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, self.product.keys)).orderBy(*order))

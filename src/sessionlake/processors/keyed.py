@@ -20,7 +20,7 @@ from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.products import LOGIC
 from sessionlake.lake.commit import merge
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, TableOutput, write
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.names import LEDGER, REFERENCE
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import retained
@@ -43,8 +43,6 @@ from sessionlake.streaming.source_columns import other_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_REFERENCE = "reference."
 
 
 class KeyedTable:
@@ -118,18 +116,20 @@ class KeyedTable:
         lake.ensure(spark, [own.into, LEDGER])
         self.note_logic(spark)
 
-    def begin_anew(self, spark: SparkSession) -> None:
-        """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made.
+    def put_aside(self, spark: SparkSession) -> None:
+        """Has a stream that cannot go on begin once more, when the table has all that it has read and will.
 
-        A stream that cannot go on begins once more: one that has read another table than the source, or one before it,
-        or a source of other columns.
+        That is one that has read another table than the source, or one before it, or a source of other columns.
         """
-        own, lake = self._own, self.lake
-        checkpoint = Path(self._settings.checkpoint(own.layer))
+        own, checkpoint = self._own, Path(self._settings.checkpoint(self._own.layer))
         last = last_planned(checkpoint)
         of_another = last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark))
-        if of_another or other_column(spark, lake, own.source, str(checkpoint)) is not None:
+        if of_another or other_column(spark, self.lake, own.source, str(checkpoint)) is not None:
             checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
+
+    def begin_anew(self, spark: SparkSession) -> None:
+        """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made."""
+        own, lake = self._own, self.lake
         if self.work.logic is not None and lake.exists(spark, own.into) and not self.is_whole(spark):
             lake.set_property(spark, own.into, LOGIC, "")
             if self._is_by(spark) != self.work.by:
@@ -150,7 +150,7 @@ class KeyedTable:
     def feed(self, spark: SparkSession) -> DataFrame:
         """The stream of what is added to the source, or changes in it."""
         own, told = self._own, self.lake.storage.properties(spark, self._own.source)
-        if own.source.startswith(_REFERENCE) and told.get(CHANGE_FEED) != "true":
+        if own.source.startswith(REFERENCE) and told.get(CHANGE_FEED) != "true":
             self.lake.set_property(spark, own.source, CHANGE_FEED, "true")
             told = {CHANGE_FEED: "true"}
         if told.get(CHANGE_FEED) == "true":
@@ -281,6 +281,7 @@ def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> 
     lake.overwrite(spark, own.into, numbered, txn, told, changes=bool(found), columns=columns)
     output = TableOutput(own.into, lake.last_commit(spark, own.into).version, found.rows)
     write(spark, lake, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
+    table.put_aside(spark)  # behind the rows: a new stream would not come to those of keys that the source has no more
     table.note_logic(spark)
     return found.rows, found
 

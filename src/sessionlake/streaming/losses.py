@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.retained import retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
-from sessionlake.lake.tables import BEGUN_ANEW, Lake
+from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import read_topics
 from sessionlake.runtime.failures import failure_of
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
@@ -296,15 +297,15 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
     Raises:
         LossError: naming one that was.
     """
-    known = _left_at(lake.reader(spark))
+    known = _versions_left(lake.reader(spark))
     with_ledger = lake.exists(spark, LEDGER) and set_back(lake.storage.latest_commits(spark, LEDGER, _LATEST))
     for table in tables:
         if not lake.exists(spark, table):
             continue
         commits = lake.storage.latest_commits(spark, table, _LATEST)
-        last, left = commits[-1].version, known.get(table, -1)
+        last, left = commits[-1].version, _left_at(spark, lake, table, commits[-1].version, known)
         why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else set_back(commits)
-        if last < left and BEGUN_ANEW not in lake.storage.properties(spark, table):
+        if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
             raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
@@ -314,17 +315,35 @@ def _forward(settings: Settings, table: str) -> str:
     """What to do about a table that was set back."""
     own = next((own for own in settings.processors if own.into == table), None)
     if own is not None:
-        return f"`sessionlake rebuild processor:{own.name}` makes it anew"
+        return f"`sessionlake rebuild {own.rebuilt_as}` makes it anew"
     return mended(table, f"bring the newer version back (RESTORE TABLE), or {_ELSEWHERE}")
 
 
-def _left_at(reader: TableReader) -> dict[str, int]:
-    """The version of each table that the last batch which wrote it left, since its layer was rebuilt."""
-    found: dict[str, int] = {}
-    for row in rows_of(Books(reader, "outputs").current()):
-        for output in row["outputs"]:
-            found[output["table"]] = max(output["version"], found.get(output["table"], -1))
+_Versions = dict[str, list[tuple[datetime, int]]]
+
+
+def _versions_left(reader: TableReader) -> _Versions:
+    """When batches of late were committed, since their layers were rebuilt, and the version that each left a table at.
+
+    What was added up long ago is left out: it has the versions of tables that were dropped since, too.
+    """
+    found: _Versions = {}
+    for row in rows_of(Books(reader, "outputs", "batches").current()):
+        for output in row["outputs"] if row["batches"] == 1 else ():
+            found.setdefault(output["table"], []).append((row["committed_at"], output["version"]))
     return found
+
+
+def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
+    """The greatest version that a batch left a table at, of which `last` is the latest; -1 if none has.
+
+    A table that was dropped and made anew counts its versions from 0 again: batches of before say nothing of it.
+    """
+    left = known.get(table, ())
+    if all(version <= last for _, version in left):
+        return last if left else -1
+    created = lake.storage.created_at(spark, table)
+    return max((version for moment, version in left if created is None or moment > created), default=-1)
 
 
 def gone_rows(reader: TableReader) -> Counter[str]:
