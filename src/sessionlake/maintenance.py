@@ -229,7 +229,7 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     try:
         since, at_first = _end(checkpoint, batch)
-        # What a first batch began with, the table as it was, is told from the version before that where it ended.
+        # A first batch has no place to begin at: Spark loads the table as it was one version before its end.
         again = _end(checkpoint, batch - 1)[0] if batch else first or max(since - 1, 0)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise LakeError(

@@ -22,7 +22,7 @@ Emissions = Sequence[tuple[str, bytes | pa.Table]]
 """What a fold emits: pairs of a kind and its content, bytes or rows."""
 _FILED = b"file:"
 # By what the payloads begin with that are large, or were.
-ELSEWHERE = (COMPRESSED, _FILED)
+LARGE_PREFIXES = (COMPRESSED, _FILED)
 
 
 @dataclass(frozen=True)

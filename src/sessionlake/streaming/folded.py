@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.protocol.chunk import plain
-from sessionlake.streaming.carried import ELSEWHERE
+from sessionlake.streaming.carried import LARGE_PREFIXES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +49,7 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
     """
     from pyspark.sql import functions as F
 
-    large = reduce(operator.or_, (F.startswith("payload", F.lit(begin)) for begin in ELSEWHERE))
+    large = reduce(operator.or_, (F.startswith("payload", F.lit(begin)) for begin in LARGE_PREFIXES))
     fits = (F.length("payload") <= inline_bytes) & ~large
     is_small = fits | (F.col("kind") == report)
     inline: dict[str, list[bytes | None]] = {}

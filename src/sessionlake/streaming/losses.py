@@ -323,14 +323,16 @@ _Versions = dict[str, list[tuple[datetime, int]]]
 
 
 def _versions_left(reader: TableReader) -> _Versions:
-    """When batches of late were committed, since their layers were rebuilt, and the version that each left a table at.
+    """When batches were committed, since their layers were rebuilt, and the version that each left a table at.
 
-    What was added up long ago is left out: it has the versions of tables that were dropped since, too.
+    Of gold's tables, which may be dropped and made anew while it goes on, what was added up is left out: it has the
+    versions of both.
     """
     found: _Versions = {}
     for row in rows_of(Books(reader, "outputs", "batches").current()):
-        for output in row["outputs"] if row["batches"] == 1 else ():
-            found.setdefault(output["table"], []).append((row["committed_at"], output["version"]))
+        for output in row["outputs"]:
+            if row["batches"] == 1 or not output["table"].startswith(f"{GOLD}."):
+                found.setdefault(output["table"], []).append((row["committed_at"], output["version"]))
     return found
 
 
