@@ -213,7 +213,7 @@ def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTab
     # The table that has gold's own notes always has these keys, and stays.
     if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
         # What files tell of their columns, and how rows are clustered, goes by the definition.
-        lake.begin_anew(spark, table.table)
+        lake.drop(spark, table.table)
     lake.ensure(spark, [table.table])
 
 

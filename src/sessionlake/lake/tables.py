@@ -216,11 +216,6 @@ class Lake:
         """Removes a table and its history: for tables that are only built to be copied."""
         self.storage.drop(spark, table)
 
-    def begin_anew(self, spark: SparkSession, table: str) -> None:
-        """Drops a table that is to have other columns, and creates it as it is defined now."""
-        self.drop(spark, table)
-        self.ensure(spark, [table])
-
     def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables known to SQL in this session by their two-level names; returns those that exist."""
         found = [table for table in tables or TABLES if self.exists(spark, table)]
