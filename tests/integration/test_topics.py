@@ -21,7 +21,7 @@ from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _topics
 from sessionlake.config import OnTopicChange, OnViolation, Settings
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
-from sessionlake.lake import folders
+from sessionlake.lake import folder_staging
 from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
@@ -226,7 +226,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    real, reads = folders.written_by_spark, []
+    real, reads = folder_staging.written_by_spark, []
 
     def made_anew_before_it_is_read(*args: Any) -> Any:
         reads.append(args)
@@ -237,7 +237,7 @@ def test_a_large_batch_read_from_a_topic_that_was_just_made_anew_leaves_nothing_
         return real(*args)
 
     limit(monkeypatch, few_messages=0)
-    monkeypatch.setattr(folders, "written_by_spark", made_anew_before_it_is_read)
+    monkeypatch.setattr(folder_staging, "written_by_spark", made_anew_before_it_is_read)
     world.run(world.under(OnTopicChange.RESTART))
     world.assert_one_query_read_everything_once(a=10)
     assert [(row.state, row.lost, row.offset_shift) for row in world.rows("a")] == [

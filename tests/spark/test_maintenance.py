@@ -40,7 +40,7 @@ from sessionlake.lake.names import (
     SILVER,
 )
 from sessionlake.lake.positions import require_true
-from sessionlake.lake.storage import Kept, appending
+from sessionlake.lake.storage import Kept, writing
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -310,7 +310,7 @@ def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for file in log.iterdir():
         os.utime(file, (month_ago, month_ago))
-    lake.storage.save(appending(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49)), EVENTS)
+    lake.storage.save(writing(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49), "append"), EVENTS)
     assert (log / f"{50:020}.checkpoint.parquet").exists()
     assert len(list(log.glob("*.json"))) == 51
     lake.storage.vacuum(spark, EVENTS, Kept(timedelta(days=30)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,9 +20,11 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, Upsert
 from sessionlake.runtime.frames import as_frame
-from support.lakes import limit, rows_of
+from sessionlake.runtime.interpreted import conf
+from support.lakes import folder_of, limit, rows_of
 
 KEYS = ("topic", "window_start")
+POINTS = Upsert(KEYS, ("points",))
 # The first moment that there is, one before the calendar of today, an hour that Berlin has twice, and the last.
 TIMES = [
     datetime(1, 1, 1, tzinfo=UTC),
@@ -128,3 +131,29 @@ def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark
     finally:
         java.set("spark.driver.maxResultSize", most)
     assert reader.table(SESSIONS, columns=names, at_most=1 << 20).num_rows == len(content)
+
+
+def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, rewritten_rows=0)
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [METRICS_1M])
+
+    def merged(number: int) -> None:
+        merge(spark, lake, METRICS_1M, rows([1, 2, number]).drop_columns([DELETE]), POINTS, Txn("app", number))
+
+    def append_by_spark() -> None:
+        lake.read(spark, METRICS_1M).limit(1).write.format("delta").mode("append").save(str(log.parent))
+
+    log = folder_of(lake, METRICS_1M) / "_delta_log"
+    with conf(spark, {"spark.databricks.delta.incremental.commit.verify": "true"}):
+        for number in range(2):
+            merged(number)
+        append_by_spark()
+        merged(2)
+        noted = max(log.glob("*.crc"))
+        told = json.loads(noted.read_text())
+        noted.write_text(json.dumps(told | {"numFiles": told["numFiles"] + 1}))
+        with pytest.raises(Exception, match="Number of files"):
+            append_by_spark()

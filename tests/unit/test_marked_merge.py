@@ -16,7 +16,8 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 
 from sessionlake.errors import LakeError
 from sessionlake.lake import deletion_vectors, folder_commits, table_files
-from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
+from sessionlake.lake.log_commits import can_be_written
+from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_files import live
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
@@ -196,18 +197,18 @@ def test_a_column_that_is_younger_than_a_file_stays_null_where_it_is_not_written
 
 def test_a_table_whose_protocol_asks_more_of_writers_is_not_marked(tmp_path: Path) -> None:
     delta, _ = made(tmp_path, 3)
-    assert can_be_marked(delta)
+    assert can_be_written(delta)
     delta.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
-    assert can_be_marked(DeltaTable(tmp_path))
+    assert can_be_written(DeltaTable(tmp_path))
     unused = [TableFeatures.CheckConstraints, TableFeatures.GeneratedColumns]
     delta.alter.add_feature(unused, allow_protocol_versions_increase=True)
-    assert can_be_marked(DeltaTable(tmp_path))
+    assert can_be_written(DeltaTable(tmp_path))
     delta.alter.add_constraint({"few": "value < 1000000"})
-    assert not can_be_marked(DeltaTable(tmp_path))
+    assert not can_be_written(DeltaTable(tmp_path))
     delta.alter.drop_constraint("few")
-    assert can_be_marked(DeltaTable(tmp_path))
+    assert can_be_written(DeltaTable(tmp_path))
     delta.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
-    assert not can_be_marked(DeltaTable(tmp_path))
+    assert not can_be_written(DeltaTable(tmp_path))
 
 
 @pytest.mark.parametrize(

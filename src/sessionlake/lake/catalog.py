@@ -31,9 +31,9 @@ from sessionlake.lake.storage import (
     Staged,
     Storage,
     Vacuumed,
-    appending,
     quote,
     text,
+    writing,
 )
 from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import CLAIMED_APP, Txn
@@ -288,7 +288,7 @@ class Catalog(Storage):
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
         frame = as_frame(_required(spark, self._settings), rows)
-        writer = frame.write.format("delta") if txn is None else appending(frame, table, txn)
+        writer = frame.write.format("delta") if txn is None else writing(frame, table, txn, "append")
         self.save(writer.mode("overwrite"), table)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
@@ -388,7 +388,7 @@ class _StagedFrame:
 
     def commit(self, txn: Txn) -> None:
         # Two that commit the same transaction at once conflict: repeated, the later one is passed over.
-        repeated(lambda: self._catalog.save(appending(self._rows, self._table, txn), self._table))
+        repeated(lambda: self._catalog.save(writing(self._rows, self._table, txn, "append"), self._table))
 
 
 def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:

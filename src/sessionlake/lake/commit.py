@@ -74,8 +74,15 @@ def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table)
         replace_rows(spark, lake, table, rows, txn)
 
 
-def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column | None = None) -> None:
-    """Deletes rows of a table, by default all, once, whatever the number of replays.
+def empty(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:
+    """Removes all rows of a table, once, as `delete_rows` those of which something holds."""
+    _open(spark, lake, table)
+    lake.storage.make_sure(table)
+    lake.storage.empty(spark, table, txn)
+
+
+def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Column) -> None:
+    """Deletes rows of a table, once, whatever the number of replays.
 
     One that rows are only appended to is open to it from then on, as by `remove_rows`.
     """

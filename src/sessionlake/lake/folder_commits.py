@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sessionlake.lake.table_files import folder_of
 from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
+from sessionlake.lake.version_checksums import note
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -32,7 +33,7 @@ def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
     before = delta.version()
     yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     # Not every way to commit tells the table that it was taken from.
-    checkpoint(delta, max(delta.version(), before + 1))
+    settle(delta, max(delta.version(), before + 1))
 
 
 def write(
@@ -45,14 +46,15 @@ def write(
         write_deltalake(delta, rows, mode=mode, commit_properties=properties, post_commithook_properties=hooks)
 
 
-def checkpoint(delta: DeltaTable, version: int) -> None:
-    """Puts the log together, which readers then begin at, if that is due.
+def settle(delta: DeltaTable, version: int) -> None:
+    """Notes what spares readers work behind a commit: its checksum, and the log put together, if that is due.
 
     Args:
         delta: the table, at this version or a little before.
         version: of the latest commit.
     """
     folder = folder_of(delta)
+    note(folder, version)
     interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
     if version - _last_checkpoint(folder) < interval:
         return

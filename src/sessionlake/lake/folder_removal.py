@@ -5,7 +5,9 @@ Like merging, it needs no Spark. What is left of a file has that file's place in
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,3 +96,13 @@ def _is_more(value: int | datetime, most: int | datetime) -> bool:
     if isinstance(value, datetime) and isinstance(most, datetime):
         return value.replace(tzinfo=most.tzinfo) > most  # statistics are in UTC, whether or not they say so
     return bool(value > most)  # type: ignore[operator]
+
+
+def drop(folder: Path, home: Path) -> None:
+    """Removes a table, and what is empty then of the folders above it, the home at most."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for parent in folder.parents:
+            parent.rmdir()
+            if parent == home:
+                break

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sessionlake.errors import LakeError
 from sessionlake.lake.folder_commits import committing, discard, write
-from sessionlake.lake.parquet import WrittenFile
+from sessionlake.lake.log_commits import overwritten
+from sessionlake.lake.parquet import (
+    FileWriter,
+    WrittenFile,
+    columns_of,
+    indexed_columns,
+    written_by_arrow,
+    written_by_spark,
+)
+from sessionlake.lake.table_files import TableFile, live
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties
     from deltalake import DeltaTable as LocalTable
+    from pyspark.sql import DataFrame
 
 _ATTEMPTS = 20
 
@@ -68,9 +80,51 @@ class StagedFiles:
 
         self._place.append(txn, add)
 
+    def replace(self, former: Sequence[TableFile], txn: Txn, metadata: str = "", *, changes: bool = True) -> None:
+        """Makes them the table, once, in the place of files that were there: see `log_commits.overwritten`.
+
+        What has been appended behind those stays.
+
+        Raises:
+            LakeError: some of those are gone.
+        """
+        place = self._place
+        with place.exclusive(place.table):
+            for _ in range(_ATTEMPTS):
+                delta = without(place.folder, place.table, txn)
+                if delta is None:
+                    return
+                self._after = delta.version() if self._after is None else self._after
+                there = {file.path: file for file in live(delta)}
+                if any(file.path not in there for file in former):
+                    break
+                gone = [there[file.path] for file in former]
+                if overwritten(delta, gone, self._files, txn.on(place.table), txn.version, metadata, changes=changes):
+                    self._files = []
+                    return
+        raise LakeError(f"{place.folder}: other commits were in the way of replacing its rows; repeat the command")
+
     def discard(self) -> None:
         """Removes what has not been committed."""
         discard(self._place.folder, [file.path for file in self._files], self._after)
+
+
+@contextmanager
+def written(place: Place, rows: DataFrame | Mapped) -> Iterator[StagedFiles]:
+    """Files with the rows, which are gone behind the block if they are not part of the table by then."""
+    from deltalake import DeltaTable
+
+    delta = DeltaTable(place.folder)
+    schema, indexed = pa.schema(delta.schema().to_arrow()), indexed_columns(delta)
+    if isinstance(rows, Mapped):
+        files = written_by_arrow(rows, FileWriter(str(place.folder), schema, indexed))
+    else:
+        files = written_by_spark(rows, place.folder, columns_of(delta), indexed)
+    staged = StagedFiles(place, schema, files)
+    try:
+        yield staged
+    finally:
+        staged.discard()
 
 
 @dataclass(frozen=True)

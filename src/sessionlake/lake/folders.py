@@ -9,11 +9,9 @@ with liquid clustering: they have none here, but for such as earlier versions ha
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,21 +24,23 @@ from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.expired import Chosen
-from sessionlake.lake.folder_commits import committing, write
+from sessionlake.lake.folder_commits import write
 from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, has_commit, txn_properties, without
-from sessionlake.lake.marked_merge import can_be_marked, merged_by_marking
-from sessionlake.lake.parquet import FileWriter, indexed_columns, written_by_arrow, written_by_spark
+from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, has_commit, txn_properties, without, written
+from sessionlake.lake.log_commits import can_be_written, has_property
+from sessionlake.lake.marked_merge import merged_by_marking
+from sessionlake.lake.parquet import columns_of
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
-from sessionlake.lake.storage import PURGED, Compacted, Kept, Limits, Staged, Storage, Vacuumed, appending, quote
+from sessionlake.lake.storage import PURGED, Compacted, Kept, Limits, Staged, Storage, Vacuumed, quote
+from sessionlake.lake.table_files import live
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.laptop.home import claim, require_home, turn
-from sessionlake.runtime.frames import Mapped, Rows
+from sessionlake.runtime.frames import Rows
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -143,11 +143,9 @@ class Folders(Storage):
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """See `Storage`."""
         from deltalake import DeltaTable
-        from pyspark.sql.types import StructType
 
         del spark
-        schema = StructType.fromJson(json.loads(DeltaTable(self.path(table)).schema().to_json()))
-        return {field.name: field.dataType.simpleString() for field in schema.fields}
+        return columns_of(DeltaTable(self.path(table)))
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """See `Storage`."""
@@ -160,15 +158,11 @@ class Folders(Storage):
         """See `Storage`."""
         from deltalake import DeltaTable
 
-        if _CLUSTERING in (DeltaTable(self.path(table)).protocol().writer_features or ()):
-            super().set_property(spark, table, key, value)
-            return
         with self.exclusive(table):
             delta = DeltaTable(self.path(table))
-            with committing(delta) as hooks:
-                delta.alter.set_table_properties(
-                    {key: value}, raise_if_not_exists=False, post_commithook_properties=hooks
-                )
+            if has_property(delta, key, value):
+                return
+        super().set_property(spark, table, key, value)
 
     def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """See `Storage`."""
@@ -189,11 +183,7 @@ class Folders(Storage):
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; folders that are empty then go, too."""
         del spark
-        folder = self.path(table)
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            for parent in (folder.parent, self._settings.warehouse, self._settings.home):
-                parent.rmdir()
+        removal.drop(self.path(table), self._settings.home)
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """See `Storage`."""
@@ -260,35 +250,20 @@ class Folders(Storage):
     @contextmanager
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
         """See `Storage`."""
-        from deltalake import DeltaTable
-
         del spark
-        folder = self.path(table)
-        place = Place(folder, table, self.exclusive)
         if isinstance(rows, pa.Table):
-            yield StagedRows(place, rows)
+            yield StagedRows(self._place(table), rows)
             return
-        delta = DeltaTable(folder)
-        schema = pa.schema(delta.schema().to_arrow())
-        indexed = indexed_columns(delta)
-        if isinstance(rows, Mapped):
-            files = written_by_arrow(rows, FileWriter(str(folder), schema, indexed))
-        else:
-            files = written_by_spark(rows, folder, indexed)
-        staged = StagedFiles(place, schema, files)
-        try:
-            yield staged
-        finally:
-            staged.discard()
+        with written(self._place(table), rows) as files:
+            yield files
+
+    def _place(self, table: str) -> Place:
+        return Place(self.path(table), table, self.exclusive)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; of a repeated batch nothing is computed."""
-        if not isinstance(rows, pa.Table) and without(self.path(table), table, txn) is None:
-            return
-        if isinstance(rows, Mapped | pa.Table):
+        if isinstance(rows, pa.Table) or without(self.path(table), table, txn) is not None:
             super().append(spark, table, rows, txn)
-        else:
-            self.save(appending(rows, table, txn), table)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
@@ -298,6 +273,28 @@ class Folders(Storage):
         delta = DeltaTable(self.path(table)) if txn is None else without(self.path(table), table, txn)
         if delta is not None:
             write(delta, rows, "overwrite", None if txn is None else txn_properties(table, txn))
+
+    def overwrite(
+        self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool = True, columns: bool = False
+    ) -> None:
+        """See `Storage`; with other columns by Spark."""
+        delta = without(self.path(table), table, txn)
+        if delta is None:
+            return
+        if columns or not can_be_written(delta):
+            super().overwrite(table, rows, txn, metadata, changes=changes, columns=columns)
+            return
+        former = live(delta)
+        with written(self._place(table), rows) as files:
+            files.replace(former, txn, metadata, changes=changes)
+
+    def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        """See `Storage`."""
+        delta = without(self.path(table), table, txn)
+        if delta is not None and can_be_written(delta):
+            StagedFiles(self._place(table), pa.schema(delta.schema().to_arrow()), []).replace(live(delta), txn)
+        elif delta is not None:
+            super().empty(spark, table, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""
@@ -326,8 +323,8 @@ class Folders(Storage):
         if isinstance(source, pa.Table) and not clustered and self._is_small(delta, source.num_rows):
             return delta, merged_by_delta_rs
         if delta.metadata().configuration.get(DELETION_VECTORS) != "true":
-            super().set_property(spark, table, DELETION_VECTORS, "true")
-        return delta, merged_by_marking if isinstance(source, pa.Table) and can_be_marked(delta) else None
+            self.set_property(spark, table, DELETION_VECTORS, "true")
+        return delta, merged_by_marking if isinstance(source, pa.Table) and can_be_written(delta) else None
 
     def _is_small(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows

@@ -14,7 +14,7 @@ from sessionlake.lake.leases import Lease
 from sessionlake.lake.names import LEASES
 from sessionlake.lake.schemas import TABLES, arrow_schema
 from sessionlake.lake.spark_reader import literal
-from sessionlake.lake.storage import Storage, appending
+from sessionlake.lake.storage import Storage, writing
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import conf, interpreted
@@ -53,7 +53,7 @@ class SparkLeases:
         with interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
             if lease.number == 1:  # a new row
                 row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
-                self._storage.save(appending(row, LEASES, txn), LEASES)
+                self._storage.save(writing(row, LEASES, txn, "append"), LEASES)
             else:  # an UPDATE joins nothing, as a MERGE would, at twice its cost
                 values = {name: F.lit(literal(value)) for name, value in asdict(lease).items()}
                 self._storage.delta(spark, LEASES).update(F.col("name") == lease.name, values)

@@ -8,9 +8,7 @@ changes in a file of their own, where the table has a change feed.
 from __future__ import annotations
 
 import json
-import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sessionlake.lake.deletion_vectors import write_vectors
-from sessionlake.lake.folder_commits import checkpoint
 from sessionlake.lake.folder_upkeep import gathered
+from sessionlake.lake.log_commits import added, commit_info, committed, named, removed, transaction
 from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.rows_by_key import FoundRows, Lookup, held_rows
 from sessionlake.lake.table_files import Action, TableFile, folder_of, live
@@ -35,22 +33,10 @@ from sessionlake.protocol.types import Bools, Int64s
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Who writes to a table must know all that its protocol lists: of these nothing follows for what is written here.
-# delta-rs lists the last for any table that it sets a property of.
-_FEATURES = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "variantType"})
-# A table of an older protocol lists these when it gets vectors, whether or not it has any of the kind.
-_UNUSED = {"checkConstraints": "delta.constraints.", "generatedColumns": "delta.generationExpression"}
 _CROWD = 16
 _LARGEST_TIER = 5  # of a million rows and more
 _NO_ROWS = np.empty(0, np.int64)
 _FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
-
-
-def can_be_marked(delta: DeltaTable) -> bool:
-    """Whether the table asks nothing of its writers that is not done here."""
-    said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json()
-    unused = {feature for feature, mark in _UNUSED.items() if mark not in said}
-    return (_FEATURES | unused).issuperset(delta.protocol().writer_features or ())
 
 
 def merged_by_marking(
@@ -59,7 +45,7 @@ def merged_by_marking(
     """Commits one MERGE; False if another commit has come in between, so that it is to be done again.
 
     Args:
-        delta: the table's present version; it has deletion vectors, and nothing that `can_be_marked` denies.
+        delta: the table's present version; it has deletion vectors, and nothing that `can_be_written` denies.
         source: at most one row a key.
         app: application id of the transaction.
         batch: its version.
@@ -79,15 +65,13 @@ def merged_by_marking(
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
     written = _file(folder, rows, schema, indexed_columns(delta))
     told = _feed(folder, merged.changes(), schema) if fed else None
-    new, changes = [folder / one.path for one in (written, told) if one], [_removed(file) for file in absorbed]
-    changes += _replaced({file: marked[file] for file in files if file in marked and file not in absorbed}, new)
     now = int(time.time() * 1000)
-    info = {"timestamp": now, "engineInfo": "sessionlake", "operation": "MERGE", "operationMetrics": merged.metrics()}
-    actions = [{"commitInfo": info}, {"txn": {"appId": app, "version": batch, "lastUpdated": now}}, *changes]
-    actions += [] if written is None else [{"add": _added(written, now)}]
-    actions += [] if told is None else [{"cdc": _named(told) | {"dataChange": False}}]
-    if _committed(folder, delta.version() + 1, actions):
-        checkpoint(delta, delta.version() + 1)
+    new, changes = [folder / one.path for one in (written, told) if one], [removed(file, now) for file in absorbed]
+    changes += _replaced({file: marked[file] for file in files if file in marked and file not in absorbed}, new, now)
+    info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
+    changes += [] if written is None else [added(written, now)]
+    changes += [] if told is None else [{"cdc": named(told) | {"dataChange": False}}]
+    if committed(delta, [commit_info(now, info), transaction(app, batch, now), *changes]):
         return True
     for path in new:
         path.unlink(missing_ok=True)
@@ -243,13 +227,7 @@ def _moved(file: TableFile, marked: Int64s, schema: pa.Schema) -> Iterator[pa.Re
             place += batch.num_rows
 
 
-def _removed(file: TableFile) -> Action:
-    known = {name: file.add[name] for name in ("path", "size", "deletionVector") if name in file.add}
-    rest = {"dataChange": True, "extendedFileMetadata": True, "partitionValues": {}}
-    return {"remove": known | rest | {"deletionTimestamp": int(time.time() * 1000)}}
-
-
-def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path]) -> list[Action]:
+def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
     """Files with more rows marked; nothing of a file of which all are.
 
     Args:
@@ -257,7 +235,7 @@ def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path]) -> list[A
     """
     every = {file: np.union1d(file.gone, rows) for file, rows in marked.items()}
     left = {file: rows for file, rows in every.items() if len(rows) < file.held}
-    actions = [_removed(file) for file in marked]
+    actions = [removed(file, now) for file in marked]
     if left:
         vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
         written.append(path)
@@ -269,25 +247,3 @@ def _marked(file: TableFile, vector: Action) -> Action:
     known = {name: file.add[name] for name in ("path", "size", "modificationTime")}
     stats = json.dumps(file.stats | {"tightBounds": False})
     return {"add": known | {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}}
-
-
-def _added(file: WrittenFile, now: int) -> Action:
-    return _named(file) | {"modificationTime": now, "dataChange": True, "stats": file.stats}
-
-
-def _named(file: WrittenFile) -> Action:
-    return {"path": file.path, "size": file.size, "partitionValues": {}}
-
-
-def _committed(folder: Path, version: int, actions: Iterable[Action]) -> bool:
-    """Writes a commit, if nobody else has written one of this number."""
-    log = folder / "_delta_log"
-    written = log / f".{uuid.uuid4()}.json"
-    written.write_text("".join(json.dumps(action) + "\n" for action in actions), encoding="utf-8")
-    try:
-        os.link(written, log / f"{version:020}.json")
-    except FileExistsError:
-        return False
-    finally:
-        written.unlink()
-    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sessionlake.errors import LakeError
+from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import SKIPPING
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
@@ -52,6 +54,11 @@ class WrittenFile:
     path: str
     size: int
     stats: str
+
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+        return int(json.loads(self.stats)["numRecords"])
 
 
 @dataclass(frozen=True)
@@ -108,25 +115,60 @@ def indexed_columns(delta: DeltaTable) -> tuple[str, ...]:
     return tuple(filter(None, delta.metadata().configuration.get(SKIPPING, "").split(",")))
 
 
+def columns_of(delta: DeltaTable) -> dict[str, str]:
+    """Names of a table's columns, and their types in Spark SQL."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(delta.schema().to_json()))
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
 def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
     """Writes rows that tasks have as Arrow (one job)."""
     files = rows.then(writer, WRITTEN).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
-def written_by_spark(rows: DataFrame, folder: Path, indexed: tuple[str, ...]) -> list[WrittenFile]:
-    """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does."""
+def written_by_spark(
+    rows: DataFrame, folder: Path, columns: Mapping[str, str], indexed: tuple[str, ...]
+) -> list[WrittenFile]:
+    """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does.
+
+    Args:
+        columns: names and types of the table's; one that the rows lack is null.
+    """
     into = folder / f"staged-{uuid.uuid4()}"
     try:
-        rows.write.parquet(str(into))
-        return [_adopted(file, folder, indexed) for file in sorted(into.glob("*.parquet"))]
+        conforming(rows, columns).write.parquet(str(into))
+        written = [_adopted(file, folder, indexed) for file in sorted(into.glob("*.parquet"))]
+        return [file for file in written if file is not None]
     finally:
         shutil.rmtree(into, ignore_errors=True)
 
 
-def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile:
-    """A file of Spark's, moved into the table's folder, with what its footer tells."""
+def conforming(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """The rows with a table's columns, in its order and of its types.
+
+    Raises:
+        LakeError: they have a column that the table has not.
+    """
+    from pyspark.sql import functions as F
+
+    held = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    if held == columns and [*held] == [*columns]:
+        return rows
+    if unknown := held.keys() - columns:
+        raise LakeError(f"the table has no column {', '.join(sorted(unknown))}, which rows to be written have")
+    return rows.select(
+        *((F.col(quote(name)) if name in held else F.lit(None)).cast(sql).alias(name) for name, sql in columns.items())
+    )
+
+
+def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
+    """A file of Spark's, moved into the table's folder, with what its footer tells; None of one without rows."""
     footer, known = pq.read_metadata(file), _Statistics(indexed)
+    if not footer.num_rows:
+        return None
     for number in range(footer.num_row_groups):
         known.add_group(footer.row_group(number))
     path = f"part-{uuid.uuid4()}.{QUICK}.parquet"

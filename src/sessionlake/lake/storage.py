@@ -22,6 +22,7 @@ from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.runtime.frames import Rows
+from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,10 +100,9 @@ class Kept:
     since: int | None = None
 
 
-def appending(rows: DataFrame, table: str, txn: Txn) -> DataFrameWriter:
+def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
     """Spark's writer of the rows, which Delta passes over if a commit of the same transaction is in the table."""
-    writer = rows.write.format("delta").mode("append")
-    return writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version)
+    return rows.write.format("delta").mode(mode).options(txnAppId=txn.on(table), txnVersion=txn.version)
 
 
 class Staged(Protocol):
@@ -295,6 +295,18 @@ class Storage(ABC):
     @abstractmethod
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
+
+    def overwrite(
+        self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool = True, columns: bool = False
+    ) -> None:
+        """Replaces all rows of a table, unless a commit of the transaction has done so before: see `Lake.overwrite`."""
+        told = {"userMetadata": metadata, "dataChange": str(changes).lower(), "overwriteSchema": str(columns).lower()}
+        self.save(writing(rows, table, txn, "overwrite").options(**told), table)
+
+    def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        """Removes all rows of a table, as `overwrite`."""
+        with self.exclusive(table), conf(spark, txn.conf(table)):
+            self.delta(spark, table).delete()
 
     @abstractmethod
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:

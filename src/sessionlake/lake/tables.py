@@ -189,11 +189,7 @@ class Lake:
         append_only = self._schemas[table].append_only
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "false")
-        writer = rows.write.format("delta").mode("overwrite").option("userMetadata", metadata)
-        writer = writer.option("dataChange", str(changes).lower())
-        if columns:
-            writer = writer.option("overwriteSchema", "true")
-        self.storage.save(writer.option("txnAppId", txn.on(table)).option("txnVersion", txn.version), table)
+        self.storage.overwrite(table, rows, txn, metadata, changes=changes, columns=columns)
         self.cluster(spark, table)
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "true")

@@ -211,6 +211,7 @@ _LAPTOP = {
     # the layers' small jobs must not queue behind each other.
     "spark.scheduler.mode": "FAIR",
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.allFilesInCrc.enabled": "false",  # a job with most commits, for what nobody reads
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(_CORES),  # VACUUM lists folders in so many tasks
     # Re-planning after each stage costs more than it saves on batches of seconds.
     "spark.sql.adaptive.enabled": "false",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.commit import delete_rows, retire
+from sessionlake.lake.commit import empty, retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.kept_up import note_names
 from sessionlake.lake.ledger import REBUILD, LedgerEntry, config_hash, write
@@ -108,7 +108,7 @@ def reset_gold(
         note_names(spark, lake, (table.removeprefix(f"{GOLD}.") for table in known))
     txn = Txn(f"{REBUILD}{name}:{GOLD}", batch)
     for table in known:
-        delete_rows(spark, lake, table, txn)
+        empty(spark, lake, table, txn)
         fault_point(f"after:empty:{table}")
     if known:
         write(spark, lake, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))

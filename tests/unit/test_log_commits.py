@@ -1,0 +1,196 @@
+"""Commits to folders that are written here: files in the place of others, vectors, and each version's checksum."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Field, Schema, TableFeatures
+from deltalake.schema import PrimitiveType
+
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError
+from sessionlake.lake.expired import Expired
+from sessionlake.lake.folder_commits import settle
+from sessionlake.lake.folder_staging import Place, StagedFiles
+from sessionlake.lake.folders import Folders
+from sessionlake.lake.marked_merge import merged_by_marking
+from sessionlake.lake.parquet import FileWriter, WrittenFile
+from sessionlake.lake.rust_merge import merged_by_delta_rs
+from sessionlake.lake.storage import Kept
+from sessionlake.lake.table_files import live
+from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
+from sessionlake.lake.txn import Txn
+from sessionlake.lake.upsert import Upsert
+
+TABLE = "gold.own"
+SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])
+UPSERT = Upsert(("place",), ("value",))
+NO_SPARK: Any = None
+
+
+def rows(**values: int) -> pa.Table:
+    return pa.table({"place": [*values], "value": [*values.values()]}, SCHEMA)
+
+
+def file_of(folder: Path, table: pa.Table) -> WrittenFile:
+    [written] = FileWriter(str(folder), SCHEMA, ("value",))(table.to_batches())
+    return WrittenFile(**written.to_pylist()[0])
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "fed"])
+def lake(tmp_path: Path, request: pytest.FixtureRequest) -> Folders:
+    made = Folders(Settings(home=tmp_path))
+    fields = [Field("place", PrimitiveType("string")), Field("value", PrimitiveType("long"))]
+    kept = {CHANGE_FEED: "true"} if request.param else {}
+    DeltaTable.create(made.path(TABLE), Schema(fields), configuration=kept, description="own")
+    return made
+
+
+def staged(lake: Folders, *tables: pa.Table) -> StagedFiles:
+    folder = lake.path(TABLE)
+    return StagedFiles(Place(folder, TABLE, lake.exclusive), SCHEMA, [file_of(folder, table) for table in tables])
+
+
+def held(lake: Folders) -> dict[str, int]:
+    found = pa.table(DeltaTable(lake.path(TABLE)).scan())
+    return dict(zip(found["place"].to_pylist(), found["value"].to_pylist(), strict=True))
+
+
+def actions(lake: Folders) -> list[dict[str, Any]]:
+    """Of the latest commit."""
+    newest = max((lake.path(TABLE) / "_delta_log").glob("*.json"))
+    return [json.loads(line) for line in newest.read_text().splitlines()]
+
+
+def merge_by_marking(lake: Folders, number: int, table: pa.Table) -> None:
+    lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
+    assert merged_by_marking(DeltaTable(lake.path(TABLE)), table, UPSERT, "marking", number)
+
+
+def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: Folders) -> None:
+    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    merge_by_marking(lake, 1, rows(a=3))
+    former = live(DeltaTable(lake.path(TABLE)))
+    lake.append(None, TABLE, rows(c=4), Txn("app", 1))
+    staged(lake, rows(d=5), rows(e=6)).replace(former, Txn("anew", 7), "why", changes=False)
+    assert held(lake) == {"c": 4, "d": 5, "e": 6}
+    version = DeltaTable(lake.path(TABLE)).version()
+    again = staged(lake, rows(f=7))
+    again.replace(former, Txn("anew", 7))
+    again.discard()
+    assert (held(lake), DeltaTable(lake.path(TABLE)).version()) == ({"c": 4, "d": 5, "e": 6}, version)
+    assert lake.last_commit(NO_SPARK, TABLE).rows == 2
+    told = {name: value for action in actions(lake) for name, value in action.items()}
+    assert told["commitInfo"]["userMetadata"] == "why"
+    assert not told["add"]["dataChange"]
+    assert not told["remove"]["dataChange"]
+    assert "deletionVector" in told["remove"] or any("deletionVector" in a.get("remove", {}) for a in actions(lake))
+    assert lake.latest_commits(None, TABLE, 1)[0].replaces_all
+
+
+def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: Folders) -> None:
+    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    former = live(DeltaTable(lake.path(TABLE)))
+    staged(lake, rows(b=2)).replace(former, Txn("one", 0))
+    late = staged(lake, rows(c=3))
+    with pytest.raises(LakeError, match="in the way of replacing its rows"):
+        late.replace(former, Txn("other", 0))
+    late.discard()
+    assert held(lake) == {"b": 2}
+    assert len([*lake.path(TABLE).glob("*.parquet")]) == 2
+
+
+def test_a_table_is_emptied_once(lake: Folders) -> None:
+    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    lake.empty(NO_SPARK, TABLE, Txn("none", 0))
+    assert held(lake) == {}
+    lake.append(None, TABLE, rows(b=2), Txn("app", 1))
+    lake.empty(NO_SPARK, TABLE, Txn("none", 0))
+    assert held(lake) == {"b": 2}
+
+
+def test_rows_are_marked_without_another_feature_that_readers_must_know(lake: Folders) -> None:
+    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    before = DeltaTable(lake.path(TABLE)).metadata()
+    lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
+    delta = DeltaTable(lake.path(TABLE))
+    protocol, metadata = delta.protocol(), delta.metadata()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (3, 7)
+    assert protocol.reader_features == ["deletionVectors"]
+    assert {"appendOnly", "invariants", "deletionVectors"} <= {*(protocol.writer_features or ())}
+    assert ("changeDataFeed" in (protocol.writer_features or ())) == (CHANGE_FEED in metadata.configuration)
+    assert metadata.configuration == before.configuration | {DELETION_VECTORS: "true"}
+    assert (metadata.id, metadata.description, metadata.created_time) == (before.id, "own", before.created_time)
+    merge_by_marking(lake, 1, rows(a=3))
+    assert held(lake) == {"a": 3, "b": 2}
+
+
+def assert_noted(lake: Folders) -> None:
+    """The version's checksum is what delta-rs makes of the log."""
+    delta = DeltaTable(lake.path(TABLE))
+    told = json.loads((lake.path(TABLE) / "_delta_log" / f"{delta.version():020}.crc").read_text())
+    files = live(delta)
+    assert (told["numFiles"], told["tableSizeBytes"]) == (len(files), sum(file.add["size"] for file in files))
+    assert told["metadata"]["configuration"] == delta.metadata().configuration
+    assert told["metadata"]["schemaString"] == delta.schema().to_json()
+    assert told["protocol"].get("writerFeatures", []) == (delta.protocol().writer_features or [])
+
+
+def test_every_version_has_its_checksum_whoever_commits_it(lake: Folders) -> None:
+    steps = [
+        lambda: lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
+        lambda: staged(lake, rows(c=3)).commit(Txn("app", 1)),
+        lambda: merged_by_delta_rs(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "rust", 1),
+        lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
+        lambda: lake.remove(NO_SPARK, TABLE, Expired((), "value", pa.table({"limit": [2]}), {})),
+        lambda: lake.append(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
+        lambda: merge_by_marking(lake, 1, rows(e=7, g=8)),
+        lambda: merge_by_marking(lake, 2, rows(e=9, f=10)),
+        lambda: staged(lake, rows(h=11)).replace(live(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
+        lambda: lake.replace(None, TABLE, rows(i=12), None),
+        lambda: lake.empty(NO_SPARK, TABLE, Txn("none", 0)),
+    ]
+    for step in steps:
+        step()
+        assert_noted(lake)
+
+
+def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: Folders) -> None:
+    for number in range(3):
+        lake.append(None, TABLE, rows(a=number), Txn("app", number))
+    log = lake.path(TABLE) / "_delta_log"
+    for number in (2, 3):
+        (log / f"{number:020}.crc").unlink()
+    lake.append(None, TABLE, rows(b=1), Txn("app", 3))
+    assert_noted(lake)
+
+
+def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(lake: Folders) -> None:
+    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    log = lake.path(TABLE) / "_delta_log"
+    (log / f"{1:020}.crc").write_text("{")
+    lake.append(None, TABLE, rows(b=1), Txn("app", 1))
+    assert not (log / f"{2:020}.crc").exists()
+    (log / f"{1:020}.crc").unlink()
+    DeltaTable(lake.path(TABLE)).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    settle(DeltaTable(lake.path(TABLE)), 3)
+    assert not (log / f"{3:020}.crc").exists()
+    assert held(lake) == {"a": 1, "b": 1}
+
+
+def test_checksums_go_with_the_part_of_the_log_that_nobody_needs(lake: Folders) -> None:
+    from datetime import timedelta
+
+    for number in range(60):
+        lake.append(None, TABLE, rows(a=number), Txn("app", number))
+    log = lake.path(TABLE) / "_delta_log"
+    lake.vacuum(NO_SPARK, TABLE, Kept(timedelta(0), None))
+    first = min(int(file.stem) for file in log.glob("*.json"))
+    assert first >= 49
+    assert min(int(file.stem) for file in log.glob("*.crc")) == first
+    assert pq.read_metadata(next(log.glob("*.checkpoint.parquet"))).num_rows
