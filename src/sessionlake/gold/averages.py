@@ -14,7 +14,7 @@ import pyarrow as pa
 from sessionlake.gold.fold.outputs import RowRange, SeriesOutput
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.folded import Part, rows_of
-from sessionlake.gold.slow import beyond_ddl, recomputed
+from sessionlake.gold.slow import beyond_ddl, recomputed, recomputed_at_hand
 from sessionlake.lake.commit import append, merge
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import RESTATEMENTS
@@ -26,7 +26,7 @@ from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.streaming.carried import unpack
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
@@ -49,19 +49,27 @@ class AverageWriter:
 
     def write(self, averages: Sequence[RollingAverage]) -> list[TableOutput]:
         """Commits the batch to the tables; what each took in."""
-        parts = [self.part, *(Part.collect(frame, self.lake.limits.inline_bytes) for frame in self._slow(averages))]
+        parts = [self.part, *self._slow(averages)]
         outputs = [self._restate(parts, averages), *(self._write(parts, series) for series in averages)]
         return [output for output in outputs if output is not None]
 
-    def _slow(self, averages: Sequence[RollingAverage]) -> Iterator[DataFrame]:
+    def _slow(self, averages: Sequence[RollingAverage]) -> Iterator[Part]:
         """What follows from the tables, of each that has new points from before its tails."""
+        spark, limits = self.spark, self.lake.limits
         for series in averages:
             beyond = SeriesOutput.BEYOND.of(series)
-            if beyond in self.part.report.spans:
-                points = as_frame(self.spark, rows_of([self.part], [beyond], beyond_ddl(series)))
-                found = recomputed(points, self.lake.read(self.spark, series.table), series, shards=self.shards)
+            if beyond not in self.part.report.spans:
+                continue
+            points, found = rows_of([self.part], [beyond], beyond_ddl(series)), None
+            if isinstance(points, pa.Table):
+                found = recomputed_at_hand(points, self.lake.reader(spark), series, limits)
+            if found is not None:
+                yield Part.of(spark, found)
+            else:
+                held = self.lake.read(spark, series.table)
+                frame = recomputed(as_frame(spark, points), held, series, shards=self.shards)
                 # Not persisted: Spark would compute it again after each write to the table that it was read from.
-                yield found.localCheckpoint()
+                yield Part.collect(frame.localCheckpoint(), limits.inline_bytes)
 
     def _restate(self, parts: Sequence[Part], averages: Sequence[RollingAverage]) -> TableOutput | None:
         kinds = [SeriesOutput.RESTATED.of(series) for series in averages]

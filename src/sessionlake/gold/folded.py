@@ -11,12 +11,15 @@ import pyarrow as pa
 
 from sessionlake.gold.fold.outputs import GoldReport, SeriesOutput, total
 from sessionlake.protocol.arrow import dense
-from sessionlake.runtime.frames import Mapped, Rows
+from sessionlake.protocol.types import Payloads
+from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.streaming.carried import rows_in, unpack
-from sessionlake.streaming.folded import Folded, collect
+from sessionlake.streaming.folded import Folded, collect, taken_apart
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+_FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class Part:
     def collect(frame: DataFrame, inline_bytes: int) -> Part:
         """Runs the fold (one job) and takes its report."""
         folded, reports = collect(frame, SeriesOutput.REPORT, inline_bytes)
+        return Part(folded, total(reports))
+
+    @staticmethod
+    def of(spark: SparkSession, payloads: Payloads) -> Part:
+        """One that was folded in the driver."""
+        kinds, contents = zip(*payloads, strict=True)
+        frame = as_frame(spark, pa.table({"kind": kinds, "payload": contents}, _FOLDED))
+        folded, reports = taken_apart(frame, payloads, SeriesOutput.REPORT)
         return Part(folded, total(reports))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.gold.fold.outputs import reported
 from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import recompute
-from sessionlake.lake.storage import quote
+from sessionlake.gold.fold.shard import recompute, series_names
+from sessionlake.lake.reading import TableReader, TooLargeError, of_keys
+from sessionlake.lake.storage import Limits, quote
+from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.carried import sent
 from sessionlake.streaming.sharded import FOLDED_SCHEMA
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 # So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
 _NAMED = 200
+_PART = 4  # of the memory that the driver may take, for rows as they are read: what follows from them takes more
 _PLACE = f"shiftleft(cast(partition AS BIGINT), {PLACE_BITS}) | offset"
 
 
@@ -59,6 +63,42 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
 
     shard = F.pmod(F.xxhash64(*keys), F.lit(shards))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, FOLDED_SCHEMA)
+
+
+def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:
+    """Rows that follow from points at hand, as `recomputed` has them, without Spark; None if it takes too much memory.
+
+    Args:
+        held: reads the table.
+        limits: of what is done in the driver.
+    """
+    if beyond.num_rows > limits.driver_changes:
+        return None
+    places = ["position"] if series.of_session else ["partition", "offset"]
+    columns = [*series.keys, "ts", "ordinal", "value", *places, "revision"]
+    conditions = of_keys(beyond, series.keys, held.schema(series.table))
+    try:
+        rows = held.table(series.table, *conditions, columns=columns, at_most=limits.driver_bytes // _PART)
+    except TooLargeError:
+        return None
+    names = pc.unique(series_names(beyond, series))
+    rows = rows.filter(pc.is_in(series_names(rows, series), value_set=names))
+    numbers = [rows[name].cast(pa.int64()) for name in places]
+    history = rows.select([*series.keys, "ts", "ordinal", "value"])
+    history = history.append_column("place", numbers[0] if series.of_session else _placed(*numbers))
+    history = history.append_column("revision", pc.fill_null(rows["revision"].cast(pa.int64()), 0))
+    new = beyond.append_column("revision", pa.repeat(pa.scalar(0, pa.int64()), beyond.num_rows))
+    points = [_marked(history, fresh=False), _marked(new, fresh=True)]
+    found = recompute(pa.concat_tables(points, promote_options="default"), series)
+    return sent(reported(ReadChanges(), 0, found))
+
+
+def _placed(partition: pa.ChunkedArray, offset: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.bit_wise_or(pc.shift_left(partition, PLACE_BITS), offset)
+
+
+def _marked(points: pa.Table, *, fresh: bool) -> pa.Table:
+    return points.append_column("fresh", pa.repeat(fresh, points.num_rows))
 
 
 def new_points(events: DataFrame, series: RollingAverage) -> DataFrame:

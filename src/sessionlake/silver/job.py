@@ -16,10 +16,9 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import COUNTS, LedgerEntry, OffsetRange, TableOutput, config_hash, write
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
-from sessionlake.lake.offset_ranges import enclosing, within
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.runtime.frames import Mapped, Rows, as_frame
+from sessionlake.runtime.frames import Mapped, Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import decisions, note_going_on, note_stop, taken
@@ -28,6 +27,7 @@ from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, Silver
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpacked
 from sessionlake.silver.handover import Handover
+from sessionlake.silver.quarantine import whole
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.folded import Folded, collect
@@ -215,7 +215,7 @@ class _SilverBatch:
                 continue
             rows = rows_of(folded, kind, txn, row_ddl(self._settings, table))
             if kind is SilverOutput.QUARANTINE:
-                rows = with_messages(self._lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
+                rows = whole(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 at_hand[table] = rows
             append(spark, self._lake, table, rows, txn)
@@ -242,23 +242,6 @@ def rows_of(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
         return unpacked(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
     return Mapped(frame, Unpack(txn.version), ddl)
-
-
-def with_messages(bronze: DataFrame, rows: DataFrame, reports: list[ShardReport]) -> DataFrame:
-    """Adds the raw key and value to rows for the quarantine: what is kept there is kept whole.
-
-    Args:
-        reports: of the batch that quarantined them.
-    """
-    from pyspark.sql import functions as F
-
-    where = within(enclosing(item for report in reports for item in report.quarantined))
-    raw = bronze.where(where).select("topic", "partition", "offset", "key", "value")
-    return (
-        F.broadcast(rows)
-        .join(raw, ["topic", "partition", "offset"])
-        .select("topic", "partition", "offset", "kafka_timestamp", "session_id", "reason", "key", "value", "_batch")
-    )
 
 
 def row_ddl(settings: Settings, table: str) -> str:

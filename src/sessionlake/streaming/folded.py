@@ -52,8 +52,17 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
     large = reduce(operator.or_, (F.startswith("payload", F.lit(begin)) for begin in LARGE_PREFIXES))
     fits = (F.length("payload") <= inline_bytes) & ~large
     is_small = fits | (F.col("kind") == report)
+    rows = frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect()
+    brought = ((row["kind"], None if row["payload"] is None else bytes(row["payload"])) for row in rows)
+    return taken_apart(frame, brought, report)
+
+
+def taken_apart(
+    frame: DataFrame, brought: Iterable[tuple[str, bytes | None]], report: str
+) -> tuple[Folded, list[bytes]]:
+    """What was folded, and the reports, of the payloads that were brought along: see `collect`."""
     inline: dict[str, list[bytes | None]] = {}
-    for row in frame.select("kind", F.when(is_small, F.col("payload")).alias("payload")).collect():
-        inline.setdefault(row["kind"], []).append(None if row["payload"] is None else bytes(row["payload"]))
+    for kind, payload in brought:
+        inline.setdefault(kind, []).append(payload)
     reports = [bytes(plain(content)) for content in inline.pop(report, []) if content is not None]
     return Folded(frame, inline), reports

@@ -6,7 +6,6 @@ written whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,7 +144,7 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
             (`fresh`) and the whole history of their keys, which may hold them already; of that, `partition` and
             `offset` are not read.
     """
-    encoded = one(pc.binary_join_element_wise(*_named_apart(points, series), SEPARATOR)).dictionary_encode()
+    encoded = one(series_names(points, series)).dictionary_encode()
     key, ts, position = _ints(encoded.indices), _ints(points["ts"]), _ints(points["place"])
     value, revision = points["value"].to_numpy(), _ints(points["revision"])
     every = Points(key, ts, position, _ints(points["ordinal"]), value, revision)
@@ -164,9 +163,9 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     return rows_out(series, found, new, causes, named)
 
 
-def _named_apart(points: pa.Table, series: RollingAverage) -> Sequence[pa.ChunkedArray]:
-    """The key columns, with the one last that may hold the separator."""
-    return [points[name] for name in sorted(series.keys, key="row_id".__eq__)]
+def series_names(points: pa.Table, series: RollingAverage) -> pa.ChunkedArray:
+    """What tells the series of points apart, in one text: the column last that may hold the separator."""
+    return pc.binary_join_element_wise(*(points[name] for name in sorted(series.keys, key="row_id".__eq__)), SEPARATOR)
 
 
 def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:

@@ -47,11 +47,11 @@ from sessionlake.silver.job import (
     row_ddl,
     rows_of,
     total,
-    with_messages,
 )
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
+from sessionlake.silver.quarantine import with_messages
 from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.unread import unread_silences

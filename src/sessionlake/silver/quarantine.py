@@ -1,0 +1,57 @@
+"""What could not be used, with its raw key and value: what is kept in the quarantine is kept whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sessionlake.lake.names import MESSAGES, QUARANTINE
+from sessionlake.lake.offset_ranges import enclosing, within
+from sessionlake.lake.reading import TableReader, TooLargeError, of_keys
+from sessionlake.lake.schemas import TABLES
+from sessionlake.lake.tables import Lake
+from sessionlake.runtime.frames import Rows, as_frame
+from sessionlake.silver.fold.schemas import ShardReport
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PLACE = ("topic", "partition", "offset")
+_RAW = ("key", "value")
+_COLUMNS = [name for name, _ in TABLES[QUARANTINE].columns]
+
+
+def whole(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
+    """A batch's rows for the quarantine with their messages; few of them without Spark, which takes a second for it.
+
+    Args:
+        rows: all columns but those of the raw message.
+        reports: of the batch.
+    """
+    if isinstance(rows, pa.Table) and rows.num_rows <= lake.limits.few_messages:
+        with suppress(TooLargeError):
+            return _with_messages_at_hand(lake.reader(spark), rows, lake.limits.driver_bytes)
+    return with_messages(lake.read(spark, MESSAGES), as_frame(spark, rows), reports)
+
+
+def _with_messages_at_hand(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
+    near = of_keys(rows, _PLACE, bronze.schema(MESSAGES))
+    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], at_most=at_most)
+    return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
+
+
+def with_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[ShardReport]) -> DataFrame:
+    """Rows for the quarantine with their messages.
+
+    Args:
+        bronze: where these are.
+        reports: of the batch that quarantined them.
+    """
+    from pyspark.sql import functions as F
+
+    where = within(enclosing(item for report in reports for item in report.quarantined))
+    raw = bronze.where(where).select(*_PLACE, *_RAW)
+    return F.broadcast(rows).join(raw, [*_PLACE]).select(*_COLUMNS)
