@@ -19,6 +19,7 @@ from sessionlake.lake.table_files import Action
 _LOG = logging.getLogger(__name__)
 _FARTHEST = 100
 """So many versions back, one with a checksum is looked for: each from there on is read."""
+_KEPT = 10
 # Who lists another feature may want more noted, or other things.
 _KNOWN = frozenset(
     {
@@ -92,3 +93,5 @@ def _write(log: Path, version: int, found: _Version) -> None:
     written = log / f".{uuid.uuid4()}.crc"
     written.write_text(json.dumps(told) + "\n", encoding="utf-8")
     written.replace(log / f"{version:020}.crc")
+    # Of older versions nobody reads it, and whoever looks for the newest looks at each file that is there.
+    (log / f"{version - _KEPT:020}.crc").unlink(missing_ok=True)
