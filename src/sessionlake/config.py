@@ -152,7 +152,12 @@ class MaintainSettings(Section):
     interval: Duration = Field(timedelta(minutes=1), ge=timedelta(seconds=1))
     """In which each table is looked at once."""
     keep: Duration = Field(timedelta(hours=6), ge=timedelta(hours=1))
-    """How far back every version of a table can be read. All that time, each commit has a file in the table's log."""
+    """How long a file that is no part of its table any more stays: a query that has begun may yet read it."""
+    versions: Duration = Field(timedelta(hours=1), ge=timedelta(minutes=10))
+    """How far back, in a home, every version of a table can be read; not further than `keep`.
+
+    All that time each commit has a file in the table's log, and Spark looks at all of these with every batch.
+    """
     retention: RetentionSettings = RetentionSettings()
 
 

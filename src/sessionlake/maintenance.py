@@ -173,7 +173,7 @@ class Maintenance:
     def _vacuum(self, table: str, reading: Sequence[Reader], *, at_leisure: bool) -> Vacuumed | None:
         storage = self._lake.storage
         since = min((reader.needs for reader in reading if reader.needs is not None), default=None)
-        kept = Kept(self._settings.maintain.keep, since)
+        kept = Kept(self._settings.maintain.keep, since, self._settings.maintain.versions)
         if at_leisure and not storage.has_expired(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)

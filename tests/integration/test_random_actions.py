@@ -45,7 +45,7 @@ def broker_of_its_own(tmp_path: Path, free_port: int) -> Iterator[Settings]:
 @pytest.fixture
 def in_haste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance finds something to do each time; a processor's class is in the working folder."""
-    monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since: Kept(timedelta(0), since))
+    monkeypatch.setattr("sessionlake.maintenance.Kept", lambda _, since, __: Kept(timedelta(0), since))
     monkeypatch.chdir(tmp_path)
 
 

@@ -79,7 +79,7 @@ def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
     assert span is not None
     _Later.present = moment + span
     module: Any = maintenance
-    module.datetime, module.Kept = _Later, lambda _, since: Kept(timedelta(0), since)
+    module.datetime, module.Kept = _Later, lambda _, since, __: Kept(timedelta(0), since)
     try:
         for done in maintenance.Maintenance(spark, settings).once():
             sys.stderr.write(f"{done}\n")

@@ -22,7 +22,7 @@ from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.storage import Compacted, Vacuumed, quote
+from sessionlake.lake.storage import Compacted, Kept, Vacuumed, quote
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.runtime.interpreted import conf
@@ -37,6 +37,7 @@ _GATHERED_BYTES = 32 << 20
 ROW_GROUP = 1 << 20
 """Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
+_WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
 _CHANGES = re.compile(rb'"dataChange":\s*true')
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
@@ -176,14 +177,29 @@ def replace(
     return False
 
 
-def worth_removing(folder: Path, before: float) -> bool:
-    """Whether enough of a table's log was written before a moment (seconds since the epoch)."""
-    old = (file for file in _log(folder).glob("*.json") if file.stem.isdigit() and file.stat().st_mtime < before)
-    return sum(1 for _ in old) > _WORTHWHILE
+def worth_removing(folder: Path, kept: Kept) -> bool:
+    """Whether enough of a table's log is not to be kept."""
+    before = _log_kept_since(kept)
+    versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
+    passed = (file for file in versions if kept.since is None or int(file.stem) < kept.since)
+    return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
-def vacuum(spark: SparkSession, folder: Path, before: float, since: int | None = None) -> Vacuumed:
-    """Removes files and log entries that no version since a moment (seconds since the epoch) needs."""
+def _log_kept_since(kept: Kept) -> float:
+    return time.time() - min(kept.span, kept.versions or kept.span).total_seconds()
+
+
+def vacuum(spark: SparkSession, folder: Path, kept: Kept) -> Vacuumed:
+    """Removes files and log entries that are not to be kept."""
+    moment = time.time() - kept.span.total_seconds()
+    needed = None if kept.since is None else written_at(folder, kept.since)
+    freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
+    _remove_log(folder, _log_kept_since(kept), kept.since)
+    return freed
+
+
+def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
+    """Removes files that no version since a moment (seconds since the epoch) needs."""
     from deltalake import DeltaTable
 
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
@@ -203,7 +219,6 @@ def vacuum(spark: SparkSession, folder: Path, before: float, since: int | None =
                 delta.vacuum(
                     hours, dry_run=False, enforce_retention_duration=False, full=True, post_commithook_properties=hooks
                 )
-    _remove_log(folder, before, since)
     return freed
 
 
@@ -214,7 +229,9 @@ def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     for version in sorted({DeltaTable(folder).version()} | ({since} if since is not None else set())):
         if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
             DeltaTable(folder, version=version).create_checkpoint()
-    return vacuum(spark, folder, time.time() + _HOUR, since)
+    freed = _vacuum_files(spark, folder, time.time() + _HOUR)
+    _remove_log(folder, time.time() + _HOUR, since)
+    return freed
 
 
 def _held(folder: Path) -> dict[str, int]:
@@ -226,14 +243,15 @@ def _held(folder: Path) -> dict[str, int]:
 def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
     """Removes the part of a table's log that no version since a moment needs (Delta's protocol: metadata cleanup).
 
-    Delta would do so itself by the age of entries alone, whoever has yet to read them.
+    Each file that is there costs Spark some 30 us with every look at the table, and it looks with every batch. Delta
+    would remove entries by their age alone, whoever has yet to read them.
     """
     log = _log(folder)
     versions = {int(file.stem): file for file in log.glob("*.json") if file.stem.isdigit()}
     oldest = max((n for n, file in versions.items() if file.stat().st_mtime < before), default=-1)
+    oldest = oldest if since is None else min(oldest, since)
     checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
     base = max((n for n in checkpoints if n <= oldest), default=0)
-    base = base if since is None else min(base, since)
     for file in log.iterdir():
         version = file.name.removeprefix(".").partition(".")[0]
         if version.isdigit() and int(version) < base:

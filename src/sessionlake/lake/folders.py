@@ -9,7 +9,6 @@ with liquid clustering: they have none here, but for such as earlier versions ha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -55,7 +54,6 @@ _MERGE_CONF = {
     "spark.sql.shuffle.partitions": "1",
 }
 _REWRITTEN = 4  # a table of up to so many times the rows of a MERGE is written anew: most files would be marked
-_WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
 
 
 class Folders(Storage):
@@ -383,15 +381,9 @@ class Folders(Storage):
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`."""
         del spark
-        return upkeep.worth_removing(self.path(table), self._oldest(table, kept))
+        return upkeep.worth_removing(self.path(table), kept)
 
     def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
         """See `Storage`."""
         with self.exclusive(table):
-            return upkeep.vacuum(spark, self.path(table), self._oldest(table, kept))
-
-    def _oldest(self, table: str, kept: Kept) -> float:
-        """The moment that no version to be kept is older than, in seconds since the epoch."""
-        moment = time.time() - kept.span.total_seconds()
-        needed = None if kept.since is None else upkeep.written_at(self.path(table), kept.since)
-        return moment if needed is None else min(moment, needed - _WRITING_SECONDS)
+            return upkeep.vacuum(spark, self.path(table), kept)

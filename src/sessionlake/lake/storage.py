@@ -92,12 +92,14 @@ class Kept:
     """What of a table's history must stay.
 
     Attributes:
-        span: how far back from now.
+        span: how far back from now, of its files.
         since: the oldest version that a stream has yet to read; None if there is none.
+        versions: how far back, of its log, where that is removed here; None: as far.
     """
 
     span: timedelta
     since: int | None = None
+    versions: timedelta | None = None
 
 
 def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:

@@ -92,8 +92,8 @@ class Lake:
             if error.getCondition() not in _NO_VERSION:
                 raise
             raise LakeError(
-                f"{table}: version {version} cannot be read: a table's history reaches back as far as maintain.keep, "
-                "and with `sessionlake maintain`, or `run all`, no further"
+                f"{table}: version {version} cannot be read: with `sessionlake maintain`, or `run all`, a table's "
+                "history reaches back as far as maintain.versions, in a catalog as far as maintain.keep"
             ) from error
 
     def read_near(self, spark: SparkSession, table: str) -> DataFrame:
