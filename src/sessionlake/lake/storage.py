@@ -57,8 +57,7 @@ class Limits:
         driver_bytes: that the driver may read for one merge; in all it takes about four times as many.
         inline_bytes: of one payload of a fold; larger ones stay where they were made.
         rewritten_rows: of a table, up to which the driver merges into it by writing the files anew that it touches.
-        index_bytes: that the driver may hold to know where keys are in files, some 12 a row, and the files' footers: of
-            more, it reads keys.
+        index_bytes: that the driver may hold of where keys are in files, some 12 a row, and of the files' footers.
     """
 
     few_messages: int
@@ -93,7 +92,7 @@ class Kept:
 
     Attributes:
         span: how far back from now, of its files.
-        since: the oldest version that a stream has yet to read; None if there is none.
+        since: the oldest version that a stream has yet to read, if any.
         versions: how far back, of its log, where that is removed here; None: as far.
     """
 
@@ -103,7 +102,7 @@ class Kept:
 
 
 def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
-    """Spark's writer of the rows, which Delta passes over if a commit of the same transaction is in the table."""
+    """Spark's writer of the rows, which Delta passes over if a commit of the transaction is in the table."""
     return rows.write.format("delta").mode(mode).options(txnAppId=txn.on(table), txnVersion=txn.version)
 
 
@@ -277,11 +276,7 @@ class Storage(ABC):
 
     @abstractmethod
     def reader(self, spark: SparkSession | None) -> TableReader:
-        """What brings rows to the driver.
-
-        Raises:
-            LakeError: it needs a session, and there is none.
-        """
+        """What brings rows to the driver: see `Lake.reader`."""
 
     # -- writing
 
@@ -302,8 +297,8 @@ class Storage(ABC):
         self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool = True, columns: bool = False
     ) -> None:
         """Replaces all rows of a table, unless a commit of the transaction has done so before: see `Lake.overwrite`."""
-        told = {"userMetadata": metadata, "dataChange": str(changes).lower(), "overwriteSchema": str(columns).lower()}
-        self.save(writing(rows, table, txn, "overwrite").options(**told), table)
+        writer = writing(rows, table, txn, "overwrite")
+        self.save(writer.options(userMetadata=metadata, dataChange=changes, overwriteSchema=columns), table)
 
     def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Removes all rows of a table, as `overwrite`."""
