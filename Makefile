@@ -38,7 +38,7 @@ catalog: $(READY) classes
 	@$(call at_its_end,$(USUAL) tests/catalog)
 
 real: $(READY) classes
-	@$(USUAL) -n 3 --dist loadfile --no-loadscope-reorder tests/integration tests/spark
+	@$(USUAL) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/spark
 
 classes: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m support.class_archive
