@@ -14,7 +14,7 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_staging
 from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows
 from sessionlake.lake.folders import Folders
-from sessionlake.lake.parquet import FileWriter, WrittenFile
+from sessionlake.lake.parquet import FileWriter
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.txn import Txn
 
@@ -57,8 +57,7 @@ def test_an_append_that_meets_a_removal_is_committed_behind_it(
     if in_memory:
         staged: StagedRows | StagedFiles = StagedRows(Place(folder, TABLE, lake.exclusive), rows)
     else:
-        [file] = FileWriter(str(folder), rows.schema, ())(rows.to_batches())
-        written = [WrittenFile(**file.to_pylist()[0])]
+        written = FileWriter(str(folder), rows.schema, ()).files(rows.to_batches())
         staged = StagedFiles(Place(folder, TABLE, lake.exclusive), rows.schema, written)
     found = folder_staging.without
 

@@ -38,8 +38,8 @@ UP_TO_20 = Expired((), "value", pa.table({"limit": [20]}), {})
 
 
 def written(folder: Path, rows: pa.Table) -> WrittenFile:
-    [file] = FileWriter(str(folder), ROWS.schema, ("value",))(rows.to_batches())
-    return WrittenFile(**file.to_pylist()[0])
+    [file] = FileWriter(str(folder), ROWS.schema, ("value",)).files(rows.to_batches())
+    return file
 
 
 def passed(folder: Path, versions: int) -> None:

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.folder_staging import Place, StagedFiles
-from sessionlake.lake.parquet import FileWriter, WrittenFile, _adopted
+from sessionlake.lake.parquet import FileWriter, _adopted
 from sessionlake.lake.txn import Txn
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -153,8 +153,8 @@ def test_rows_are_found_beside_long_texts_and_early_times(tmp_path: Path, asked:
     made = pa.table(
         {"text": ["b", "z" * 300], "number": [1, 2], "at": [NOON, EARLY], "value": [b"", b""]}, schema=SCHEMA
     )
-    [told] = FileWriter(str(tmp_path), SCHEMA, INDEXED)(made.to_batches())
-    StagedFiles(Place(tmp_path, "t", nullcontext), SCHEMA, [WrittenFile(**told.to_pylist()[0])]).commit(Txn("a", 0))
+    files = FileWriter(str(tmp_path), SCHEMA, INDEXED).files(made.to_batches())
+    StagedFiles(Place(tmp_path, "t", nullcontext), SCHEMA, files).commit(Txn("a", 0))
     [(name, value)] = asked.items()
     found = FolderReader(lambda _: tmp_path).table("t", (name, eq, value), columns=["number"])
     assert found.num_rows == 1

@@ -15,11 +15,10 @@ from sessionlake.protocol.types import Payloads
 from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.streaming.carried import rows_in, unpack
 from sessionlake.streaming.folded import Folded, collect, taken_apart
+from sessionlake.streaming.sharded import folded_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Part:
     @staticmethod
     def of(spark: SparkSession, payloads: Payloads) -> Part:
         """One that was folded in the driver."""
-        kinds, contents = zip(*payloads, strict=True)
-        frame = as_frame(spark, pa.table({"kind": kinds, "payload": contents}, _FOLDED))
+        frame = as_frame(spark, folded_table(payloads))
         folded, reports = taken_apart(frame, payloads, SeriesOutput.REPORT)
         return Part(folded, total(reports))
 

@@ -8,21 +8,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.fold.outputs import reported
-from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges
+from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges, place_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute, series_names
+from sessionlake.gold.references.taken import PART
 from sessionlake.lake.reading import TableReader, TooLargeError, of_keys
 from sessionlake.lake.storage import Limits, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.carried import sent
-from sessionlake.streaming.sharded import FOLDED_SCHEMA
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # So many sessions, or rows, are named to Delta, which then skips files; beyond that most files are touched anyhow.
 _NAMED = 200
-_PART = 4  # of the memory that the driver may take, for rows as they are read: what follows from them takes more
 _PLACE = f"shiftleft(cast(partition AS BIGINT), {PLACE_BITS}) | offset"
 
 
@@ -58,8 +58,7 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
     ).unionByName(_as_new(beyond))  # fmt: skip
 
     def call(table: pa.Table) -> pa.Table:
-        found = sent(reported(ReadChanges(), 0, recompute(table, series)))
-        return pa.table({"kind": [kind for kind, _ in found], "payload": [payload for _, payload in found]}, _FOLDED)
+        return folded_table(_emitted(table, series))
 
     shard = F.pmod(F.xxhash64(*keys), F.lit(shards))
     return points.groupBy(shard.alias("shard")).applyInArrow(call, FOLDED_SCHEMA)
@@ -78,23 +77,22 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
     columns = [*series.keys, "ts", "ordinal", "value", *places, "revision"]
     conditions = of_keys(beyond, series.keys, held.schema(series.table))
     try:
-        rows = held.table(series.table, *conditions, columns=columns, at_most=limits.driver_bytes // _PART)
+        rows = held.table(series.table, *conditions, columns=columns, at_most=limits.driver_bytes // PART)
     except TooLargeError:
         return None
     names = pc.unique(series_names(beyond, series))
     rows = rows.filter(pc.is_in(series_names(rows, series), value_set=names))
-    numbers = [rows[name].cast(pa.int64()) for name in places]
+    numbers = [rows[name].cast(pa.int64()).to_numpy() for name in places]
     history = rows.select([*series.keys, "ts", "ordinal", "value"])
-    history = history.append_column("place", numbers[0] if series.of_session else _placed(*numbers))
+    history = history.append_column("place", pa.array(numbers[0] if series.of_session else place_of(*numbers)))
     history = history.append_column("revision", pc.fill_null(rows["revision"].cast(pa.int64()), 0))
     new = beyond.append_column("revision", pa.repeat(pa.scalar(0, pa.int64()), beyond.num_rows))
     points = [_marked(history, fresh=False), _marked(new, fresh=True)]
-    found = recompute(pa.concat_tables(points, promote_options="default"), series)
-    return sent(reported(ReadChanges(), 0, found))
+    return _emitted(pa.concat_tables(points, promote_options="default"), series)
 
 
-def _placed(partition: pa.ChunkedArray, offset: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.bit_wise_or(pc.shift_left(partition, PLACE_BITS), offset)
+def _emitted(points: pa.Table, series: RollingAverage) -> Payloads:
+    return sent(reported(ReadChanges(), 0, recompute(points, series)))
 
 
 def _marked(points: pa.Table, *, fresh: bool) -> pa.Table:
@@ -119,9 +117,6 @@ def _as_new(points: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return points.withColumns({"revision": F.lit(0).cast("bigint"), "fresh": F.lit(col=True)})
-
-
-_FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 def _narrowed(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:

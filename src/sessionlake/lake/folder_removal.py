@@ -62,8 +62,8 @@ def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch],
             if not _count(folder, file, chosen, schema):
                 continue
             gone.append(file)
-            parts = writer(gathered(map(change, rows_of(folder, [file], schema))))
-            left += [(WrittenFile(**part.to_pylist()[0]), file.modified) for part in parts]
+            parts = writer.files(gathered(map(change, rows_of(folder, [file], schema))))
+            left += [(part, file.modified) for part in parts]
         if not gone or replace(folder, gone, left, schema, changes=True):
             left = []
             return
@@ -98,11 +98,9 @@ def _is_more(value: int | datetime, most: int | datetime) -> bool:
     return bool(value > most)  # type: ignore[operator]
 
 
-def drop(folder: Path, home: Path) -> None:
-    """Removes a table, and what is empty then of the folders above it, the home at most."""
+def drop(folder: Path, *above: Path) -> None:
+    """Removes a table, and those of the folders above it, from the nearest on, that are empty then."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        for parent in folder.parents:
+        for parent in above:
             parent.rmdir()
-            if parent == home:
-                break

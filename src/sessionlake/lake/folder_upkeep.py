@@ -100,8 +100,7 @@ def _merge_run(folder: Path, delta: DeltaTable, files: Sequence[LiveFile]) -> Co
         return None
     schema = pa.schema(delta.schema().to_arrow())
     rows = gathered(rows_of(folder, run, schema))
-    (written,) = FileWriter(str(folder), schema, indexed_columns(delta), SMALL)(rows)
-    merged = WrittenFile(**written.to_pylist()[0])
+    [merged] = FileWriter(str(folder), schema, indexed_columns(delta), SMALL).files(rows)
     table = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{table}")
     done = False

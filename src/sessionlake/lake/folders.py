@@ -26,7 +26,7 @@ from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_commits import write
 from sessionlake.lake.folder_reader import FolderReader
 from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, has_commit, txn_properties, without, written
-from sessionlake.lake.log_commits import can_be_written, has_property
+from sessionlake.lake.log_commits import can_be_written, is_clustered, property_set
 from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.parquet import columns_of
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 _Merge = Callable[..., bool]  # see `merged_by_marking`
-_CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
@@ -157,8 +156,7 @@ class Folders(Storage):
         from deltalake import DeltaTable
 
         with self.exclusive(table):
-            delta = DeltaTable(self.path(table))
-            if has_property(delta, key, value):
+            if property_set(DeltaTable(self.path(table)), key, value):
                 return
         super().set_property(spark, table, key, value)
 
@@ -181,7 +179,8 @@ class Folders(Storage):
     def drop(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; folders that are empty then go, too."""
         del spark
-        removal.drop(self.path(table), self._settings.home)
+        folder = self.path(table)
+        removal.drop(folder, folder.parent, self._settings.warehouse, self._settings.home)
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """See `Storage`."""
@@ -317,8 +316,7 @@ class Folders(Storage):
         from deltalake import DeltaTable
 
         delta = DeltaTable(self.path(table))
-        clustered = _CLUSTERING in (delta.protocol().writer_features or ())
-        if isinstance(source, pa.Table) and not clustered and self._is_small(delta, source.num_rows):
+        if isinstance(source, pa.Table) and not is_clustered(delta) and self._is_small(delta, source.num_rows):
             return delta, merged_by_delta_rs
         if delta.metadata().configuration.get(DELETION_VECTORS) != "true":
             self.set_property(spark, table, DELETION_VECTORS, "true")

@@ -1,6 +1,7 @@
-"""Commits to a table that is a folder, written here: delta-rs writes no deletion vectors, and Spark takes a second.
+"""Commits to a table that is a folder, written here: see Delta's protocol, "Actions".
 
-See Delta's protocol, "Actions".
+delta-rs writes no deletion vectors, and cannot say of rows that take the place of others that they are the same. Spark
+can do both, and takes a second.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 _FEATURES = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "variantType"})
 # A table of an older protocol lists these when it gets vectors, whether or not it has any of the kind.
 _UNUSED = {"checkConstraints": "delta.constraints.", "generatedColumns": "delta.generationExpression"}
-
-_CLUSTERING = "clustering"  # a feature that delta-rs does not write
 _VECTORS = "deletionVectors"
 # What a table asks of its writers that lists no features, by their version.
 _LEGACY: Mapping[int, tuple[str, ...]] = {
@@ -42,9 +41,14 @@ def can_be_written(delta: DeltaTable) -> bool:
     return (_FEATURES | unused).issuperset(delta.protocol().writer_features or ())
 
 
-def has_property(delta: DeltaTable, key: str, value: str) -> bool:
+def is_clustered(delta: DeltaTable) -> bool:
+    """Whether the table has liquid clustering, with which delta-rs does not write to it."""
+    return "clustering" in (delta.protocol().writer_features or ())
+
+
+def property_set(delta: DeltaTable, key: str, value: str) -> bool:
     """Gives the table a property; False if that is left to Spark, as for tables that only Spark can write."""
-    if _CLUSTERING in (delta.protocol().writer_features or ()):
+    if is_clustered(delta):
         return False
     if key == DELETION_VECTORS:
         return _marks_rows(delta)

@@ -200,9 +200,7 @@ def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Record
 def _file(
     folder: Path, rows: Iterator[pa.RecordBatch], schema: pa.Schema, indexed: tuple[str, ...]
 ) -> WrittenFile | None:
-    for written in FileWriter(str(folder), schema, indexed)(gathered(rows)):
-        return WrittenFile(**written.to_pylist()[0])
-    return None
+    return next(iter(FileWriter(str(folder), schema, indexed).files(gathered(rows))), None)
 
 
 def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
@@ -232,6 +230,7 @@ def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int)
 
     Args:
         written: gets the file that says so, if there is one.
+        now: the moment of the commit (ms).
     """
     every = {file: np.union1d(file.gone, rows) for file, rows in marked.items()}
     left = {file: rows for file, rows in every.items() if len(rows) < file.held}

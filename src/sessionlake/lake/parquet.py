@@ -109,6 +109,10 @@ class FileWriter:
             row = {"path": path, "size": target.stat().st_size, "stats": known.to_json()}
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
 
+    def files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
+        """Writes rows in this process: to one file, or to none if there are none."""
+        return [WrittenFile(**told) for batch in self(batches) for told in batch.to_pylist()]
+
 
 def indexed_columns(delta: DeltaTable) -> tuple[str, ...]:
     """The columns that a table's files keep minimum and maximum of."""
@@ -155,7 +159,7 @@ def conforming(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     from pyspark.sql import functions as F
 
     held = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
-    if held == columns and [*held] == [*columns]:
+    if [*held.items()] == [*columns.items()]:
         return rows
     if unknown := held.keys() - columns:
         raise LakeError(f"the table has no column {', '.join(sorted(unknown))}, which rows to be written have")

@@ -57,7 +57,8 @@ class Limits:
         driver_bytes: that the driver may read for one merge; in all it takes about four times as many.
         inline_bytes: of one payload of a fold; larger ones stay where they were made.
         rewritten_rows: of a table, up to which the driver merges into it by writing the files anew that it touches.
-        index_bytes: that the driver may hold of where keys are in files, some 12 a row, and of the files' footers.
+        index_bytes: that the driver may hold to know where keys are in files, some 12 a row, and the files' footers: of
+            more, it reads keys.
     """
 
     few_messages: int

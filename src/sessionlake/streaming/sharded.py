@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
+import pyarrow as pa
 
 from sessionlake.errors import note_place
+from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.carried import NO_FILES, Emissions, Files, sent
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 PACKED_SCHEMA = "shard int, chunk binary"
 FOLDED_SCHEMA = "kind string, payload binary"
+_FOLDED = pa.schema([("kind", pa.string()), ("payload", pa.binary())])
 
 
 class ShardFold(Protocol):
@@ -36,6 +39,11 @@ class ShardFold(Protocol):
             The new state (None: unchanged) and what is emitted.
         """
         ...
+
+
+def folded_table(payloads: Payloads) -> pa.Table:
+    """What was folded elsewhere than in the stream, as `FOLDED_SCHEMA`."""
+    return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
 
 def fold_shards(packed: DataFrame, fold: ShardFold, files: Files = NO_FILES) -> DataFrame:
