@@ -47,7 +47,7 @@ bench: $(READY) ## measure bronze, silver and gold beside the floor
 	@$(BIN)/python tests/perf/bench.py
 
 soak: $(READY) ## the long tests
-	@$(BIN)/pytest -m soak
+	@$(BIN)/pytest -m "soak or hypothesis" --hypothesis-profile=thorough
 
 jupyter: $(READY) ## write the notebooks as .ipynb, for Jupyter
 	@$(BIN)/python -m sessionlake.notebook.jupyter notebooks/*.py

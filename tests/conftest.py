@@ -25,9 +25,10 @@ os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.BRIEF)
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long a case takes says more of the machine than of the code.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# How long a case takes says more of the machine than of the code. `make soak` takes the second profile.
+hypothesis.settings.register_profile("usual", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("usual")
 
 _LONGEST = {
     "test_law.py",

@@ -1,9 +1,10 @@
-"""Seeds of random cases: the usual ones, and more of the same that only `make soak` takes."""
+"""Random cases: the usual ones, and more of the same that only `make soak` takes."""
 
 from __future__ import annotations
 
 import pytest
 from _pytest.mark import ParameterSet
+from hypothesis import settings
 
 
 def seeds(usual: int, in_all: int, first: int = 0) -> list[ParameterSet]:
@@ -12,6 +13,7 @@ def seeds(usual: int, in_all: int, first: int = 0) -> list[ParameterSet]:
     return [pytest.param(seed, marks=() if seed < first + usual else pytest.mark.soak) for seed in numbers]
 
 
-def examples(usual: int, in_all: int) -> pytest.MarkDecorator:
-    """A test's argument `examples`: how many cases it generates, usually and as a long test."""
-    return pytest.mark.parametrize("examples", [usual, pytest.param(in_all, marks=pytest.mark.soak)])
+def examples(usual: int, in_all: int) -> settings:
+    """Settings of a test of generated cases: so many usually, and in all with the profile `thorough`."""
+    thorough = settings.get_current_profile_name() == "thorough"
+    return settings(max_examples=in_all if thorough else usual)

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line
@@ -19,6 +19,7 @@ from sessionlake.bronze.archive.source import NOTHING, planned, rows_of, taken
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.errors import LakeError, LossError
 from support.archives import PLACES, capture, content
+from support.seeds import examples
 
 KINDS = pytest.mark.parametrize("kind", ["zip", "gz"])
 
@@ -50,7 +51,7 @@ MESSAGES = st.lists(
 
 
 @KINDS
-@settings(max_examples=60)
+@examples(usual=24, in_all=240)
 @given(given=MESSAGES)
 def test_what_is_written_is_read_whatever_its_bytes(kind, given, tmp_path_factory):
     file = tmp_path_factory.mktemp("archive") / f"a.{kind}"
@@ -158,7 +159,6 @@ def test_a_directory_that_names_places_before_the_archive_costs_its_members_alon
 
 
 @KINDS
-@settings(max_examples=40)
 @given(at=st.integers(0, 10_000), value=st.integers(1, 255))
 def test_no_damage_gives_messages_that_were_not_archived(kind, at, value, tmp_path_factory):
     file = tmp_path_factory.mktemp("archive") / f"a.{kind}"

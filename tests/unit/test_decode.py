@@ -19,7 +19,7 @@ from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.reasons import CODES
 from support.folding import INT64_MAX, truth_rules
 from support.malformed import MALFORMED
-from support.seeds import seeds
+from support.seeds import examples, seeds
 from support.streams import COLUMNS, MAX_BYTES, SKEW, WILD, StreamMaker
 
 NOW = 1_700_000_000_000
@@ -151,13 +151,13 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(usual=60, in_all=600), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(bodies, max_size=8))
 def test_nearly_valid_messages_decode_alike_in_bulk_and_one_by_one(found: list[dict[str, Any]]) -> None:
     assert_decoded_alike(numbered([json.dumps(body).encode() for body in found]))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.lists(st.none() | st.binary(max_size=40), max_size=6))
 def test_arbitrary_bytes_decode_alike_in_bulk_and_one_by_one(values: list[bytes | None]) -> None:
     assert_decoded_alike(numbered(values))
@@ -173,7 +173,7 @@ spelled_numbers = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(examples(usual=120, in_all=1200), derandomize=True)
 @given(spelled_numbers, st.sampled_from([name for name in COLUMNS if name not in {"status", "flag"}]))
 def test_a_number_is_rounded_alike_however_it_is_spelled(number: str, column: str) -> None:
     text = f'{{"type":"update","seq":0,"ts":0,"rows":[{{"id":"a","{column}":{number}}}]}}'

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from sessionlake.reference_settings import JoinSettings, ReferenceSettings
 from support.lakes import folder_of
+from support.seeds import examples
 
 SITES = Reference("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
 FLAGS = Reference("flags", (("status", "string"),), (("bad", "boolean"),))
@@ -131,10 +132,10 @@ def flags(rng: random.Random) -> pa.Table:
     return rows_of(FLAGS, state(rng, [("x",), ("z",)], [[True, False]]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(usual=30, in_all=300)
 @given(st.integers(0, 2**40))
 def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_changes(seed: int):
-    """Ten keys an example, each a case of its own: 600. Reference rows come before, between and after batches of any
+    """Ten keys an example, each a case of its own: 300. Reference rows come before, between and after batches of any
     size, and are taken in slices of any size.
     """
     rng = random.Random(seed)
@@ -170,7 +171,7 @@ def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, 
     return told(TABLE.rows(written.filter(pa.array(touched)), taken))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(usual=30, in_all=300)
 @given(st.integers(0, 2**40), st.integers(1, 20))
 def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key(seed: int, most: int):
     rng = random.Random(seed)
@@ -185,7 +186,7 @@ def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key
         assert sum(len(part[i]) for part in parts) == side.num_rows
 
 
-@settings(max_examples=60, deadline=None)
+@examples(usual=30, in_all=300)
 @given(st.integers(0, 2**40))
 def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int):
     rng = random.Random(seed)
@@ -227,7 +228,7 @@ def test_spans_that_meet_at_a_microsecond_are_no_fault():
     assert faulty(SITES, rows)[1] == []
 
 
-@settings(max_examples=300, deadline=None)
+@examples(usual=120, in_all=1200)
 @given(st.integers(0, 2**40))
 def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_stays(seed: int):
     rng = random.Random(seed)

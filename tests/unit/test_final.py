@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
+from support.seeds import examples
 
 SECOND, BUCKET = 1_000, 10_000
 DECLARED = Declared(("price",))
@@ -159,7 +160,7 @@ class Gold:
         return True
 
 
-@settings(max_examples=250)
+@examples(usual=80, in_all=1000)
 @given(ARRIVALS, st.randoms())
 def test_any_batches_and_deaths_append_each_final_row_once_as_a_recomputation_has_it(
     arrived: list[Arrived], chance: random.Random

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sessionlake.config import Settings
@@ -22,6 +21,7 @@ from sessionlake.gold.products import LOGIC
 from sessionlake.gold.query import KEYS, answered, metrics
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.tables import Lake
+from support.seeds import examples
 
 HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
 FIRST = -2 * DAY
@@ -86,7 +86,7 @@ def test_a_range_is_read_from_the_coarsest_tiers_that_serve(
     assert found == read
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@examples(usual=24, in_all=240)
 @given(
     MINUTES, MINUTES, st.sampled_from([None, MINUTE, 7 * MINUTE, HOUR, 6 * HOUR, DAY, 3 * DAY]),
     st.sampled_from([KEYS, ("topic", "metric"), ("session_id",), ()]),

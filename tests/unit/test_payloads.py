@@ -27,6 +27,7 @@ from support.payloads import (
     proto_file,
     protobuf,
 )
+from support.seeds import examples
 from support.streams import COLUMNS, SKEW
 
 NOW = 1_700_000_000_000
@@ -107,7 +108,7 @@ PROTO_BY_ID = GivenSchemas(by_id=((2**31, (proto_file(before=2).SerializeToStrin
 PATHS = {MESSAGE: bytes([2, 6]), "lab.Outer.Capture": bytes([4, 8, 2])}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(usual=60, in_all=600), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(bodies, max_size=6), st.randoms(use_true_random=False))
 def test_the_same_messages_say_the_same_in_every_format(found: list[dict[str, Any]], rnd: random.Random) -> None:
     expected = said(decode(raw([json.dumps(body).encode() for body in found]), rules(None)))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from yaml import safe_dump
@@ -141,17 +141,14 @@ def near(value: float) -> Any:
     return pytest.approx(value, rel=1e-12, abs=1e-9)
 
 
-@examples(usual=200, in_all=1000)
-def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_come_to(examples: int) -> None:
+@examples(usual=80, in_all=1000)
+@given(BATCHES)
+def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_come_to(
+    batches: list[dict[int, Fill | None]],
+) -> None:
     one = product()
-
-    @settings(max_examples=examples)
-    @given(BATCHES)
-    def holds(batches: list[dict[int, Fill | None]]) -> None:
-        held, left = kept_up(one, batches)
-        assert held == figures(one, left) == by_hand(left)
-
-    holds()
+    held, left = kept_up(one, batches)
+    assert held == figures(one, left) == by_hand(left)
 
 
 def test_texts_are_told_apart_and_rows_without_time_or_value_need_none() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from hypothesis import settings as settings_of_examples
 from hypothesis import strategies as st
 
 from sessionlake.config import Integrity, Settings
@@ -38,14 +37,14 @@ from sessionlake.silver.stream_times import ends_of
 from sessionlake.streaming.guards import refuse_half_changed, refuse_interrupted_rebuild
 from sessionlake.streaming.payloads import rules_of
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
-from support.seeds import seeds
+from support.seeds import examples, seeds
 from support.streams import cut
 from unit import test_law, test_processor_law
 from unit.test_points import HOUR, METRICS, SERIES, Change, Gold, by_hand, held, histories
 
-SEEDS = 2
+SEEDS = 1
 MORE = 12
-EXAMPLES = settings_of_examples(max_examples=30)
+EXAMPLES = examples(usual=15, in_all=300)
 
 
 @pytest.mark.parametrize("integrity", list(Integrity))

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.fold.points import Points
 from sessionlake.gold.fold.rolling import Evolution, Older, Pane, evolve
 from sessionlake.gold.fold.series import RollingAverage
+from support.seeds import examples
 
 Point = tuple[int, int, int, int, float]  # key, ts, position, ordinal, value
 Row = tuple[int | float | bool, ...]
@@ -171,7 +172,7 @@ def test_any_batches_equal_a_recomputation_bit_for_bit(history: tuple[list[list[
     assert tables.averages == by_hand([p for batch in batches for p in batch], window)
 
 
-@settings(max_examples=600)
+@examples(usual=240, in_all=2400)
 @given(histories(), st.sampled_from([0, 0, 3, 50_000]), st.booleans(), st.integers(1, 3))
 def test_what_is_published_when_follows_from_the_batches_alone(
     history: tuple[list[list[Point]], int, int], watermark: int, early: bool, least: int
@@ -197,7 +198,7 @@ def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], 
         assert np.bincount(found.tail.key, minlength=3).max() <= keep
 
 
-@settings(max_examples=300)
+@examples(usual=120, in_all=1200)
 @given(histories(), st.integers(0, 400_000), st.sampled_from([0, 3, 50_000]))
 def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int, watermark: int):
     batches, window, keep = history

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
@@ -307,22 +307,19 @@ def logged(rows: list[Row], rule: Rule) -> set[tuple[Any, ...]]:
     return {(tuple(a.key[places.get(name, 3)] for name in rule.by), a.at_ms, a.event) for a in alerts}
 
 
-@examples(usual=120, in_all=500)
-def test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events(examples: int) -> None:
+@examples(usual=60, in_all=500)
+@given(CHANGES, st.lists(st.integers(0, 22), max_size=4), st.permutations(RULES), st.randoms(use_true_random=False))
+def test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events(
+    drawn: list[tuple[Any, ...]], cuts: list[int], rules: list[Rule], rnd: Any
+) -> None:
     """Changes come in any order; one rule is new in the second batch."""
-
-    @settings(max_examples=examples)
-    @given(CHANGES, st.lists(st.integers(0, 22), max_size=4), st.permutations(RULES), st.randoms(use_true_random=False))
-    def holds(drawn: list[tuple[Any, ...]], cuts: list[int], rules: list[Rule], rnd: Any) -> None:
-        changes, rules = changes_of(drawn), rules[:4]
-        arriving = rnd.sample(changes, len(changes))
-        memory = Memory()
-        for number, (a, b) in enumerate(pairwise([0, *sorted(cuts), len(changes)])):
-            memory.take_in(arriving[a:b], rules if number else rules[1:])
-        for one in rules if cuts else rules[1:]:
-            assert logged(memory.rows, one) == by_hand(one, changes), one
-
-    holds()
+    changes, rules = changes_of(drawn), rules[:4]
+    arriving = rnd.sample(changes, len(changes))
+    memory = Memory()
+    for number, (a, b) in enumerate(pairwise([0, *sorted(cuts), len(changes)])):
+        memory.take_in(arriving[a:b], rules if number else rules[1:])
+    for one in rules if cuts else rules[1:]:
+        assert logged(memory.rows, one) == by_hand(one, changes), one
 
 
 MALFORMED = """rules:

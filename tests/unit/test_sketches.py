@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.config import Settings
@@ -18,6 +18,7 @@ from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch,
 from sessionlake.gold.declared import products_of
 from sessionlake.gold_settings import GoldSettings, ProductSettings
 from sessionlake.protocol.arrow import one
+from support.seeds import examples
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # All doubles but those so near to zero that they have fewer digits than others.
@@ -45,7 +46,7 @@ def by_topic(rows: pa.Table) -> dict[str, dict[str, Any]]:
     return {row["topic"]: row for row in rows.to_pylist()}
 
 
-@settings(max_examples=150)
+@examples(usual=60, in_all=600)
 @given(st.data(), st.sampled_from([(NUMERIC, NUMBERS, pa.float64()), (DISTINCT, TEXTS, pa.string())]))
 def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, case: tuple[Any, ...]) -> None:
     own, values, kind = case
@@ -67,7 +68,7 @@ def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, c
             assert kept.combine(name, column, column)[name].equals(one(twice))
 
 
-@settings(max_examples=150)
+@examples(usual=60, in_all=600)
 @given(st.lists(NUMBERS, min_size=1, max_size=200))
 def test_a_quantile_is_within_its_error_of_the_number_that_a_share_of_all_are_not_above(values: list[float]) -> None:
     [row] = NUMERIC.of_events(events(values, ["a"] * len(values), pa.float64())).to_pylist()
