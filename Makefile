@@ -1,7 +1,7 @@
 # Everything sets itself up: Java 17+, Python 3.11 to 3.13 with pip, and make are all that is asked for.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test lint classes pure catalog real bench soak jupyter wheel clean-home clean
+.PHONY: help setup demo test lint classes pure real bench soak jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -9,7 +9,6 @@ HOME_FOLDER := $(if $(SESSIONLAKE_HOME),$(SESSIONLAKE_HOME),.sessionlake)
 BIN := .venv/bin
 READY := .venv/.ready
 USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
-at_its_end = said=$$($(1) 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
 # As containers often set it: each of the many processes of a run would compile all that it imports, seconds each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -22,23 +21,20 @@ demo: $(READY) ## the whole pipeline on live Kafka input for a minute, then veri
 	@$(BIN)/sessionlake demo
 
 test: $(READY) ## lint, type check and all tests but the soak
-	@$(MAKE) --no-print-directory -j4 lint pure catalog real
+	@$(MAKE) --no-print-directory -j3 lint pure real
 
 lint: $(READY) ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# Beside each other, since each waits now and then; what never waits takes what the others leave of the cores. Of all but
-# the longest, what is printed comes when they have ended.
+# Beside each other: what never waits takes what those leave of the cores that wait now and then, and is printed when all
+# of it has ended.
 pure: $(READY)
-	@$(call at_its_end,nice $(USUAL) tests/unit tests/bundle)
-
-catalog: $(READY) classes
-	@$(call at_its_end,$(USUAL) tests/catalog)
+	@said=$$(nice $(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
 
 real: $(READY) classes
-	@$(USUAL) -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/spark
+	@$(USUAL) -n 3 --dist loadfile --no-loadscope-reorder tests/catalog tests/integration tests/spark
 
 classes: $(READY)
 	@PYTHONPATH=tests $(BIN)/python -m support.class_archive

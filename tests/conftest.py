@@ -39,7 +39,6 @@ _LONGEST = {
     "test_gold.py",
     "test_silver_law.py",
 }
-CATALOG = Path(__file__).parent / "catalog"
 _PASSED_ON = {"SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 
@@ -76,17 +75,15 @@ def settings(location: dict[str, Any]) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that the package itself builds, over a home that no test writes tables into.
 
-    Where tests of a catalog are among those that run, it has Hive's, on a database in memory, and serves both kinds of
-    storage; a laptop's own, which it has otherwise, is cheaper.
+    It has Hive's catalog, on a database in memory, and so serves both kinds of storage; a laptop's own costs as much.
     """
     from sessionlake.runtime.spark import stop_spark
 
     home = Settings(home=tmp_path_factory.mktemp("spark-home"))
-    in_catalog = any(CATALOG in item.path.parents for item in request.session.items)
-    yield without_generated_code(home, "tests", hive("memory:metastore") if in_catalog else None)
+    yield without_generated_code(home, "tests", hive("memory:metastore"))
     stop_spark()  # also if a command that a test ran in this process has stopped it already
 
 

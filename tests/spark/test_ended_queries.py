@@ -1,9 +1,10 @@
-"""What a query that has ended leaves in memory: nothing, as soon as nobody asks for it any more."""
+"""What a query that has ended leaves: nothing in memory, as soon as nobody asks for it any more, and no thread."""
 
 from __future__ import annotations
 
 import gc
 import random
+import threading
 import time
 from typing import Any
 
@@ -18,6 +19,8 @@ from support.lakes import write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker
 
 SECONDS = 30
+LASTING = 2
+"""Threads that Java has here for all time: it tells one what it has let go of."""
 
 
 class Runner:
@@ -39,18 +42,28 @@ def kept(spark: Any) -> int:
     return sum(isinstance(one, ForeachBatchFunction) for one in [*pool.dict.values()])
 
 
+def threads() -> int:
+    """How many threads Java has here."""
+    return sum(one.name.endswith("(run)") for one in threading.enumerate())
+
+
 def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settings) -> None:
     capture = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES, on_violation=OnViolation.ISOLATE)
     settings = settings.model_copy(update={"capture": capture})
     Lake(settings).ensure(spark, ["bronze.messages"])
-    write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(20))
+    messages = StreamMaker(random.Random(1), LIGHT).make(20)
     before = kept(spark)
-    for once in (True, False, False):
+    for arrived in (messages[:10], messages[10:], []):
+        if arrived:
+            write_bronze(spark, Lake(settings), arrived)
         runner = Runner(spark, settings)
         assert runner.query.wait()
-        assert runner.batches == once
+        assert runner.batches == bool(arrived)
         del runner
     end = time.monotonic() + SECONDS
     while (now := kept(spark)) > before:
         assert time.monotonic() < end, (before, now)
+        time.sleep(0.1)
+    while (now := threads()) > LASTING:
+        assert time.monotonic() < end, now
         time.sleep(0.1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import milliseconds
 from sessionlake.errors import SessionlakeError
 from sessionlake.lake.txn import Txn
+from sessionlake.runtime.callbacks import ending_this_thread
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain
 
@@ -34,11 +35,14 @@ class _Run:
     def __init__(self, batch: Batch, txn: Callable[[str, int], Txn]) -> None:
         self._batch: Batch | None = batch
         self._txn = txn
+        self._end_thread: Callable[[], None] | None = None
         self.raised: BaseException | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         if self._batch is None:
             raise RuntimeError("the query has ended")
+        if self._end_thread is None:
+            self._end_thread = ending_this_thread(rows.sparkSession)
         try:
             self._batch(rows, self._txn(_query_id(rows), batch_id))
         except BaseException as error:
@@ -49,9 +53,12 @@ class _Run:
         """Lets go of all that the batches need, and returns the error of one.
 
         Spark's query keeps this callable, and who commits batches mostly knows the query: neither Python nor Java can
-        tell that such a ring, half in each of them, is of use to nobody any more.
+        tell that such a ring, half in each of them, is of use to nobody any more. Nor does the thread end by itself in
+        which all batches were called.
         """
         raised, self.raised, self._batch, self._txn = self.raised, None, None, Txn
+        if self._end_thread is not None:
+            self._end_thread()
         return raised
 
 
