@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
 import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import settings
@@ -9,8 +12,13 @@ from hypothesis import settings
 
 def seeds(usual: int, in_all: int, first: int = 0) -> list[ParameterSet]:
     """So many seeds from `first` on; those beyond the usual ones are long tests."""
-    numbers = range(first, first + in_all)
-    return [pytest.param(seed, marks=() if seed < first + usual else pytest.mark.soak) for seed in numbers]
+    usually = {(seed,) for seed in range(first, first + usual)}
+    return long_beyond(usually, ((seed,) for seed in range(first, first + in_all)))
+
+
+def long_beyond(usual: Collection[tuple[Any, ...]], cases: Iterable[tuple[Any, ...]]) -> list[ParameterSet]:
+    """All cases; those that are not usual are long tests."""
+    return [pytest.param(*case, marks=() if case in usual else pytest.mark.soak) for case in cases]
 
 
 def examples(usual: int, in_all: int) -> settings:

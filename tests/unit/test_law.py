@@ -22,7 +22,7 @@ from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
-from support.seeds import seeds
+from support.seeds import long_beyond, seeds
 from support.streams import CALM, COLUMNS, HASTY, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
 
 STREAMS = 134
@@ -39,9 +39,7 @@ def core(numbers: range, cases: list[Case]) -> list[Case]:
 
 def every(numbers: range, cases: list[Case]) -> list[ParameterSet]:
     """Each stream in each case, of which those beyond the core are long tests."""
-    usual = set(core(numbers, cases))
-    pairs = ((seed, *case) for seed in numbers for case in cases)
-    return [pytest.param(*pair, marks=() if pair in usual else pytest.mark.soak) for pair in pairs]
+    return long_beyond(set(core(numbers, cases)), ((seed, *case) for seed in numbers for case in cases))
 
 
 def capture(integrity: str, policy: str, seed: int, *by_topic: TopicRule) -> CaptureSettings:

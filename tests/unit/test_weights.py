@@ -16,12 +16,12 @@ from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
 from support.folding import Folder, Row, plain, truth_of
+from support.seeds import long_beyond
 from support.snapshots import Cutter
 from support.streams import COLUMNS, HASTY, LIGHT, WILD, StreamMaker, cut
 
 INTERVALS = [1, 3_000, 20_000, 600_000]
 CASES = [(seed, integrity) for seed in range(12) for integrity in list(Integrity)[seed % 2 :: 2]]
-USUAL = [pytest.param(*case, marks=() if case[0] < 6 else pytest.mark.soak) for case in CASES]
 
 # What one session sends, an interval of 100 ms behind the other: `3` a snapshot of so many rows, `+2` an update of so
 # many, `-1` one that deletes so many; and the sizes of the tables that are kept.
@@ -110,7 +110,7 @@ class Captured:
 captured_of = cache(Captured)
 
 
-@pytest.mark.parametrize(("seed", "integrity"), USUAL)
+@pytest.mark.parametrize(("seed", "integrity"), long_beyond(CASES[: len(CASES) // 2], CASES))
 def test_the_tables_kept_at_intervals_have_less_than_two_rows_for_each_change(seed: int, integrity: Integrity) -> None:
     captured = captured_of(seed, integrity)
     for session, kept in captured.kept.items():
@@ -118,7 +118,7 @@ def test_the_tables_kept_at_intervals_have_less_than_two_rows_for_each_change(se
         assert sum(rows) < max(1, 2 * len(captured.changes.get(session, [])))
 
 
-@pytest.mark.parametrize(("seed", "integrity"), USUAL)
+@pytest.mark.parametrize(("seed", "integrity"), long_beyond(CASES[: len(CASES) // 2], CASES))
 def test_behind_a_kept_table_come_no_more_changes_than_it_has_rows_and_those_of_an_interval(
     seed: int, integrity: Integrity
 ) -> None:

@@ -20,14 +20,15 @@ def ending_this_thread(spark: SparkSession) -> Callable[[], None]:
     is started again and again would leave one each time, with what its allocators hold. On a platform, which may use
     its threads again, nothing is done.
     """
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 (pyspark has no public way to its JVM)
-    asked = None if on_platform() else getattr(gateway._gateway_client, "get_thread_connection", None)  # noqa: SLF001
-    connection = asked() if asked is not None else None
+    from py4j.clientserver import JavaClient
+
+    client = spark.sparkContext._gateway._gateway_client  # noqa: SLF001 (pyspark has no public way to its JVM)
+    asked = isinstance(client, JavaClient) and not on_platform()
+    connection = client.get_thread_connection() if asked else None
 
     def end() -> None:
-        theirs = getattr(connection, "socket", None)
-        if theirs is not None:
+        if connection is not None and connection.socket is not None:
             with suppress(OSError):  # it has ended by itself
-                theirs.shutdown(socket.SHUT_RDWR)
+                connection.socket.shutdown(socket.SHUT_RDWR)
 
     return end
