@@ -1,4 +1,4 @@
-"""What a query that has ended leaves: nothing in memory, as soon as nobody asks for it any more, and no thread."""
+"""What a query that has ended leaves: nothing in memory as soon as nobody asks for it, no thread, no open store."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import gc
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.utils import ForeachBatchFunction
 
 from sessionlake.config import CaptureSettings, OnViolation, Settings
 from sessionlake.lake.ledger import LedgerEntry
+from sessionlake.lake.names import SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
+from sessionlake.streaming import stores
 from sessionlake.streaming.query import LayerQuery
 from support.lakes import write_bronze
+from support.sessions import UPKEEP_SECONDS
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker
 
 SECONDS = 30
@@ -47,9 +52,32 @@ def threads() -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name.endswith("(run)")}
 
 
-def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settings) -> None:
+@pytest.fixture
+def settings(location: dict[str, Any]) -> Settings:
     capture = CaptureSettings(columns=COLUMNS, max_message_bytes=MAX_BYTES, on_violation=OnViolation.ISOLATE)
-    settings = settings.model_copy(update={"capture": capture})
+    return Settings(**location, capture=capture)
+
+
+def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_place(
+    spark: Any, settings: Settings
+) -> None:
+    """Its stores have a snapshot to write: with each batch there is one, and they are kept up soon."""
+    Lake(settings).ensure(spark, ["bronze.messages"])
+    write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(20))
+    deltas, before = "spark.sql.streaming.stateStore.minDeltasForSnapshot", Path(settings.checkpoint(SILVER))
+    spark.conf.set(deltas, "1")
+    try:
+        assert job.start(spark, settings, once=True).wait()
+    finally:
+        spark.conf.unset(deltas)
+    assert (before / "state").is_dir()
+    stores.put_aside(spark, Lake(settings), [before], "other")
+    time.sleep(2.5 * UPKEEP_SECONDS)
+    assert not before.exists()
+    assert not [*before.with_name(f"{SILVER}.before-other").rglob("*.zip")]  # which come with an upkeep alone
+
+
+def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settings) -> None:
     Lake(settings).ensure(spark, ["bronze.messages"])
     messages = StreamMaker(random.Random(1), LIGHT).make(20)
     before, others = kept(spark), threads()

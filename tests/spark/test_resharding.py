@@ -140,7 +140,7 @@ def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_m
     spark: Any, settings: Settings
 ) -> None:
     handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
-    handover.swap(settings, "r")
+    handover.swap(spark, settings, "r")
     other = of_shards(settings, 3, 4)
     there, found = ([shard_of(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3

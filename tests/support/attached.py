@@ -35,6 +35,7 @@ def open_to_another(spark: Any) -> Iterator[Mapping[str, str]]:
         while spark.streams.active:
             assert time.monotonic() < end, "the query of a driver that is gone goes on"
             time.sleep(0.05)
+        spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.unloadAll()  # gone with a JVM of its own
     finally:
         server.shutdown()
 

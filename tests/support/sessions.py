@@ -28,6 +28,9 @@ def hive(database: str) -> dict[str, str]:
 
 
 _NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# Of state stores: as often as nothing else would notice one that is open when its query has ended.
+UPKEEP_SECONDS = 1
+_UPKEEP = {"spark.sql.streaming.stateStore.maintenanceInterval": f"{UPKEEP_SECONDS}s"}
 
 
 def without_generated_code(
@@ -42,5 +45,5 @@ def without_generated_code(
         more: settings.
         recording: as `spark_session`.
     """
-    with patch.dict(_LAPTOP, _NO_CODE | dict(more or {})):
+    with patch.dict(_LAPTOP, _NO_CODE | _UPKEEP | dict(more or {})):
         return spark_session(settings, app=app, recording=recording)

@@ -1,4 +1,4 @@
-"""How many arenas threads are given, counted by glibc itself in a process of its own."""
+"""How many arenas threads are given, as the allocators themselves say in a process of its own."""
 
 from __future__ import annotations
 
@@ -51,3 +51,24 @@ def test_sixteen_threads_share_as_many_as_are_allowed_and_take_more_where_nobody
 
 def test_a_limit_that_was_given_from_outside_stands() -> None:
     assert arenas("2", MALLOC_ARENA_MAX="3") == 3
+
+
+LOADED = """
+import os, sys
+from sessionlake.laptop.allocator import limit_arenas
+
+limit_arenas(int(sys.argv[1]))
+os.environ["_RJEM_MALLOC_CONF"] += ",stats_print:true"
+import deltalake
+"""
+
+
+def test_delta_rs_has_as_many_and_what_was_given_from_outside_stands() -> None:
+    def told(**given: str) -> list[str]:
+        others = {name: value for name, value in os.environ.items() if name != "_RJEM_MALLOC_CONF"}
+        command = [sys.executable, "-c", LOADED, "3"]
+        done = subprocess.run(command, env=others | given, stderr=subprocess.PIPE, text=True, check=True)
+        return [line.split()[1] for line in done.stderr.splitlines() if line.strip().startswith("opt.narenas:")]
+
+    assert told() == ["3"]
+    assert told(_RJEM_MALLOC_CONF="narenas:5") == ["5"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ def begun(settings: Settings) -> None:
 def handed_over(settings: Settings, rebuild: str = "r") -> None:
     shards = settings.silver.shards
     handover.prepare(settings, Handover(7, 3, shards, rebuild), [(0, b"state")])
-    handover.swap(settings, rebuild)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
+    handover.swap(spark, settings, rebuild)
 
 
 def assert_of(home: Path, shards: int) -> None:

@@ -41,7 +41,7 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
     version = Lake(settings).last_commit(spark, MESSAGES).version
     _, last = last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
-    handover.restart(settings, begin, _states(spark, settings, layer, session), layer)
+    handover.restart(spark, settings, begin, _states(spark, settings, layer, session), layer)
 
 
 def _states(

@@ -40,6 +40,7 @@ from sessionlake.streaming.checkpoint import last_planned, planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import other_column
+from sessionlake.streaming.stores import put_aside as put_checkpoint_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,7 +126,7 @@ class KeyedTable:
         last = last_planned(checkpoint)
         of_another = last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark))
         if of_another or other_column(spark, self.lake, own.source, str(checkpoint)) is not None:
-            checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.before-{uuid.uuid4().hex[:12]}"))
+            put_checkpoint_aside(spark, self.lake, [checkpoint], uuid.uuid4().hex[:12])
 
     def begin_anew(self, spark: SparkSession) -> None:
         """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made."""

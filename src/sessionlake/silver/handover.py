@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pandas as pd
@@ -20,9 +21,14 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import SILVER
+from sessionlake.lake.tables import Lake
 from sessionlake.streaming.carried import Emissions
 from sessionlake.streaming.checkpoint import last_committed, last_planned, planned, way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
+from sessionlake.streaming.stores import put_aside
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -100,7 +106,9 @@ def prepare(
     write_whole(place / "handover.json", msgspec.json.encode(handover))
 
 
-def restart(settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str) -> None:
+def restart(
+    spark: SparkSession, settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str
+) -> None:
     """Has a layer's query go on from other states than its checkpoint's, which is put aside.
 
     Repeatable after a crash, with the same handover, as long as the layer does not run meanwhile.
@@ -109,7 +117,7 @@ def restart(settings: Settings, begin: Handover, states: Iterable[tuple[int, byt
         if not is_named(read(prepared(settings, layer), layer), begin.rebuild):
             prepare(settings, begin, states, layer, query_of(settings, layer))
         fault_point(f"after:{layer}.prepared")
-    go_on(settings, begin.rebuild, layer)
+    go_on(spark, settings, begin.rebuild, layer)
 
 
 def query_of(settings: Settings, layer: str) -> bytes | None:
@@ -123,11 +131,11 @@ def is_named(found: Handover | None, rebuild: str) -> bool:
     return found is not None and found.rebuild == rebuild
 
 
-def go_on(settings: Settings, rebuild: str, layer: str) -> None:
+def go_on(spark: SparkSession, settings: Settings, rebuild: str, layer: str) -> None:
     """Brings a handover that was prepared into force, for the same query. Repeatable after a crash."""
     checkpoint = Path(settings.checkpoint(layer))
     if not is_named(in_force(settings, layer), rebuild):
-        swap(settings, rebuild, layer)
+        swap(spark, settings, rebuild, layer)
     fault_point(f"after:{layer}.swapped")
     query = folder(settings, layer) / _QUERY
     if query.is_file() and not (checkpoint / "metadata").exists():
@@ -278,13 +286,10 @@ def _shards(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint(SILVER)}.shards")
 
 
-def swap(settings: Settings, rebuild: str, layer: str = SILVER) -> None:
+def swap(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
     """Brings the prepared handover into force, and puts the old checkpoint aside. Repeatable after a crash."""
-    checkpoint = Path(settings.checkpoint(layer))
     if prepared(settings, layer).is_dir():
-        for old in (checkpoint, folder(settings, layer)):
-            if old.exists():
-                old.rename(old.with_name(f"{old.name}.before-{rebuild}"))
+        put_aside(spark, Lake(settings), (Path(settings.checkpoint(layer)), folder(settings, layer)), rebuild)
         prepared(settings, layer).rename(folder(settings, layer))
 
 

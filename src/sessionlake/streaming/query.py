@@ -14,9 +14,10 @@ from sessionlake.lake.txn import Txn
 from sessionlake.runtime.callbacks import ending_this_thread
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain
+from sessionlake.streaming.stores import close_stores
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 Batch = Callable[["DataFrame", Txn], None]
@@ -73,6 +74,7 @@ class LayerQuery:
         self.layer = layer
         self.checkpoint = checkpoint
         self._query: StreamingQuery | None = None
+        self._spark: SparkSession | None = None
         self._run: _Run | None = None
         self._raised: BaseException | None = None
 
@@ -91,7 +93,8 @@ class LayerQuery:
             txn: makes a batch's transaction of the id of Spark's query and Spark's number of the batch.
         """
         self._let_go()
-        run = self._run = _Run(batch, txn)
+        self._spark, run = frame.sparkSession, _Run(batch, txn)
+        self._run = run
         self._raised = None
         if "FileSystemBased" in str(frame.sparkSession.conf.get(_FILE_MANAGER, "")):
             discard_abandoned_states(Path(self.checkpoint))
@@ -164,6 +167,8 @@ class LayerQuery:
     def _let_go(self) -> None:
         if self._run is not None:
             self._raised, self._run = self._run.end(), None
+            if self._spark is not None and self._query is not None:
+                close_stores(self._spark, self._query, Path(self.checkpoint))
 
     def _explain(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):

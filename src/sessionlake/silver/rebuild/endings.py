@@ -32,6 +32,7 @@ from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import FILLED
+from sessionlake.streaming.stores import put_aside
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -97,11 +98,10 @@ def reset_gold(
     known = sorted(gold_tables(settings), key=FILLED[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.folder(settings, GOLD)
-    if checkpoint.exists() and not aside.exists():
+    begins = checkpoint.exists() and not aside.exists()
+    if begins:
         retire_query(spark, lake, GOLD, known)
-        checkpoint.rename(aside)
-    if handed.exists():
-        handed.rename(handed.with_name(f"{handed.name}.before-{name}"))
+    put_aside(spark, lake, [checkpoint, handed] if begins else [handed], name)
     fault_point("after:gold.aside")
     if AVERAGES in known:
         # What is configured again later, and is not emptied here, is then made anew.
