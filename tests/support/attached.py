@@ -35,7 +35,8 @@ def open_to_another(spark: Any) -> Iterator[Mapping[str, str]]:
         while spark.streams.active:
             assert time.monotonic() < end, "the query of a driver that is gone goes on"
             time.sleep(0.05)
-        spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.unloadAll()  # gone with a JVM of its own
+        stores = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+        getattr(stores, "MODULE$").unloadAll()  # they would be gone with a JVM of the driver's own
     finally:
         server.shutdown()
 
