@@ -25,7 +25,7 @@ from sessionlake.retention.removal import Retention
 from sessionlake.runtime.spark import own_session
 from sessionlake.silver import handover
 from sessionlake.streaming.aside import asked
-from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
+from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -228,21 +228,15 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     if batch is None:
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     try:
-        since, at_first = _end(checkpoint, batch)
+        place = read_to(checkpoint, batch)
         # A first batch has no place to begin at: Spark loads the table as it was one version before its end.
-        again = _end(checkpoint, batch - 1)[0] if batch else first or max(since - 1, 0)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        again = read_to(checkpoint, batch - 1).version if batch else first or max(place.version - 1, 0)
+    except (OSError, ValueError) as error:
         raise LakeError(
             f"{checkpoint / 'offsets'}: {batch}, or the one before, does not say what {name} has read ({error!r}): "
             "`sessionlake doctor` says what to do"
         ) from None
-    return Reader(name, begun=True) if at_first else Reader(name, begun=True, since=since, again=again)
-
-
-def _end(checkpoint: Path, batch: int) -> tuple[int, bool]:
-    """Where a batch ends: the version that is read next, and whether it is what the table held first."""
-    _, offset = planned(checkpoint, batch)
-    return int(offset["reservoirVersion"]), offset.get("isStartingVersion", False)
+    return Reader(name, begun=True) if place.at_first else Reader(name, begun=True, since=place.version, again=again)
 
 
 def _in_the_way(reading: Sequence[Reader]) -> str:

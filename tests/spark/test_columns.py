@@ -88,7 +88,9 @@ def few(count: int) -> Iterator[list[Fact]]:
 def read_up_to(checkpoint: Path, version: int) -> str:
     """The checkpoint of a stream that has read a table up to a version."""
     (checkpoint / "offsets").mkdir(parents=True)
-    (checkpoint / "offsets" / "0").write_text(f'v1\n{{}}\n{{"reservoirVersion":{version + 1},"index":-1}}')
+    (checkpoint / "offsets" / "0").write_text(
+        f'v1\n{{}}\n{{"reservoirId":"a","reservoirVersion":{version + 1},"index":-1}}'
+    )
     return str(checkpoint)
 
 

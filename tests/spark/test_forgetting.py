@@ -190,7 +190,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     steps = dict(Forgetting(spark, settings)._steps((TOPIC, GONE), begun(), journal))
     done = journal.done[ROWS] = steps[ROWS]()
     assert steps[ROWS]() == done  # the version that publications are to come to
-    place = {"reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
+    place = {"reservoirId": "a", "reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
     published(settings, place)
     with pytest.raises(LakeError, match=r"publish-silver\.session_rows-out has yet to send what changed until"):
         steps["publications"]()

@@ -94,7 +94,7 @@ def checkpoint(settings: Settings, table: str, *places: int) -> None:
     """Leaves that of a publication, whose batches have ended in front of these versions."""
     folder = Path(settings.checkpoint(f"publish-{table}-out"))
     for batch, version in enumerate(places):
-        place = json.dumps({"reservoirVersion": version, "index": -1, "isStartingVersion": False})
+        place = json.dumps({"reservoirId": "a", "reservoirVersion": version, "index": -1, "isStartingVersion": False})
         for name, text in (("offsets", f"v1\n{{}}\n{place}"), ("commits", "v1\n{}")):
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name / str(batch)).write_text(text)

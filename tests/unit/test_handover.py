@@ -15,6 +15,8 @@ from sessionlake.lake.names import SILVER
 from sessionlake.silver import handover
 from sessionlake.silver.handover import HandedOver, Handover
 
+NOTED = {"reservoirId": "a", "index": -1, "isStartingVersion": False}
+
 
 def of(home: Path, shards: int) -> Settings:
     return Settings(home=home, silver=SilverSettings(shards=shards))
@@ -85,7 +87,7 @@ def planned(settings: Settings, batch: int, **place: Any) -> None:
     """What Spark notes of a batch before it begins."""
     offsets = Path(settings.checkpoint(SILVER)) / "offsets"
     offsets.mkdir(parents=True, exist_ok=True)
-    (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps({'index': -1, 'isStartingVersion': False} | place)}")
+    (offsets / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(NOTED | place)}")
 
 
 def test_a_layer_goes_on_behind_what_its_batch_in_the_ledger_has_read_though_another_was_begun(tmp_path: Path) -> None:

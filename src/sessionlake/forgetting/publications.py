@@ -9,7 +9,7 @@ from pathlib import Path
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.maintenance import Reader, readers
-from sessionlake.streaming.checkpoint import last_committed, last_planned, planned
+from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
 
 _LOOK_SECONDS = 0.5
 # A publication that has begun to read a version plans the rest of it with its next trigger, if there is any.
@@ -74,7 +74,5 @@ def _place(settings: Settings, name: str) -> tuple[int, int, int]:
     batch = last_committed(checkpoint)
     if batch is None or batch != last_planned(checkpoint):
         return -1, -1, -1
-    _, offset = planned(checkpoint, batch)
-    if offset.get("isStartingVersion", False):
-        return -1, -1, batch
-    return int(offset["reservoirVersion"]), int(offset["index"]), batch
+    place = read_to(checkpoint, batch)
+    return (-1, -1, batch) if place.at_first else (place.version, place.index, batch)

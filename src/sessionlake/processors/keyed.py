@@ -36,7 +36,7 @@ from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.output import BATCH
-from sessionlake.streaming.checkpoint import last_planned, planned
+from sessionlake.streaming.checkpoint import last_planned, read_to
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import other_column
@@ -195,8 +195,8 @@ class KeyedTable:
 def _read_by(checkpoint: Path, batch: int) -> str | None:
     """What Delta calls the table that a batch has read; None of a damaged checkpoint, which its next start tells."""
     try:
-        return str(planned(checkpoint, batch)[1]["reservoirId"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_to(checkpoint, batch).table
+    except (OSError, ValueError):
         return None
 
 

@@ -23,7 +23,7 @@ from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.streaming.carried import Emissions
-from sessionlake.streaming.checkpoint import last_committed, last_planned, planned, way_on, write_whole
+from sessionlake.streaming.checkpoint import TablePlace, last_committed, last_planned, read_to, way_on, write_whole
 from sessionlake.streaming.sharded import ShardFold
 from sessionlake.streaming.stores import put_aside
 
@@ -48,8 +48,6 @@ class Handover(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-_BOUNDARY = -1
-"""In an offset of Spark's Delta source: before a version's first file."""
 _QUERY = "query.json"
 """In a handover: the metadata of the query that goes on, as Spark has it in the checkpoint."""
 
@@ -188,10 +186,10 @@ def reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -
     Raises:
         LakeError: the checkpoint does not say it.
     """
-    version, index, is_first = _place(settings, layer, batch)
-    if index == _BOUNDARY and not is_first:
-        return version - 1, True
-    return version, feed and not is_first
+    place = _place(settings, layer, batch)
+    if place.at_first:
+        return place.version, False
+    return place.latest, feed or place.before_version
 
 
 def following(settings: Settings, layer: str, batch: int) -> int:
@@ -204,22 +202,21 @@ def following(settings: Settings, layer: str, batch: int) -> int:
     begin, number = in_force(settings, layer), batch - first_batch(settings, layer)
     if begin is not None and number < 0:
         return begin.bronze_version + 1
-    version, _, is_first = _place(settings, layer, number)
-    if is_first:
+    place = _place(settings, layer, number)
+    if place.at_first:
         raise LakeError(
             f"{layer} has read a part of what there was when it began: run `sessionlake run "
             f"{layer.replace('processor-', 'processor ')} --once` first"
         )
-    return version
+    return place.version
 
 
-def _place(settings: Settings, layer: str, batch: int) -> tuple[int, int, bool]:
-    """Where a batch, by Spark's number, ends: version and index, and whether in what the table held first."""
-    checkpoint = Path(settings.checkpoint(layer))
+def _place(settings: Settings, layer: str, batch: int) -> TablePlace:
+    """Where a batch, by Spark's number, ends."""
+    checkpoint = settings.checkpoint(layer)
     try:
-        _, offset = planned(checkpoint, batch)
-        return int(offset["reservoirVersion"]), int(offset["index"]), bool(offset["isStartingVersion"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return read_to(checkpoint, batch)
+    except (OSError, ValueError) as error:
         unknown = f"{checkpoint} does not say what {layer} has read ({error!r})"
         raise LakeError(f"{unknown}. {way_on(layer)}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sessionlake.lake.names import BRONZE, GOLD, SILVER, SILVER_TABLES
 # Spark goes back no further than the batch before the last one.
 _LATEST = 2
 _NO_OFFSET = "-"
+_BOUNDARY = -1  # as the index of an offset of Delta's source
 # The version, the metadata, and a line a source.
 _PLANNED_LINES = 3
 # What `sessionlake recover` does about a layer whose checkpoint, or whose tables, are lost.
@@ -80,6 +82,48 @@ def planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
     if len(lines) < _PLANNED_LINES:
         raise ValueError(f"{len(lines)} lines instead of {_PLANNED_LINES}")
     return json.loads(lines[1]), json.loads(lines[2])
+
+
+@dataclass(frozen=True)
+class TablePlace:
+    """Where a batch of a stream of a Delta table ends, as Delta's source notes it.
+
+    Attributes:
+        table: Delta's id of it, which no table has that was there before it.
+        version: the one that is read on in.
+        index: of the last of its files that was read.
+        at_first: whether the stream still reads what the table held when it began, in another order than the versions'.
+    """
+
+    table: str
+    version: int
+    index: int
+    at_first: bool
+
+    @property
+    def before_version(self) -> bool:
+        """Whether nothing of the version is read, and all before it."""
+        return self.index == _BOUNDARY
+
+    @property
+    def latest(self) -> int:
+        """The last version of which anything is read."""
+        return self.version - self.before_version
+
+
+def read_to(checkpoint: str | Path, batch: int) -> TablePlace:
+    """Where a batch of a stream of a Delta table, by Spark's number, ends.
+
+    Raises:
+        OSError: nothing is noted of it.
+        ValueError: it is not whole, or of another source.
+    """
+    _, noted = planned(checkpoint, batch)
+    try:
+        version, index = int(noted["reservoirVersion"]), int(noted["index"])
+        return TablePlace(str(noted["reservoirId"]), version, index, bool(noted.get("isStartingVersion", False)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{Path(checkpoint) / 'offsets' / str(batch)} is none of a Delta table's: {error!r}") from None
 
 
 def write_whole(file: Path, content: bytes) -> None:

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import last_planned, planned
+from sessionlake.streaming.checkpoint import last_planned, read_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_BOUNDARY = -1
-"""As the index of an offset of Spark's Delta source: all before the version is read, and nothing of it."""
 
 
 def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
@@ -25,10 +22,8 @@ def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -
     if last is None:
         return None
     try:
-        _, offset = planned(checkpoint, last)
-        version = int(offset["reservoirVersion"]) - (int(offset["index"]) == _BOUNDARY)
-        before = lake.read(spark, table, version).dtypes
-    except (OSError, ValueError, KeyError, TypeError, LakeError):
+        before = lake.read(spark, table, read_to(checkpoint, last).latest).dtypes
+    except (OSError, ValueError, LakeError):
         return None
     now = set(lake.read(spark, table).dtypes)
     return next((f"{name} ({sql})" for name, sql in before if (name, sql) not in now), None)
