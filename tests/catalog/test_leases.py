@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -39,6 +39,7 @@ from sessionlake.silver.rebuild.rebuild import EVERYTHING
 from sessionlake.silver.rebuild.replay import REPLAYED
 from support.lakes import assert_silver_is_the_truth, write_bronze
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
+from support.waiting import eventually
 
 WORKER = Path(__file__).parents[1] / "support" / "lease_worker.py"
 SECONDS = 15
@@ -122,13 +123,6 @@ class Place:
 def _without_platform() -> dict[str, str]:
     """The environment of a laptop's process: it makes a session of its own."""
     return {name: value for name, value in os.environ.items() if name != "DATABRICKS_RUNTIME_VERSION"}
-
-
-def eventually(condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.2)
 
 
 def of_process(pid: int) -> str:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import pytest
 
 from support.docs import commands
 from support.reports import Seen
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -173,11 +173,8 @@ def live(home: Path) -> bool:
 @pytest.mark.soak
 @pytest.mark.parametrize("reached", [starting, live])
 def test_an_interrupted_demo_leaves_nothing_running(begun, tmp_path, reached):
-    end = time.monotonic() + 300
-    while not reached(tmp_path):
-        assert begun.poll() is None, begun.communicate()
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.1)
+    eventually(lambda: begun.poll() is not None or reached(tmp_path))
+    assert begun.poll() is None, begun.communicate()
     begun.send_signal(signal.SIGINT)
     out, said = begun.communicate(timeout=120)
     assert "Traceback" not in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from sessionlake.publish import job as publish
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.streaming.query import LayerQuery
 from support.lakes import rows_of
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 SECONDS = 300
@@ -33,11 +33,10 @@ GONE, OTHER = "chamber-00-0001", "chamber-00-0002"
 
 
 def until(holds: Callable[[], Any], failed: list[BaseException]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
+    def check() -> None:
         assert not failed
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+
+    eventually(holds, meanwhile=check)
 
 
 def sent(broker: BrokerStatus, topic: str, column: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sessionlake.laptop.broker import down, up
 from sessionlake.pipeline import Layer, Pipeline
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 from support.lakes import rows_of
+from support.waiting import eventually
 
 # Looks at topics, and what follows from them, are the unit tests' of topic rules; a deletion is test_topics'.
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -106,11 +107,7 @@ def captured(spark: Any, settings: Settings) -> list[tuple[str, int, int]]:
 
 def reached(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
     """Looks after the pipeline until a condition holds: it would raise what had ended a layer."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        pipeline.check()
-        time.sleep(0.1)
+    eventually(condition, meanwhile=pipeline.check)
 
 
 def assert_every_message_once(spark: Any, settings: Settings, acknowledged: set[tuple[str, int, int]]) -> None:

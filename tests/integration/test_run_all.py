@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +27,9 @@ from sessionlake.laptop.broker import BrokerStatus
 from sessionlake.pipeline import Layer, Pipeline, run_live, run_once
 from support.attached import COMMAND, open_to_another
 from support.lakes import rows_of
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-SECONDS = 120
 
 
 def isolating(folder: Path, broker: BrokerStatus) -> Settings:
@@ -82,13 +81,6 @@ def send(settings: Settings, *seqs: int, topic: str = "t") -> str:
 
 def count(spark, settings: Settings, table: str) -> int:
     return len(rows_of(spark, Lake(settings), table))
-
-
-def eventually(condition, seconds: float = SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.2)
 
 
 def command(*words: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +29,7 @@ from sessionlake.silver.rebuild.verify import verify as verify_silver
 from sessionlake.silver.states import shard_states
 from support.crash_worker import run_layer
 from support.lakes import rows_of
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 HOUR = timedelta(hours=1)
@@ -152,10 +152,6 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
     world.create("t")
     world.send("t", 0, 3)
     with Pipeline(world.spark, world.settings, Layer.ALL) as pipeline:
-        deadline = time.monotonic() + 120
-        while statuses(world) != Counter(expired=1) or remembered(world):
-            assert time.monotonic() < deadline
-            pipeline.check()
-            time.sleep(0.5)
+        eventually(lambda: statuses(world) == Counter(expired=1) and not remembered(world), meanwhile=pipeline.check)
     assert len(told(world)) in (1, 2)  # if nobody looked sooner, both times at once
     assert_exact(world)

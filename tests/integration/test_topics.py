@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from operator import eq, itemgetter
@@ -30,9 +29,9 @@ from sessionlake.pipeline import Layer, Pipeline, run_once
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 from sessionlake.streaming.generations import Generation, Generations
 from support.lakes import limit, rows_of
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-SECONDS = 60
 BRONZE = ("layer", eq, "bronze")
 
 
@@ -133,13 +132,6 @@ def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
     return World(spark, broker_settings, tmp_path.name)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached in time"
-        time.sleep(0.1)
-
-
 def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_or_read_on_behind_it(
     world, monkeypatch
 ):
@@ -198,10 +190,10 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
     with monkeypatch.context() as killed:
         killed.setattr(TopicBook, "close", lambda book: book._admin.close())  # it writes nothing more down
         with Pipeline(world.spark, world.settings, Layer.BRONZE) as live:
-            eventually(lambda: (live.check(), world.offsets("a") == [0])[1])
+            eventually(lambda: world.offsets("a") == [0], meanwhile=live.check)
             world.create("b")
             world.send("b", 0, 3)
-            eventually(lambda: (live.check(), world.offsets("b") == [0, 1, 2])[1])
+            eventually(lambda: world.offsets("b") == [0, 1, 2], meanwhile=live.check)
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)

@@ -22,6 +22,7 @@ from sessionlake.streaming.query import LayerQuery
 from support.lakes import write_bronze
 from support.sessions import UPKEEP_SECONDS
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker
+from support.waiting import eventually
 
 SECONDS = 30
 LASTING = 2
@@ -88,10 +89,5 @@ def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settin
         assert runner.query.wait()
         assert runner.batches == bool(arrived)
         del runner
-    end = time.monotonic() + SECONDS
-    while (now := kept(spark)) > before:
-        assert time.monotonic() < end, (before, now)
-        time.sleep(0.1)
-    while len(new := threads() - others) > LASTING:
-        assert time.monotonic() < end, new
-        time.sleep(0.1)
+    eventually(lambda: kept(spark) <= before, SECONDS, told=lambda: (before, kept(spark)))
+    eventually(lambda: len(threads() - others) <= LASTING, SECONDS, told=lambda: threads() - others)

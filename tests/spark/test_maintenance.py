@@ -49,6 +49,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from spark.test_silver_law import TABLES, Pipeline, streams
 from support.lakes import assert_silver_is_the_truth, folder_of, limit, rows_of
+from support.waiting import eventually
 
 NOW = Kept(timedelta(0))
 
@@ -137,11 +138,11 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
         for batch in batches:
             for part in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
                 pipeline.arrive(part)
-        end = time.monotonic() + 120
-        while not {MESSAGES, CHANGES} <= compacted:
-            assert beside.error is None
-            assert time.monotonic() < end, f"only {compacted} have been compacted"
-            time.sleep(0.1)
+        eventually(
+            lambda: beside.error is not None or {MESSAGES, CHANGES} <= compacted,
+            told=lambda: f"only {compacted} have been compacted",
+        )
+        assert beside.error is None
         query.drain()
         merger.drain()
     finally:

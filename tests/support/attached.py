@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.waiting import eventually
+
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"  # pyspark's own names
-SECONDS = 60
 COMMAND = (sys.executable, "-m", "support.attached")
 
 
@@ -31,10 +31,7 @@ def open_to_another(spark: Any) -> Iterator[Mapping[str, str]]:
             _PORT: str(server.getListeningPort()),
             _SECRET: server.secret(),
         }
-        end = time.monotonic() + SECONDS
-        while spark.streams.active:
-            assert time.monotonic() < end, "the query of a driver that is gone goes on"
-            time.sleep(0.05)
+        eventually(lambda: not spark.streams.active, told=lambda: "the query of a driver that is gone goes on")
         stores = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
         getattr(stores, "MODULE$").unloadAll()  # they would be gone with a JVM of the driver's own
     finally:
