@@ -182,12 +182,12 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
 ) -> None:
     storage = empty.lake.storage
     with empty.process("hold") as other:
-        eventually(lambda: empty.rows(LEASES) == 1)
+        eventually(lambda: empty.rows(LEASES) == 1, START_SECONDS)
         for act in (empty.run_once, empty.rebuild, empty.resolve):
             with pytest.raises(ClaimedError, match=rf"another process runs silver .*process {other.pid}, since .*Z\)"):
                 act()
         os.killpg(other.pid, signal.SIGSTOP)
-        eventually(empty.is_past_its_lease)
+        eventually(empty.is_past_its_lease, START_SECONDS)
         with storage.claim(empty.spark, SILVER, "rebuilds silver"):
             os.killpg(other.pid, signal.SIGCONT)
             _, said = other.communicate(timeout=START_SECONDS)
@@ -228,13 +228,13 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
 def test_silver_goes_on_where_a_process_was_stopped_past_its_lease_and_no_row_is_harmed(place: Place) -> None:
     place.arrive()
     with place.process() as first:
-        eventually(lambda: place.batches() == 1 and place.rows(SESSIONS) > 0)
+        eventually(lambda: place.batches() == 1 and place.rows(SESSIONS) > 0, START_SECONDS)
         time.sleep(2 * SECONDS)
         with pytest.raises(ClaimedError, match=f"process {first.pid}"):  # it has renewed
             place.run_once()
         os.killpg(first.pid, signal.SIGSTOP)
         place.arrive()
-        eventually(place.is_past_its_lease)
+        eventually(place.is_past_its_lease, START_SECONDS)
         place.run_once()
         place.arrive()
         os.killpg(first.pid, signal.SIGCONT)
@@ -253,9 +253,9 @@ def test_what_a_process_had_made_sure_of_when_it_was_stopped_harms_no_row_whoeve
     place.arrive()
     with place.process(fault=f"stop@sure:{table}") as stopped:
         of_python = psutil.Process(stopped.pid)
-        eventually(lambda: of_python.status() == psutil.STATUS_STOPPED)
+        eventually(lambda: of_python.status() == psutil.STATUS_STOPPED, START_SECONDS)
         place.arrive()
-        eventually(place.is_past_its_lease)
+        eventually(place.is_past_its_lease, START_SECONDS)
         if first == "the other":
             place.run_once()
             os.killpg(stopped.pid, signal.SIGCONT)
@@ -274,10 +274,10 @@ def test_what_a_process_had_made_sure_of_when_it_was_stopped_harms_no_row_whoeve
 def test_of_two_processes_started_at_once_one_works_and_the_other_says_who(place: Place) -> None:
     place.arrive()
     with place.process() as one, place.process() as two:
-        eventually(lambda: one.poll() is not None or two.poll() is not None)
+        eventually(lambda: one.poll() is not None or two.poll() is not None, START_SECONDS)
         refused, works = (one, two) if one.poll() is not None else (two, one)
         _, said = refused.communicate(timeout=60)
-        eventually(lambda: place.batches() == 1)
+        eventually(lambda: place.batches() == 1, START_SECONDS)
         works.send_signal(signal.SIGTERM)
         works.communicate(timeout=60)
     assert (refused.returncode, works.returncode) == (1, 0)

@@ -173,7 +173,7 @@ def live(home: Path) -> bool:
 @pytest.mark.soak
 @pytest.mark.parametrize("reached", [starting, live])
 def test_an_interrupted_demo_leaves_nothing_running(begun, tmp_path, reached):
-    eventually(lambda: begun.poll() is not None or reached(tmp_path))
+    eventually(lambda: begun.poll() is not None or reached(tmp_path), 300)
     assert begun.poll() is None, begun.communicate()
     begun.send_signal(signal.SIGINT)
     out, said = begun.communicate(timeout=120)

@@ -36,7 +36,7 @@ def until(holds: Callable[[], Any], failed: list[BaseException]) -> None:
     def check() -> None:
         assert not failed
 
-    eventually(holds, meanwhile=check)
+    eventually(holds, SECONDS, meanwhile=check)
 
 
 def sent(broker: BrokerStatus, topic: str, column: str) -> dict[str, Any]:

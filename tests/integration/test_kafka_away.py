@@ -107,7 +107,7 @@ def captured(spark: Any, settings: Settings) -> list[tuple[str, int, int]]:
 
 def reached(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
     """Looks after the pipeline until a condition holds: it would raise what had ended a layer."""
-    eventually(condition, meanwhile=pipeline.check)
+    eventually(condition, SECONDS, meanwhile=pipeline.check)
 
 
 def assert_every_message_once(spark: Any, settings: Settings, acknowledged: set[tuple[str, int, int]]) -> None:

@@ -30,6 +30,7 @@ from support.lakes import rows_of
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+SECONDS = 120
 
 
 def isolating(folder: Path, broker: BrokerStatus) -> Settings:
@@ -138,7 +139,7 @@ def test_live_layers_stop_in_order_on_sigterm(mine, spark):
             env={**environment(mine), **jvm}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            eventually(lambda: count(spark, mine, "ops.ledger") >= 3)
+            eventually(lambda: count(spark, mine, "ops.ledger") >= 3, SECONDS)
             process.send_signal(signal.SIGTERM)
             out, said = process.communicate(timeout=60)
         finally:
@@ -163,7 +164,7 @@ def test_a_violation_under_fail_stops_all_layers_with_nothing_of_the_batch_commi
 def test_a_topic_that_appears_while_bronze_runs_is_taken_in_within_seconds(mine, spark):
     send(mine, 0, 1)
     with Pipeline(spark, mine, Layer.BRONZE) as pipeline:
-        eventually(lambda: count(spark, mine, "bronze.messages") == 2)
+        eventually(lambda: count(spark, mine, "bronze.messages") == 2, SECONDS)
         send(mine, 0, 1, 2, topic="later")
         eventually(lambda: count(spark, mine, "bronze.messages") == 5, seconds=30)
         pipeline.check()
@@ -174,7 +175,7 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
     topic = send(mine, 0, 1, 2)
     admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers})
     with Pipeline(spark, mine, Layer.BRONZE) as pipeline:
-        eventually(lambda: count(spark, mine, "bronze.messages") == 3)
+        eventually(lambda: count(spark, mine, "bronze.messages") == 3, SECONDS)
         admin.delete_topics([topic])[topic].result(30)
         admin.create_topics([NewTopic(prefix(mine) + "other", 1, 1)])[prefix(mine) + "other"].result(30)
 
@@ -186,7 +187,7 @@ def test_a_topic_deleted_under_the_job_stops_it_and_leaves_the_tables_as_they_we
             return bool(errors)
 
         errors: list[SessionlakeError] = []
-        eventually(stopped)
+        eventually(stopped, SECONDS)
     assert isinstance(errors[0], TopicChangedError)
     assert f"topic {topic} was deleted" in str(errors[0])
     assert "up to offset 2" in str(errors[0])

@@ -18,6 +18,7 @@ from support.lakes import rows_of
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+SECONDS = 120
 FAILING = """
 from sessionlake.examples.top_of_book import TopOfBook
 
@@ -69,8 +70,13 @@ def test_a_processor_that_fails_among_all_stops_alone_and_is_told_at_once_and_at
     thread = threading.Thread(target=live)
     thread.start()
     reached = {"silver.session_rows": 1, "gold.top_of_book": 3}
-    eventually(lambda: ended or (told and all(count(spark, mine, table) >= n for table, n in reached.items())))
-    assert not ended
+
+    def runs() -> None:
+        assert thread.is_alive(), ended
+
+    eventually(
+        lambda: told and all(count(spark, mine, table) >= n for table, n in reached.items()), SECONDS, meanwhile=runs
+    )
     stop.set()
     thread.join(60)
     assert [type(error) for error in told] == [ProcessorError]

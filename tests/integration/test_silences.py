@@ -152,6 +152,8 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
     world.create("t")
     world.send("t", 0, 3)
     with Pipeline(world.spark, world.settings, Layer.ALL) as pipeline:
-        eventually(lambda: statuses(world) == Counter(expired=1) and not remembered(world), meanwhile=pipeline.check)
+        eventually(
+            lambda: statuses(world) == Counter(expired=1) and not remembered(world), 120, meanwhile=pipeline.check
+        )
     assert len(told(world)) in (1, 2)  # if nobody looked sooner, both times at once
     assert_exact(world)

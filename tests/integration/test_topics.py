@@ -32,6 +32,7 @@ from support.lakes import limit, rows_of
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+SECONDS = 60
 BRONZE = ("layer", eq, "bronze")
 
 
@@ -67,7 +68,7 @@ class World:
 
     def delete(self, topic: str) -> None:
         self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(30)
-        eventually(lambda: self.name(topic) not in self.admin.list_topics(timeout=10).topics)
+        eventually(lambda: self.name(topic) not in self.admin.list_topics(timeout=10).topics, SECONDS)
 
     def retain(self, topic: str, first: int) -> None:
         """Deletes messages before an offset, as Kafka's retention does."""
@@ -190,10 +191,10 @@ def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_
     with monkeypatch.context() as killed:
         killed.setattr(TopicBook, "close", lambda book: book._admin.close())  # it writes nothing more down
         with Pipeline(world.spark, world.settings, Layer.BRONZE) as live:
-            eventually(lambda: world.offsets("a") == [0], meanwhile=live.check)
+            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.check)
             world.create("b")
             world.send("b", 0, 3)
-            eventually(lambda: world.offsets("b") == [0, 1, 2], meanwhile=live.check)
+            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.check)
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)
@@ -300,7 +301,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
                 live.check()
                 return condition()
 
-            eventually(looked)
+            eventually(looked, SECONDS)
 
         assert world.state("quiet") is TopicState.INACTIVE
         reached(lambda: world.offsets("stays") == world.offsets("gone") == [0, 1, 2])

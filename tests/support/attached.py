@@ -16,6 +16,7 @@ from typing import Any
 from support.waiting import eventually
 
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"  # pyspark's own names
+SECONDS = 60
 COMMAND = (sys.executable, "-m", "support.attached")
 
 
@@ -31,7 +32,7 @@ def open_to_another(spark: Any) -> Iterator[Mapping[str, str]]:
             _PORT: str(server.getListeningPort()),
             _SECRET: server.secret(),
         }
-        eventually(lambda: not spark.streams.active, told=lambda: "the query of a driver that is gone goes on")
+        eventually(lambda: not spark.streams.active, SECONDS, told=lambda: "the query of a driver that is gone goes on")
         stores = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
         getattr(stores, "MODULE$").unloadAll()  # they would be gone with a JVM of the driver's own
     finally:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SECONDS = 300.0  # a machine of two cores may do much else
 _LOOK_SECONDS = 0.1
 
 
 def eventually(
     condition: Callable[[], object],
-    seconds: float = SECONDS,
+    seconds: float,
     *,
     meanwhile: Callable[[], object] = lambda: None,
     told: Callable[[], object] = lambda: "not reached in time",

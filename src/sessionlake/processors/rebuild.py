@@ -247,6 +247,7 @@ class _Rebuild:
         write(spark, lake, entry)
         lake.add_version(spark, MESSAGES, plan.version)
         fault_point("before:publish:swap")
+        lake.storage.require_claims()
         handover.swap(spark, settings, plan.rebuild, own.layer)
         note_going_on(settings, own.layer)
         forget_begun(settings, own.layer)

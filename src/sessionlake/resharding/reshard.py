@@ -137,6 +137,7 @@ def _bring_into_force(spark: SparkSession, settings: Settings, journal: Journal,
     begin = ready if handover.is_named(ready, journal.name) else handover.in_force(settings, layer)
     if begin is not None and handover.is_named(begin, journal.name):
         lake.add_version(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
+        lake.storage.require_claims()
         handover.go_on(spark, settings, journal.name, layer)
     if layer == GOLD:
         forget_held(settings)

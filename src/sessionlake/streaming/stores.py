@@ -63,7 +63,12 @@ def put_aside(spark: SparkSession, lake: Lake, folders: Iterable[Path], rebuild:
         time.sleep(_PASSED * upkeep / 1000)
     lake.storage.require_claims()
     for folder in there:
-        folder.rename(folder.with_name(f"{folder.name}.before-{rebuild}"))
+        folder.rename(aside_of(folder, rebuild))
+
+
+def aside_of(folder: Path, rebuild: str) -> Path:
+    """Where a folder is once it is put aside."""
+    return folder.with_name(f"{folder.name}.before-{rebuild}")
 
 
 def _in_one_process(spark: SparkSession) -> bool:

@@ -32,7 +32,7 @@ from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import FILLED
-from sessionlake.streaming.stores import put_aside
+from sessionlake.streaming.stores import aside_of, put_aside
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -94,11 +94,10 @@ def reset_gold(
         name: of what empties it.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
-    aside = checkpoint.with_name(f"{GOLD}.before-{name}")
     known = sorted(gold_tables(settings), key=FILLED[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.folder(settings, GOLD)
-    begins = checkpoint.exists() and not aside.exists()
+    begins = checkpoint.exists() and not aside_of(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
     put_aside(spark, lake, [checkpoint, handed] if begins else [handed], name)

@@ -330,6 +330,7 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
     forget(spark, lake, REPLAYED)
     lake.add_version(spark, MESSAGES, plan.version)
     fault_point("before:publish:swap")
+    lake.storage.require_claims()
     handover.swap(spark, settings, plan.rebuild)
     note_going_on(settings)
     forget_begun(settings, LAYER)
