@@ -59,6 +59,20 @@ def settings(location: dict[str, Any]) -> Settings:
     return Settings(**location, capture=capture)
 
 
+def open_stores(spark: Any, query: Any, checkpoint: Path) -> int:
+    """How many stores of a query of Spark's are open in this JVM."""
+    state = spark._jvm.org.apache.spark.sql.execution.streaming.state
+    run = spark._jvm.java.util.UUID.fromString(query.runId)
+    place = query._jsq.streamingQuery().resolvedCheckpointRoot()
+    parts = [folder.relative_to(checkpoint).parts for folder in checkpoint.glob("state/*/[0-9]*")]
+    stores = [state.StateStoreId(f"{place}/state", int(one), int(other), "default") for _, one, other in parts]
+    return sum(state.StateStore.isLoaded(state.StateStoreProviderId(store, run)) for store in stores)
+
+
+def files_of(folder: Path) -> set[Path]:
+    return {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()}
+
+
 def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_place(
     spark: Any, settings: Settings
 ) -> None:
@@ -66,16 +80,26 @@ def test_a_query_that_has_ended_writes_nothing_into_what_takes_its_checkpoints_p
     Lake(settings).ensure(spark, ["bronze.messages"])
     write_bronze(spark, Lake(settings), StreamMaker(random.Random(1), LIGHT).make(20))
     deltas, before = "spark.sql.streaming.stateStore.minDeltasForSnapshot", Path(settings.checkpoint(SILVER))
+    running = []
+
+    def tell(*_: object) -> None:
+        running.extend(open_stores(spark, query, before) for query in spark.streams.active if query.name == SILVER)
+
     spark.conf.set(deltas, "1")
     try:
-        assert job.start(spark, settings, once=True).wait()
+        query = job.start(spark, settings, once=True, on_batch=tell)
+        assert query.wait()
     finally:
         spark.conf.unset(deltas)
-    assert (before / "state").is_dir()
+    assert running[-1] > 0
+    assert open_stores(spark, query.query, before) == 0
+
+    time.sleep(UPKEEP_SECONDS)  # an upkeep that was under way has ended
+    files, aside = files_of(before), stores.aside_of(before, "other")
     stores.put_aside(spark, Lake(settings), [before], "other")
     time.sleep(2.5 * UPKEEP_SECONDS)
     assert not before.exists()
-    assert not [*before.with_name(f"{SILVER}.before-other").rglob("*.zip")]  # which come with an upkeep alone
+    assert files_of(aside) == files
 
 
 def test_queries_that_have_ended_are_kept_by_nobody(spark: Any, settings: Settings) -> None:
