@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from operator import eq
 from pathlib import Path
@@ -22,11 +22,14 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.gold import job as gold
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake import positions
+from sessionlake.lake.books import Books
 from sessionlake.lake.ledger import RECOVERED, LedgerEntry, TableOutput, write
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
     DECISIONS,
+    GOLD,
     LEDGER,
     MESSAGES,
     METRICS_1M,
@@ -294,16 +297,26 @@ def noticed(run: Pipeline) -> str:
     return found.detail if found.level is Level.FAIL else ""
 
 
-def test_of_a_table_that_was_made_anew_versions_count_from_there(spark: Any, settings: Settings) -> None:
-    lake = Lake(settings)
-    lake.ensure(spark, [SESSIONS, LEDGER])
-    told = LedgerEntry(SILVER, Txn("q", 0), MESSAGES, datetime.now(UTC), outputs=(TableOutput(SESSIONS, 57, 1),))
-    write(spark, lake, told)
+@pytest.mark.parametrize("layer", [SILVER, GOLD])
+@pytest.mark.parametrize("summed", [False, True])
+def test_of_a_table_that_was_made_anew_versions_count_from_there(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch, layer: str, summed: bool
+) -> None:
+    lake, table = Lake(settings), {SILVER: SESSIONS, GOLD: AVERAGES}[layer]
+    lake.ensure(spark, [table, LEDGER])
+    for number, output in enumerate([TableOutput(table, 57, 1), TableOutput(CHANGES, 1, 1)]):
+        write(spark, lake, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,)))
+    if summed:
+        monkeypatch.setattr(positions, "_WORTHWHILE", 1)
+        monkeypatch.setattr(positions, "_LAG", timedelta(0))
+        assert positions.advance(spark, lake)
+    assert Books(lake.reader(spark)).in_short == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
-        refuse_set_back(spark, lake, [SESSIONS])
-    lake.drop(spark, SESSIONS)
-    lake.ensure(spark, [SESSIONS])
-    refuse_set_back(spark, lake, [SESSIONS])
+        refuse_set_back(spark, lake, [table])
+    lake.drop(spark, table)
+    lake.ensure(spark, [table])
+    write(spark, lake, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
+    refuse_set_back(spark, lake, [table])
 
 
 def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:

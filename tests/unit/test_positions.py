@@ -18,7 +18,7 @@ from sessionlake.errors import LakeError
 from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.lake import books, positions, progress
-from sessionlake.lake.books import Books, rows_of, stored_sums
+from sessionlake.lake.books import SUMS, VERSIONS, Books, rows_of, stored_sums
 from sessionlake.lake.ledger import COUNTS, REBUILD
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
 from sessionlake.lake.positions import SCHEMA, carried_to, require_true, summed
@@ -29,16 +29,17 @@ from sessionlake.lake.txn import Txn
 from sessionlake.retention.ledger import _needed
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from sessionlake.streaming.losses import versions_left
 from support.seeds import seeds
 from support.tables import Tables
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
 PROCESSOR = "processor-p"
+MINUTES = "gold.metrics_1m"
+TABLES = (CHANGES, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS, MINUTES)
 COLUMNS = [*(name for name in SCHEMA.names if name not in {"until", "format"})]
-ROW = pa.schema(
-    [SCHEMA.field(n) for n in COLUMNS if n not in {"batches", "unaccounted"}] + [("source_from", pa.int64())]
-)
+ROW = pa.schema([SCHEMA.field(n) for n in COLUMNS if n not in {*SUMS, VERSIONS}] + [("source_from", pa.int64())])
 
 
 class Ledger:
@@ -49,7 +50,7 @@ class Ledger:
         self.reached = {layer: dict.fromkeys(PLACES, -1) for layer in ("bronze", "silver", PROCESSOR)}
         self.number = dict.fromkeys(("bronze", "silver", "gold", PROCESSOR, "publish:t:u"), -1)
         self.app = {layer: f"{layer}-0" for layer in self.number}
-        self.merged, self.version = -1, dict.fromkeys((CHANGES, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS), 0)
+        self.merged, self.version = -1, dict.fromkeys(TABLES, 0)
 
     def grow(self, count: int) -> Ledger:
         for _ in range(count):
@@ -67,7 +68,10 @@ class Ledger:
                 bronze, own = self.reached["bronze"], self.reached[kind]
                 self.take_in(kind, {place: self.rnd.randint(0, bronze[place] - own[place]) for place in PLACES})
             elif kind == "gold":
-                self.add("gold", outputs=[], messages=self.rnd.randint(0, 3), source_to=self.number["silver"])
+                if self.rnd.random() < 0.3:  # dropped and made anew
+                    self.version[MINUTES] = 0
+                told = {"messages": self.rnd.randint(0, 3), "source_to": self.number["silver"]}
+                self.add("gold", outputs=self.written(self.rnd.choice([[], [MINUTES]])), **told)
             elif kind == "publish":
                 self.number["publish:t:u"] += self.rnd.randint(0, 2)
                 self.add("publish:t:u", messages=2, source_to=self.version[ROWS])
@@ -151,13 +155,18 @@ def outcome(answer: Callable[[], Any]) -> Any:
         return str(error)
 
 
+def left(reader: Tables) -> dict[str, tuple[datetime, int]]:
+    """The version that each table was left at by the last that wrote to it, and when."""
+    return {table: max(known) for table, known in versions_left(reader).items()}
+
+
 def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
     """All that is asked of a ledger but what single entries tell."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
     patch.setattr(status, "kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
-    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader)]
+    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader)]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
         found += [ends(reader, layer), last_batch(reader, layer)]
@@ -174,7 +183,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     layers = sorted({row["layer"] for row in rows})
     last = last_batch(reader, "silver") or -1
     txns = {Txn(row["app_id"], row["batch_id"] - back) for row in rows[-3:] for back in (0, 1)}
-    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader)]
+    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader)]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
         found += [ends(reader, layer), last_batch(reader, layer)]
@@ -298,6 +307,16 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
     return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)
+
+
+def test_sums_that_an_older_release_carried_forward_tell_no_versions():
+    ledger = Ledger(random.Random(6)).grow(60)
+    cut = min(_needed(whole(ledger.table()), Settings(), ledger.now))
+    stored = carried_to(whole(ledger.table()), cut)
+    reader = in_short(removed_before(ledger.table(), cut), stored.drop_columns([VERSIONS]))
+    assert reader.tables[POSITIONS].num_rows
+    assert left(reader) == left(whole(removed_before(ledger.table(), cut)))
+    assert carried_to(reader, cut)[VERSIONS].to_pylist() == [[]] * stored.num_rows
 
 
 @pytest.mark.parametrize("seed", seeds(1, 3))

@@ -27,7 +27,7 @@ from sessionlake.lake.reading import Condition, TableReader, begins_with
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import Row
 
-FORMAT = 1
+FORMAT = 3
 """Of the sums; those of another format are not looked at, and made anew."""
 CARRIED = 2
 """Of the sums of entries that are gone."""
@@ -35,6 +35,12 @@ ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 """What every row has of the last batch that it is of."""
 SUMS = ("batches", "unaccounted")
 """Columns of sums alone: how many entries there are, and how many of their messages became nothing."""
+VERSIONS = "table_versions"
+"""A further one: the version that the last of the entries with an output to a table left it at, and when."""
+TABLE_VERSIONS = pa.list_(
+    pa.struct([("table", pa.string()), ("version", pa.int64()), ("committed_at", pa.timestamp("us", tz="UTC"))])
+)
+"""The type of `VERSIONS`."""
 # Of a ledger, so many rows may be in memory at once.
 _AT_ONCE = 50_000
 # Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
@@ -83,6 +89,8 @@ def stored_sums(reader: TableReader) -> Sums:
     if not reader.exists(POSITIONS):
         return Sums(None, pa.table({}))
     known = reader.table(POSITIONS)
+    if VERSIONS not in known.schema.names:  # of an older release
+        known = known.append_column(VERSIONS, pa.nulls(known.num_rows, TABLE_VERSIONS))
     copies = known.filter(pc.field("format") != CARRIED)
     usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
     return Sums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
@@ -211,7 +219,9 @@ def is_current(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
 
 def with_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Entries of the ledger, each as a sum of one, with these columns."""
-    found = {name: batch.column(name) for name in columns if name not in SUMS}
+    found = {name: batch.column(name) for name in columns if name not in {*SUMS, VERSIONS}}
+    if VERSIONS in columns:
+        found[VERSIONS] = _table_versions(batch)
     if "batches" in columns:
         found["batches"] = pa.array([1] * batch.num_rows, pa.int64())
     if "unaccounted" in columns:
@@ -222,10 +232,23 @@ def with_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: found[name] for name in columns})
 
 
+def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
+    """What each entry left the tables at that it has an output to."""
+    lists = batch.column("outputs")
+    outputs = lists.flatten()
+    times = batch.column("committed_at").take(pc.list_parent_indices(lists))
+    fields = [pc.struct_field(outputs, "table"), pc.struct_field(outputs, "version"), times]
+    items = [column.cast(field.type) for column, field in zip(fields, TABLE_VERSIONS.value_type, strict=True)]
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(lists), 0))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(items, fields=[*TABLE_VERSIONS.value_type]))
+
+
 def _of_ledger(columns: Sequence[str]) -> list[str]:
     """The ledger's columns that these are made of."""
-    counts = COUNTS if "unaccounted" in columns else ()
-    return list(dict.fromkeys([*(name for name in columns if name not in SUMS), *counts]))
+    of_sums = {"unaccounted": COUNTS, VERSIONS: ("outputs",)}
+    made_of = [name for column in columns for name in of_sums.get(column, ())]
+    return list(dict.fromkeys([*(name for name in columns if name not in {*SUMS, VERSIONS}), *made_of]))
 
 
 def _in_short(

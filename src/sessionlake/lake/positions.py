@@ -17,7 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.lake.books import CARRIED, FORMAT, SUMS, Books, is_current, rebuilds, stored_sums
+from sessionlake.lake.books import (
+    CARRIED,
+    FORMAT,
+    SUMS,
+    TABLE_VERSIONS,
+    VERSIONS,
+    Books,
+    is_current,
+    rebuilds,
+    stored_sums,
+)
 from sessionlake.lake.commit import replace_claimed
 from sessionlake.lake.ledger import COUNTS
 from sessionlake.lake.names import LEDGER, POSITIONS
@@ -55,6 +65,7 @@ SCHEMA = pa.schema(
         ("decisions", pa.list_(pa.struct(_TAKEN))),
         ("until", _TIME),
         ("format", pa.int32()),
+        (VERSIONS, TABLE_VERSIONS),
     ]
 )
 """The columns of `ops.positions`."""
@@ -66,6 +77,7 @@ _LISTS = {
     "offsets": (("topic", "partition"), {"first": "min", "last": "max", "messages": "sum"}),
     "outputs": (("table",), {"version": "max", "rows": "sum"}),
     "decisions": (("topic", "session_id", "offset", "decision"), {}),
+    VERSIONS: (("table",), {"committed_at": "last", "version": "last"}),
 }
 _COLUMNS = (*_HIGHEST, *_TOTALS, *_LISTS)
 # A row from before its layer's last rebuild is never summed with one from after it.
@@ -176,7 +188,10 @@ def _sum(rows: pa.Table) -> pa.Table:
         found[_key_of(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
     for name, (places, fields) in _LISTS.items():
         by = [*_KEY, *places]
-        parts = _elements(rows, name).group_by(by).aggregate(list(fields.items()))
+        items = _elements(rows, name)
+        if "last" in fields.values():
+            items = items.sort_by([(field, "ascending") for field in fields])
+        parts = items.group_by(by, use_threads=False).aggregate(list(fields.items()))
         for part in sorted(parts.to_pylist(), key=itemgetter(*places)):
             item = {place: part[place] for place in places}
             found[_key_of(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})

@@ -311,6 +311,7 @@ TABLES: dict[str, TableSchema] = {
             ("decisions", _TAKEN),
             ("until", "timestamp"),
             ("format", "int"),
+            ("table_versions", "array<struct<table:string,version:bigint,committed_at:timestamp>>"),
         ),
         "The ledger in short: what each layer had taken in and given out until a moment; a copy, made anew if lost",
         writes=Writes.REPLACE,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
-from sessionlake.lake.books import Books, rows_of, stored_sums
+from sessionlake.lake.books import VERSIONS, Books, rows_of, stored_sums
 from sessionlake.lake.commits import set_back
 from sessionlake.lake.erasures import erasures
 from sessionlake.lake.ledger import REBUILD
@@ -297,7 +297,7 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
     Raises:
         LossError: naming one that was.
     """
-    known = _versions_left(lake.reader(spark))
+    known = versions_left(lake.reader(spark))
     with_ledger = lake.exists(spark, LEDGER) and set_back(lake.storage.latest_commits(spark, LEDGER, _LATEST))
     for table in tables:
         if not lake.exists(spark, table):
@@ -322,17 +322,12 @@ def _forward(settings: Settings, table: str) -> str:
 _Versions = dict[str, list[tuple[datetime, int]]]
 
 
-def _versions_left(reader: TableReader) -> _Versions:
-    """When batches were committed, since their layers were rebuilt, and the version that each left a table at.
-
-    Of gold's tables, which may be dropped and made anew while it goes on, what was added up is left out: it has the
-    versions of both.
-    """
+def versions_left(reader: TableReader) -> _Versions:
+    """When batches were committed, since their layers were rebuilt, and the version that each left a table at."""
     found: _Versions = {}
-    for row in rows_of(Books(reader, "outputs", "batches").current()):
-        for output in row["outputs"]:
-            if row["batches"] == 1 or not output["table"].startswith(f"{GOLD}."):
-                found.setdefault(output["table"], []).append((row["committed_at"], output["version"]))
+    for row in rows_of(Books(reader, VERSIONS).current()):
+        for left in row[VERSIONS] or ():
+            found.setdefault(left["table"], []).append((left["committed_at"], left["version"]))
     return found
 
 
