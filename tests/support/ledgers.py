@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
+from sessionlake.lake.books import SUMS, VERSIONS
 from sessionlake.lake.names import CHANGES, MESSAGES, ROWS, SESSIONS
 from sessionlake.lake.positions import SCHEMA
 
@@ -15,7 +16,7 @@ PLACES = 4
 """Partitions of the one topic; each entry of bronze and silver has ten messages of each."""
 SPACING = timedelta(milliseconds=250)
 """From one entry to the next."""
-_PLAIN = [SCHEMA.field(name) for name in SCHEMA.names if name not in {"batches", "unaccounted", "until", "format"}]
+_PLAIN = [SCHEMA.field(name) for name in SCHEMA.names if name not in {*SUMS, VERSIONS, "until", "format"}]
 _MORE = [("source", pa.string()), ("source_from", pa.int64()), ("started_at", pa.timestamp("us", tz="UTC"))]
 LEDGER_SCHEMA = pa.schema([*_PLAIN, *_MORE, ("code_version", pa.string()), ("config_hash", pa.string())])
 
