@@ -203,7 +203,9 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert rebuilt.verified is not None
     assert rebuilt.verified.exact
     assert retained(aging.reader) == {}
-    assert aging.cut(1) | {MESSAGES: Removed()} == dict.fromkeys(CUT, Removed())  # all is as old as the rebuild
+    # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
+    unread = {CHANGES: Removed(waits="gold has not begun: it is computed from all changes")}
+    assert aging.cut(1) | {MESSAGES: Removed()} == dict.fromkeys(CUT, Removed()) | unread
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False, cut={MESSAGES})
     assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
