@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from sessionlake.laptop.broker import BrokerStatus
 
+# Processes that tests start import what tests do.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault(class_archive.JAVA_OPTIONS, class_archive.BRIEF)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C need the default.

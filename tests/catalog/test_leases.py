@@ -105,8 +105,7 @@ class Place:
 
     @contextmanager
     def process(self, *words: str, fault: str | None = None) -> Iterator[subprocess.Popen[str]]:
-        paths = os.pathsep.join([str(WORKER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        own = {"PYTHONPATH": paths} | ({VARIABLE: fault} if fault else {})
+        own = {VARIABLE: fault} if fault else {}
         args = [sys.executable, str(WORKER), str(self.config), str(self.places), str(SECONDS), *words]
         # A group of its own: Python and its JVM are stopped together.
         with subprocess.Popen(

@@ -89,12 +89,10 @@ class Runner:
         self._start()
 
     def _start(self) -> None:
-        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path}
         self._log = self._file.with_suffix(".stderr").open("a")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.year_worker", str(self._file)],
-            env={name: value for name, value in environment.items() if name != "JDK_JAVA_OPTIONS"},
+            env={name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from support.waiting import eventually
@@ -26,12 +25,7 @@ def open_to_another(spark: Any) -> Iterator[Mapping[str, str]]:
     server = spark._jvm.org.apache.spark.api.python.Py4JServer(spark.sparkContext._jsc.sc().conf())
     server.start()
     try:
-        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        yield {
-            "PYTHONPATH": os.pathsep.join(paths),
-            _PORT: str(server.getListeningPort()),
-            _SECRET: server.secret(),
-        }
+        yield {_PORT: str(server.getListeningPort()), _SECRET: server.secret()}
         eventually(lambda: not spark.streams.active, SECONDS, told=lambda: "the query of a driver that is gone goes on")
         stores = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
         getattr(stores, "MODULE$").unloadAll()  # they would be gone with a JVM of the driver's own

@@ -129,8 +129,7 @@ def lose_last_commits(settings: Settings) -> None:
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
     """What starts the process to kill, of all layers unless it is to die in one."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    paths = [str(WORKER.parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
-    environment |= {"PYTHONPATH": os.pathsep.join(paths)} | ({VARIABLE: death.place} if death else {})
+    environment |= {VARIABLE: death.place} if death else {}
     layers = [] if death is None else [*(death.before if death.whole else ()), death.layer]
     return {"args": [sys.executable, str(WORKER), str(file), *layers], "env": environment}
 
