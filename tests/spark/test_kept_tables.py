@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sessionlake.commands.query import fetch
@@ -14,12 +16,15 @@ from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.names import CUTS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.silver import job
+from sessionlake.silver.job import OnBatch
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.verify import verify
 from support.folding import plain, truth_of
 from support.lakes import assert_silver_is_the_truth, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
@@ -42,11 +47,11 @@ class Home:
         parts = zip(*(cut(rnd, maker.make(120), 3) for maker in makers), strict=True)
         self.batches = [[message for part in batch for message in part] for batch in parts]
 
-    def take_in(self, number: int) -> None:
+    def take_in(self, number: int, on_batch: OnBatch | None = None) -> None:
         """One more batch, judged and not merged."""
         write_bronze(self.spark, self.lake, self.batches[number])
         self.come += self.batches[number]
-        job.start(self.spark, self.settings, once=True).wait()
+        job.start(self.spark, self.settings, once=True, on_batch=on_batch).wait()
 
     def merge(self) -> None:
         TableMerger(self.spark, self.settings).catch_up()
@@ -98,6 +103,23 @@ class Home:
 def by_id(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     keys = {"row_id", "topic", "session_id"}
     return sorted((row["row_id"], {k: v for k, v in row.items() if k not in keys}) for row in rows)
+
+
+def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path: Path) -> None:
+    home, told = Home(spark, tmp_path / "home"), list[set[str]]()
+    merger = TableMerger(spark, home.settings)
+    assert merger.catch_up() == 0  # from now on it goes by what it is told
+
+    def announce(entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
+        told.append({*rows})
+        first = len(told) == 1
+        merger.announce(entry, {table: found for table, found in rows.items() if not first or table != CUTS})
+
+    home.take_in(0, announce)
+    home.take_in(1, announce)
+    assert [CUTS in tables for tables in told] == [True, True]
+    assert merger.catch_up() == 1
+    assert verify(spark, home.settings).exact
 
 
 @pytest.mark.soak

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _MERGE_MESSAGES = 2_000_000
 # Of batches that wait, so many changes are kept in memory; those of more are read again.
 _CHANGES_AT_HAND = 100_000
+_MERGED = (CHANGES, PROGRESS, CUTS)
 _WRITTEN = (ROWS, SESSIONS, SNAPSHOTS, LEDGER)
 
 
@@ -83,6 +84,12 @@ def _changes(outputs: Iterable[TableOutput]) -> int:
 
 def _cuts(outputs: Iterable[TableOutput]) -> int:
     return sum(output.rows for output in outputs if output.table == CUTS)
+
+
+def _are_whole(rows: Mapping[str, pa.Table], outputs: Iterable[TableOutput]) -> bool:
+    """Whether all is at hand that a merge takes in of a batch: of one table it may be, of another too large."""
+    written = {output.table: output.rows for output in outputs if output.table in _MERGED}
+    return written == {table: rows[table].num_rows for table in _MERGED if table in rows}
 
 
 def _waiting(row: Row) -> Waiting:
@@ -118,8 +125,7 @@ class TableMerger:
         with self._lock:
             if self._waiting is not None and all(item.batch != batch for item in self._waiting):
                 held = sum(item.changes for item in self._waiting) + changes
-                whole = sum(rows[table].num_rows for table in (CHANGES, PROGRESS) if table in rows) == changes
-                kept = rows if whole and held <= _CHANGES_AT_HAND else {}
+                kept = rows if _are_whole(rows, entry.outputs) and held <= _CHANGES_AT_HAND else {}
                 cuts = _cuts(entry.outputs)
                 self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, cuts, kept))
         self._news.set()
