@@ -29,13 +29,16 @@ from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
     DECISIONS,
+    ERASURES,
     GOLD,
     LEDGER,
     MESSAGES,
     METRICS_1M,
+    POSITIONS,
     PRODUCTS,
     PROGRESS,
     RESTATEMENTS,
+    RETAINED,
     ROWS,
     SENSOR_AVERAGES,
     SESSIONS,
@@ -48,7 +51,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.rebuild.verify import verify
-from sessionlake.streaming.losses import refuse_set_back
+from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back
 from spark.test_silver_law import Pipeline, streams
 from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
 
@@ -317,6 +320,21 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     lake.ensure(spark, [table])
     write(spark, lake, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
     refuse_set_back(spark, lake, [table])
+
+
+def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created(
+    spark: Any, settings: Settings
+) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS, LEDGER])
+    for table in (POSITIONS, RETAINED, ERASURES):
+        (folder_of(lake, table) / "_delta_log").mkdir(parents=True)
+        assert not lake.exists(spark, table)
+        assert not lake.reader(spark).exists(table)
+    refuse_set_back(spark, lake, [SESSIONS])
+    assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
+    lake.ensure(spark, [POSITIONS])
+    assert [*lake.reader(spark).rows(POSITIONS)] == []
 
 
 def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:

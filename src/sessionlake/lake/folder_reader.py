@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
+def is_table(folder: Path) -> bool:
+    """Whether a table is there: one that a process died in creating has a log without a commit."""
+    try:
+        with os.scandir(folder / "_delta_log") as log:
+            return any(entry.name.endswith(".json") for entry in log)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 class FolderReader(TableReader):
     """Reads tables that are folders.
 
@@ -32,7 +42,7 @@ class FolderReader(TableReader):
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
-        return (self._path(table) / "_delta_log").is_dir()
+        return is_table(self._path(table))
 
     def schema(self, table: str) -> pa.Schema:
         """See `TableReader`."""

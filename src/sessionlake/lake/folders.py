@@ -24,7 +24,7 @@ from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_commits import write
-from sessionlake.lake.folder_reader import FolderReader
+from sessionlake.lake.folder_reader import FolderReader, is_table
 from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, has_commit, txn_properties, without, written
 from sessionlake.lake.log_commits import can_be_written, is_clustered, property_set
 from sessionlake.lake.marked_merge import merged_by_marking
@@ -130,7 +130,7 @@ class Folders(Storage):
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         """See `Storage`."""
         del spark
-        return any((self.path(table) / "_delta_log").glob("*.json"))
+        return is_table(self.path(table))
 
     def tables(self, spark: SparkSession, schema: str) -> list[str]:
         """See `Storage`."""
