@@ -93,8 +93,8 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
         LossError: saying where it ends.
     """
     checkpoint = settings.checkpoint(layer)
-    app_id, committed = Generations(checkpoint, layer).present.app_id, last_committed(checkpoint)
-    if app_id is None or committed is None:
+    app_id, committed = Generations(checkpoint, layer).survey()[0], last_committed(checkpoint)
+    if app_id is None or committed is None:  # of a checkpoint that is damaged, others tell
         return
     recorded, done = last_batch(reader, layer, app_id), first_batch + committed
     if recorded is None or recorded < done:
