@@ -270,7 +270,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.silver.rebuild.endings.delete_rows", power_cut)
+        dying.setattr("sessionlake.silver.rebuild.endings.empty", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, Lost.GOLD)
     with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import sessionlake
 
 ROOT = Path(sessionlake.__file__).parent
+TESTS = Path(__file__).parents[1]
 # From the bottom up: a room may use itself and those before it. A folder not named here has no place in the house.
 ROOMS = (
     "errors",
@@ -207,3 +209,19 @@ def test_functions_read_at_a_glance() -> None:
         return {f.name for f in functions if f.end_lineno - f.lineno + 1 > 50}
 
     assert of_every_module(long) == {}
+
+
+def replaced(file: Path) -> Iterator[str]:
+    """What a test puts something else in the place of, by its full name."""
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            target = node.args[0]
+            if isinstance(target, ast.Constant) and isinstance(target.value, str):
+                yield target.value
+
+
+def test_what_tests_replace_is_there_in_those_that_are_seldom_run_too() -> None:
+    targets = {target for file in TESTS.rglob("*.py") for target in replaced(file)}
+    assert len(targets) > 50
+    parts = {target: target.rpartition(".") for target in targets}
+    assert {t for t, (module, _, name) in parts.items() if not hasattr(pkgutil.resolve_name(module), name)} == set()
