@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.build import code_version
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append
-from sessionlake.lake.names import LEDGER
+from sessionlake.lake.names import GOLD, LEDGER, SILVER
 from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -113,10 +113,11 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry, txn: Txn | None =
     append(spark, lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
 
-_DECIDING: dict[str, set[str]] = {"silver": {"snapshot_interval"}, "gold": {"rolling_points"}}
+_DECIDING: dict[str, set[str]] = {SILVER: {"snapshot_interval"}, GOLD: {"rolling_points"}}
 
 
-def config_hash(settings: Settings) -> str:
-    """Fingerprint of the part of the configuration that decides results."""
-    text = settings.capture.model_dump_json() + settings.model_dump_json(include=_DECIDING)
+def config_hash(settings: Settings, *layers: str) -> str:
+    """Fingerprint of the part of the configuration that decides results: of these layers, by default of all."""
+    deciding = {layer: _DECIDING[layer] for layer in layers or _DECIDING}
+    text = settings.capture.model_dump_json() + settings.model_dump_json(include=deciding)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -35,9 +35,9 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     before = known.get(LEDGER, Retained(LEDGER, bound, -1, 0, 0, LIMITS.empty_table()))
     if before.pending:  # a process died
         before = replace(_finished(spark, lake, before), pending=0)
-    cut = min(bound, *_needed(reader, lake.settings, bound))
-    count = lake.storage.count(spark, LEDGER, _older(cut))
-    if not count:
+    cut = due(reader, lake.settings, bound)
+    count = 0 if cut is None else lake.storage.count(spark, LEDGER, _older(cut))
+    if cut is None or not count:
         return 0
     now = replace(before, before=cut, pending=count)
     store(spark, lake, {**known, LEDGER: now})
@@ -55,8 +55,23 @@ def _finished(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
     return replace(before, removed=before.gone)
 
 
+def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
+    """The moment from before which entries may go; None where it is before that of the last cut.
+
+    A clock that was set back brings such a one: of what is gone since, nothing would be left to sum up.
+
+    Args:
+        bound: no later than this.
+    """
+    cut, last = min(_needed(reader, settings, bound)), stored_sums(reader).cut
+    return None if last is not None and cut < last else cut
+
+
 def _needed(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
-    """When those were committed that are asked for one by one: the last of each layer, and what is yet to be merged."""
+    """The bound, and when those were committed that are asked for one by one.
+
+    These are the last of each layer, and what is yet to be merged.
+    """
     layers = (BRONZE, SILVER, SILVER_TABLES, GOLD, *(processor.layer for processor in settings.processors))
     found = [bound]
     for layer in layers:

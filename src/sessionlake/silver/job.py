@@ -169,8 +169,7 @@ class _SilverBatch:
             ranges = ranges_of(partitions)
             self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued(LAYER, partitions, self._log.ends)
-            by = config_hash(self._settings)
-            with committing(self._settings, LAYER, txn.version, by, ranges):
+            with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
                 outputs, rows = self._append(folded, reports, txn)
                 entry = LedgerEntry(
                     layer=LAYER,
@@ -180,7 +179,7 @@ class _SilverBatch:
                     offsets=ranges,
                     outputs=outputs,
                     **counts_of(partitions),
-                    config_hash=by,
+                    config_hash=config_hash(self._settings),
                     decisions=taken((place for report in reports for place in report.decided), self._decided),
                 )
                 write(spark, self._lake, entry)

@@ -153,22 +153,33 @@ def committing(
     """Notes, while a batch is committed table by table, what it is made by.
 
     A batch that died between two tables is made once more, and skips the tables that have it: they must fit together.
+    So must its state and all of them, where it died before its query had noted that it is done.
 
     Raises:
         LakeError: it was begun under other settings, or what it was begun under cannot be read.
     """
-    before = begun(settings, layer)
-    if before is not None and before.batch == batch and before.config_hash != config_hash:
-        raise LakeError(
-            f"{layer} was interrupted while it committed batch {batch}, and its settings have changed "
-            f"since (config_hash {before.config_hash}, now {config_hash}): finish it with those of before (--once), "
-            "then change them"
-        )
+    for before in notes(settings, layer):
+        if before.batch == batch and before.config_hash != config_hash:
+            raise LakeError(
+                f"{layer} was interrupted while it committed batch {batch}, and its settings have changed since "
+                f"(config_hash {before.config_hash}, now {config_hash}): finish it with those of before (--once), then "
+                "change them"
+            )
     note = _begun(settings, layer)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
     write_whole(note, msgspec.json.encode(Begun(batch, config_hash, spans)))
     yield
-    note.unlink(missing_ok=True)
+    note.replace(_done(settings, layer))
+
+
+def notes(settings: Settings, layer: str) -> list[Begun]:
+    """What is noted of the batch that a layer is committing, and of the last that is in all tables.
+
+    Raises:
+        LossError: a note cannot be read.
+    """
+    found = (_read(note, layer) for note in (_begun(settings, layer), _done(settings, layer)))
+    return [note for note in found if note is not None]
 
 
 def begun(settings: Settings, layer: str) -> Begun | None:
@@ -177,7 +188,10 @@ def begun(settings: Settings, layer: str) -> Begun | None:
     Raises:
         LossError: its note cannot be read.
     """
-    note = _begun(settings, layer)
+    return _read(_begun(settings, layer), layer)
+
+
+def _read(note: Path, layer: str) -> Begun | None:
     try:
         return msgspec.json.decode(note.read_bytes(), type=Begun)
     except FileNotFoundError:
@@ -191,11 +205,17 @@ def begun(settings: Settings, layer: str) -> Begun | None:
 
 def forget_begun(settings: Settings, layer: str) -> None:
     """Removes the note of a batch, of which no table has anything any more."""
-    _begun(settings, layer).unlink(missing_ok=True)
+    for note in (_begun(settings, layer), _done(settings, layer)):
+        note.unlink(missing_ok=True)
 
 
 def _begun(settings: Settings, layer: str) -> Path:
     return Path(f"{settings.checkpoint(layer)}.committing.json")
+
+
+def _done(settings: Settings, layer: str) -> Path:
+    """What the last batch was made by that is in all tables; whether its query knows, is not known."""
+    return Path(f"{settings.checkpoint(layer)}.committed.json")
 
 
 def refuse_removed_history(reader: TableReader, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from sessionlake.silver import handover
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.rebuild.rebuild import Rebuilt, interrupted, rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED
-from sessionlake.streaming.guards import begun
+from sessionlake.streaming.guards import notes
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -68,4 +68,4 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
 
 def _require_checkpoint(spark: SparkSession, settings: Settings) -> None:
     refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings))
-    begun(settings, LAYER)
+    notes(settings, LAYER)
