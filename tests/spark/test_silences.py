@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sessionlake.bronze.silences import Silences
 from sessionlake.config import CaptureSettings, Settings, SilverSettings
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.silence import Silence
 from sessionlake.silver import job
@@ -75,6 +78,15 @@ def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: 
     begun.run()
     begun.lake.delta(begun.spark, MESSAGES).optimize().executeCompaction()
     require_level(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
+
+
+def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    book: Any = SimpleNamespace(ends=lambda: {(TOPIC, 0): 2, (TOPIC, 1): 1})
+    told = [(SILENT, 2), (Silence(TOPIC, 1, 0, START + HOUR, HOUR), 1)]
+    for number, silence in enumerate(told):  # each by a process of its own
+        monkeypatch.setattr("time.time_ns", lambda back=number: (START - back * HOUR) * 1_000_000)
+        Silences(begun.spark, begun.lake, begun.settings, book).write([silence])
+    assert {*silences(begun.lake.reader(begun.spark))} == {silence for silence, _ in told}
 
 
 @pytest.mark.soak

@@ -118,9 +118,10 @@ class Silences:
             self._noted[silence.place] = silence
 
     def _txn(self) -> Txn:
-        """The next; without leases the clock tells them apart."""
-        number = next(self._writes) if self._token else time.time_ns() // 1_000_000
-        return Txn(_APP, number).under(self._token)
+        """The next; without leases the table's version tells them apart, whatever the clock says."""
+        if self._token:
+            return Txn(_APP, next(self._writes)).under(self._token)
+        return Txn(f"{_APP}:after", self._lake.last_commit(self._spark, MESSAGES).version)
 
     def _since(
         self, now: datetime, after: timedelta, ends: Mapping[TopicPartition, int]
