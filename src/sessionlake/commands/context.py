@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in the home or here]"),
+    typer.Option("--config", help="YAML file [SESSIONLAKE_CONFIG, else sessionlake.yml in SESSIONLAKE_HOME or here]"),
 ]
 Form = Annotated[OutputFormat, typer.Option("--format", help="How the answer is written.")]
 

@@ -33,7 +33,7 @@ def way_on(layer: str) -> str:
         return f"`sessionlake recover {named}` {RECOVERED[named]}; or put the checkpoint back from a backup"
     back = "Put the checkpoint back from a backup"
     if layer.startswith("processor-"):
-        return f"{back}, or start the processor over under another name"
+        return f"{back}; or `sessionlake rebuild processor:{layer.removeprefix('processor-')}`, if bronze is whole"
     return f"{back}; `sessionlake doctor` says whether the tables are whole. {LAST_RESORT}"
 
 
