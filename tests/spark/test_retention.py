@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,6 +38,7 @@ from sessionlake.lake.names import (
     MESSAGES,
     PROGRESS,
     QUARANTINE,
+    SESSIONS,
     SILVER,
     SNAPSHOT_INDEX,
     SNAPSHOTS,
@@ -372,6 +374,36 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
         MESSAGES: "processor-logins has not begun",
         CHANGES: "gold has not begun",
     }
+
+
+def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_partition(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    rnd, lake = random.Random(8), Lake(Settings(**location))
+    lake.ensure(spark, [PROGRESS, SESSIONS, LEDGER])
+    timeout = int(lake.settings.capture.session_timeout.total_seconds() * 1000)
+    rows: dict[str, list[dict[str, Any]]] = {PROGRESS: [], SESSIONS: []}
+    for number in range(300):  # most in both, with another beginning and end
+        place = {"topic": rnd.choice("ab"), "partition": rnd.randrange(3), "session_id": f"s{number}"}
+        for table in rnd.choice([[SESSIONS], [PROGRESS], [SESSIONS, PROGRESS]]):
+            last = datetime.fromtimestamp(START / 1000, UTC) + timedelta(milliseconds=rnd.randrange(5 * timeout))
+            first = rnd.choice([None, rnd.randrange(1000)])
+            rows[table].append(place | {"first_offset": first, "last_kafka_timestamp": last, "_batch": 0})
+    for table, some in rows.items():
+        names = lake.reader(spark).schema(table).names
+        write_rows(spark, lake, table, [{name: row[name] for name in row if name in names} for row in some])
+    firsts, lasts, come = dict[Any, int](), dict[Any, datetime](), dict[Any, datetime]()
+    for row in [*rows[SESSIONS], *rows[PROGRESS]]:
+        of, last = (row["topic"], row["partition"]), row["last_kafka_timestamp"]
+        session = *of, row["session_id"]
+        firsts[session] = min(firsts.get(session, 1000), row["first_offset"] or 0)
+        lasts[session], come[of] = max(lasts.get(session, last), last), max(come.get(of, last), last)
+    least = dict[Any, int]()
+    for session, last in lasts.items():
+        if come[session[:2]] <= last + timedelta(milliseconds=2 * timeout):
+            least[session[:2]] = min(least.get(session[:2], 1000), firsts[session])
+    found = Retention(spark, lake.settings)._remembered().to_pylist()
+    assert {(row["topic"], row["partition"]): row["first_offset"] for row in found} == least
 
 
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:

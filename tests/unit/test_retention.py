@@ -22,7 +22,6 @@ from sessionlake.retention.removal import Retention
 from support import ledgers
 from support.lakes import folder_of
 
-TIMEOUT = 10
 TOPICS, SESSIONS = ("a", "b"), ("r", "s", "t")
 PLACES = [("a", 0), ("a", 1), ("b", 0)]
 SESSION = pa.schema(
@@ -59,16 +58,6 @@ def cuts_of(found: list[Any]) -> pa.Table:
 
 def by_session(limits: pa.Table) -> dict[tuple[str, str], int]:
     return {(row["topic"], row["session_id"]): row["limit"] for row in limits.to_pylist()}
-
-
-@given(sessions)
-def test_a_session_is_remembered_until_time_is_more_than_two_timeouts_past_its_last_message(found):
-    come: dict[Any, int] = {}
-    for place, _, _, last in found:
-        come[place] = max(come.get(place, 0), last)
-    kept = {(t, s) for (t, p), s, _, last in found if come[t, p] <= last + 2 * TIMEOUT}
-    held = rules.remembered(table_of(found), TIMEOUT)
-    assert {(row["topic"], row["session_id"]) for row in held.to_pylist()} == kept
 
 
 @given(ends, st.lists(ends, max_size=3), sessions)

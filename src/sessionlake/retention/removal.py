@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from operator import eq, ge, gt, le
+from operator import eq, ge, le
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -237,21 +237,25 @@ class Retention:
         return kept_cuts(self._lake.reader(self._spark).table, ("_batch", le, batch))
 
     def _remembered(self) -> pa.Table:
-        """The sessions that silver has in its state."""
-        reader = self._lake.reader(self._spark)
-        columns = [*SESSION, "partition", "first_offset", "last_kafka_timestamp"]
-        later = reader.table(PROGRESS, ("_batch", gt, last_merged(reader)), columns=columns)
-        merged = reader.table(SESSIONS, columns=columns) if reader.exists(SESSIONS) else later
-        whole = pa.concat_tables([merged.cast(later.schema), later])
-        firsts = pc.fill_null(whole["first_offset"], 0)
-        whole = whole.set_column(whole.schema.get_field_index("first_offset"), "first_offset", firsts)
-        keys = ["topic", "partition", "session_id"]
-        # Of two rows of a session the earlier beginning and the later end: it stays the longer for it.
-        found = whole.group_by(keys).aggregate([("first_offset", "min"), ("last_kafka_timestamp", "max")])
-        found = found.rename_columns([*keys, "first_offset", "last_kafka_timestamp"])
-        times = found["last_kafka_timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-        found = found.set_column(found.schema.get_field_index("last_kafka_timestamp"), "last_kafka_timestamp", times)
-        return rules.remembered(found, milliseconds(self._settings.capture.session_timeout))
+        """Of each topic-partition, the least first offset of the sessions that silver may have in its state.
+
+        Of two rows of a session the earlier beginning and the later end count: it stays the longer for it. There is a
+        row of every session that ever was, so they are not brought into the driver.
+        """
+        from pyspark.sql import functions as F
+
+        lake, spark = self._lake, self._spark
+        first, last = F.coalesce("first_offset", F.lit(0)), F.unix_millis("last_kafka_timestamp")
+        columns = *_PLACE, "session_id", first.alias("first"), last.alias("last")
+        found = lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged(lake.reader(spark))).select(*columns)
+        if lake.exists(spark, SESSIONS):
+            found = found.unionByName(lake.read(spark, SESSIONS).select(*columns))
+        come = found.groupBy(*_PLACE).agg(F.max("last").alias("come"))
+        each = found.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
+        timeouts = rules.TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
+        over = F.coalesce(F.col("come") > F.col("last") + F.lit(timeouts), F.lit(col=False))
+        held = each.join(F.broadcast(come), [*_PLACE]).where(~over)
+        return held.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()
 
     def _last_progress(self) -> pa.Table:
         from pyspark.sql import functions as F

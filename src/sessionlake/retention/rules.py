@@ -14,23 +14,8 @@ from sessionlake.lake.retained import LIMITS
 from sessionlake.protocol.arrow import SESSION, are_of, session_keys
 from sessionlake.protocol.types import TopicPartition
 
-_TIMEOUTS = 2
+TIMEOUTS = 2
 """After as many session timeouts without a message a session is forgotten: see `integrity.judge`."""
-
-
-def remembered(sessions: pa.Table, timeout_ms: int) -> pa.Table:
-    """The sessions that silver still has in its state, as far as tables tell: more of them, if anything.
-
-    Args:
-        sessions: `topic, partition, session_id, first_offset, last_kafka_timestamp` (ms), one row each.
-    """
-    place = ["topic", "partition"]
-    come = sessions.group_by(place).aggregate([("last_kafka_timestamp", "max")])
-    both = sessions.join(come, place)
-    over = pc.greater(
-        both["last_kafka_timestamp_max"], pc.add(both["last_kafka_timestamp"], pa.scalar(_TIMEOUTS * timeout_ms))
-    )
-    return both.filter(pc.invert(pc.fill_null(over, fill_value=False))).select(sessions.column_names)
 
 
 def of_messages(
@@ -44,7 +29,7 @@ def of_messages(
     Args:
         aged: the last offset that is old enough.
         read: the last offset that a reader has taken in, for each reader.
-        held: the sessions that silver remembers.
+        held: `topic, partition, first_offset` of what silver remembers.
     """
     limits = dict(aged)
     for ends in read:
