@@ -226,6 +226,8 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
     checkpoint = Path(settings.checkpoint(name))
     batch = last_committed(checkpoint)
     if batch is None:
+        if first is None and (rebuilt := handover.held(settings, name)) is not None:
+            first = rebuilt + 1
         return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
     try:
         place = read_to(checkpoint, batch)

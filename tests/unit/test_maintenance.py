@@ -85,6 +85,19 @@ def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are
     assert (handover.taken_in(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
 
 
+def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it_is_rebuilt_of(
+    location: dict[str, Any],
+) -> None:
+    own = ProcessorSettings(name="logins", target="a:B")
+    settings = Settings(**location, processors=(own,))
+    handover.hold(settings, 8, own.layer)
+    assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=9)
+    checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
+    assert readers(settings, MESSAGES)[1] == Reader(own.layer, begun=True, since=3, again=2)
+    handover.let_go(settings, own.layer)
+    assert handover.held(settings, own.layer) is None
+
+
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.config import Settings
+from sessionlake.config import CaptureSettings, Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.streaming.guards import begun, committing, forget_begun
@@ -36,16 +36,26 @@ def test_other_settings_are_refused_until_the_batch_is_whole(settings):
     with committing(settings, "silver", 3, "a", RANGES):
         assert begun(settings, "silver").offsets == [("t", 0, 4, 6)]
     assert begun(settings, "silver") is None
-    with (  # its query may not know yet that it is done
-        pytest.raises(LakeError, match=r"interrupted while it committed batch 3, .*config_hash a, now b"),
-        committing(settings, "silver", 3, "b", RANGES),
+    with committing(settings, "silver", 4, "b", RANGES):
+        pass
+
+
+@pytest.mark.parametrize("layer", ["silver", "processor-p"])
+def test_other_ways_to_judge_are_refused_until_the_query_knows_that_the_batch_is_done(settings, layer):
+    judged = {by: CaptureSettings(integrity="window", lateness=by) for by in ("1 s", "2 s")}
+    before, now = (settings.model_copy(update={"capture": capture}) for capture in judged.values())
+    with committing(before, layer, 3, "a", RANGES):
+        pass
+    with (
+        pytest.raises(LakeError, match=r"interrupted while it committed batch 3, and its settings have changed since"),
+        committing(now, layer, 3, "a", RANGES),
     ):
         pytest.fail("begun")
-    for batch, by in ((3, "a"), (4, "b"), (5, "a")):
-        with committing(settings, "silver", batch, by, RANGES):
+    for batch, by, settings_then in ((3, "b", before), (4, "a", now), (5, "a", before)):
+        with committing(settings_then, layer, batch, by, RANGES):
             pass
-    forget_begun(settings, "silver")
-    with committing(settings, "silver", 5, "c", RANGES):
+    forget_begun(settings, layer)
+    with committing(now, layer, 5, "a", RANGES):
         pass
 
 

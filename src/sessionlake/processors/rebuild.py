@@ -155,18 +155,26 @@ class _Rebuild:
         if journal.exists():
             plan = msgspec.json.decode(journal.read_bytes(), type=_Plan)
             self._publish(plan)
+            handover.let_go(self._settings, self.own.layer)
             return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, self.own.layer).ends
-        self.replay(self.lake.last_commit(self._spark, MESSAGES).version)
-        found = self.difference()
-        plan = self._plan(found, started)
-        begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
-        rows = () if self._states is None else self._states.toLocalIterator()
-        states = ((row["shard"], bytes(row["chunk"])) for row in rows)
-        handover.prepare(self._settings, begin, states, self.own.layer)
+        version = self.lake.last_commit(self._spark, MESSAGES).version
+        handover.hold(self._settings, version, self.own.layer)
+        try:
+            self.replay(version)
+            found = self.difference()
+            plan = self._plan(found, started)
+            begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
+            rows = () if self._states is None else self._states.toLocalIterator()
+            states = ((row["shard"], bytes(row["chunk"])) for row in rows)
+            handover.prepare(self._settings, begin, states, self.own.layer)
+        except BaseException:
+            handover.let_go(self._settings, self.own.layer)
+            raise
         write_whole(journal, msgspec.json.encode(plan))
         self._publish(plan)
+        handover.let_go(self._settings, self.own.layer)
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"], behind, found)
 

@@ -82,6 +82,35 @@ def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
     return read(folder(settings, layer), layer)
 
 
+def hold(settings: Settings, version: int, layer: str) -> None:
+    """Has maintenance keep what comes behind a version of bronze, which a rebuild that has begun ends with.
+
+    A stream that has a checkpoint keeps what it has yet to read by that; one that has none would find it gone.
+    """
+    note = _held(settings, layer)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(note, msgspec.json.encode(version))
+
+
+def held(settings: Settings, layer: str) -> int | None:
+    """The version of bronze behind which all is kept for a rebuild of the layer; None if there is none."""
+    try:
+        return msgspec.json.decode(_held(settings, layer).read_bytes(), type=int)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise LossError(f"{_held(settings, layer)} is damaged ({error})", "Remove it") from None
+
+
+def let_go(settings: Settings, layer: str) -> None:
+    """Ends `hold`: the rebuild is published, or given up."""
+    _held(settings, layer).unlink(missing_ok=True)
+
+
+def _held(settings: Settings, layer: str) -> Path:
+    return Path(f"{settings.checkpoint(layer)}.rebuilding.json")
+
+
 def prepare(
     settings: Settings,
     handover: Handover,

@@ -15,6 +15,7 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.ledger import REBUILD, OffsetRange
+from sessionlake.lake.ledger import config_hash as hash_of
 from sessionlake.lake.names import (
     AVERAGES,
     BRONZE,
@@ -133,11 +134,13 @@ class Begun(msgspec.Struct):
     Attributes:
         config_hash: of what decides its results.
         offsets: topic, partition, first and last offset of what it took in.
+        judged_by: the hash of what decides how messages are judged.
     """
 
     batch: int
     config_hash: str
     offsets: list[tuple[str, int, int, int]]
+    judged_by: str = ""
 
 
 _FINISHED_BY_HAND = (
@@ -153,23 +156,30 @@ def committing(
     """Notes, while a batch is committed table by table, what it is made by.
 
     A batch that died between two tables is made once more, and skips the tables that have it: they must fit together.
-    So must its state and all of them, where it died before its query had noted that it is done.
+    So must its state and all of them, where it died before its query had noted that it is done: messages must be judged
+    by the same settings. A processor's class may be a newer one from that batch on.
 
     Raises:
         LakeError: it was begun under other settings, or what it was begun under cannot be read.
     """
-    for before in notes(settings, layer):
-        if before.batch == batch and before.config_hash != config_hash:
-            raise LakeError(
-                f"{layer} was interrupted while it committed batch {batch}, and its settings have changed since "
-                f"(config_hash {before.config_hash}, now {config_hash}): finish it with those of before (--once), then "
-                "change them"
-            )
+    judged_by = hash_of(settings, SILVER)
+    half, done = _read(_begun(settings, layer), layer), _read(_done(settings, layer), layer)
+    if half is not None and half.batch == batch and half.config_hash != config_hash:
+        raise _changed(layer, batch, half.config_hash, config_hash)
+    if done is not None and done.batch == batch and done.judged_by != judged_by:
+        raise _changed(layer, batch, done.judged_by, judged_by)
     note = _begun(settings, layer)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
-    write_whole(note, msgspec.json.encode(Begun(batch, config_hash, spans)))
+    write_whole(note, msgspec.json.encode(Begun(batch, config_hash, spans, judged_by)))
     yield
     note.replace(_done(settings, layer))
+
+
+def _changed(layer: str, batch: int, before: str, now: str) -> LakeError:
+    return LakeError(
+        f"{layer} was interrupted while it committed batch {batch}, and its settings have changed since (config_hash "
+        f"{before}, now {now}): finish it with those of before (--once), then change them"
+    )
 
 
 def notes(settings: Settings, layer: str) -> list[Begun]:
