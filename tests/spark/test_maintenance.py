@@ -41,6 +41,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.storage import Kept, writing
+from sessionlake.lake.table_files import opened
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -424,7 +425,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     def compact() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, len(live_files(DeltaTable(folder_of(lake, EVENTS)))))
+            most = max(most, len(live_files(opened(folder_of(lake, EVENTS)))))
             compact_all(lake)
 
     with ThreadPoolExecutor(1) as beside:
@@ -435,7 +436,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
             ended.set()
         done.result()
     compact_all(lake)
-    return most, len(live_files(DeltaTable(folder_of(lake, EVENTS))))
+    return most, len(live_files(opened(folder_of(lake, EVENTS))))
 
 
 def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(spark: Any, settings: Settings) -> None:

@@ -182,6 +182,14 @@ def test_nothing_that_lasts_is_pickled() -> None:
     assert of_every_module(pickles) == {}
 
 
+def test_tables_in_folders_are_opened_in_one_place() -> None:
+    def opens(file: Path) -> bool:
+        calls = (node.func for node in ast.walk(parsed(file)) if isinstance(node, ast.Call))
+        return any(isinstance(func, ast.Name) and func.id in {"DeltaTable", "LocalTable"} for func in calls)
+
+    assert {*of_every_module(opens)} == {"sessionlake.lake.table_files"}
+
+
 def test_the_page_on_architecture_names_the_rooms_from_the_top_down() -> None:
     page = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)", page.split("## Packages")[1], re.MULTILINE)

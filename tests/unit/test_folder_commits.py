@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction
 
 from sessionlake.config import Settings
+from sessionlake.errors import LakeError
 from sessionlake.lake import folder_removal, folder_upkeep
 from sessionlake.lake.expired import Expired
 from sessionlake.lake.folder_staging import Place, StagedFiles
@@ -24,6 +27,7 @@ from sessionlake.lake.folders import Folders
 from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.parquet import FileWriter, WrittenFile
 from sessionlake.lake.rust_merge import merged_by_delta_rs
+from sessionlake.lake.table_files import opened
 from sessionlake.lake.table_schema import CHECKPOINTS, LOG_BY_AGE
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -120,6 +124,24 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_
     blocked.rmdir()
     lake.append(None, TABLE, ROWS, Txn("next", 0))
     assert json.loads((log / "_last_checkpoint").read_bytes())["version"] == version + 1
+
+
+def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: Folders) -> None:
+    """The log is no list that is read at once: what comes meanwhile may be seen in part."""
+    folder = lake.path(TABLE)
+    add_files(lake)  # behind which the log is put together
+    staged(lake).commit(Txn("app", 1))
+    commit, unseen = folder / "_delta_log" / f"{50:020}.json", folder / "unseen"
+    assert commit.with_suffix(".crc").is_file()
+    commit.rename(unseen)
+    with pytest.raises(DeltaError, match="is newer than log segment version"):
+        DeltaTable(folder)
+    with ThreadPoolExecutor(1) as seen:
+        seen.submit(lambda: (time.sleep(0.05), unseen.rename(commit)))
+        assert opened(folder).version() == 50
+    commit.rename(unseen)
+    with pytest.raises(LakeError, match="cannot be read by delta-rs"):
+        list(lake.reader(NO_SPARK).batches(TABLE))
 
 
 def test_the_log_is_put_together_at_each_interval(lake: Folders) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from sessionlake.lake.table_files import folder_of
+from sessionlake.lake.table_files import folder_of, opened
 from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.lake.version_checksums import note
 
@@ -81,13 +81,12 @@ def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
         paths: within the folder.
         after: the version that the table had before their commit was tried; None if it was not.
     """
-    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     left, commits = list(paths), list[str]()
     if left and after is not None:
         try:
-            behind = range(after + 1, DeltaTable(folder).version() + 1)
+            behind = range(after + 1, opened(folder).version() + 1)
             commits = [(folder / "_delta_log" / f"{n:020}.json").read_text(encoding="utf-8") for n in behind]
         except (OSError, DeltaError) as error:
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)

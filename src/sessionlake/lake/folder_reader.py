@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among
+from sessionlake.lake.table_files import opened
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,9 +47,7 @@ class FolderReader(TableReader):
 
     def schema(self, table: str) -> pa.Schema:
         """See `TableReader`."""
-        from deltalake import DeltaTable
-
-        return pa.schema(DeltaTable(self._path(table)).schema().to_arrow())
+        return pa.schema(opened(self._path(table)).schema().to_arrow())
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -87,11 +86,10 @@ class FolderReader(TableReader):
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
-        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
         try:
-            yield DeltaTable(self._path(table))
+            yield opened(self._path(table))
         except DeltaError as error:
             raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
 

@@ -21,6 +21,7 @@ from sessionlake.lake.folder_commits import discard
 from sessionlake.lake.folder_upkeep import gathered, live_files, replace, rows_of
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, indexed_columns
 from sessionlake.lake.session_rows import SessionRows
+from sessionlake.lake.table_files import opened
 from sessionlake.lake.tiers import LiveFile
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 
 def count(folder: Path, chosen: Chosen) -> int:
     """How many rows are chosen."""
-    from deltalake import DeltaTable
-
-    delta = DeltaTable(folder)
+    delta = opened(folder)
     return sum(_count(folder, file, chosen, _schema(delta)) for file in _concerned(delta, chosen))
 
 
@@ -50,9 +49,7 @@ def blank(folder: Path, rows: SessionRows) -> None:
 
 
 def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-    from deltalake import DeltaTable
-
-    delta = DeltaTable(folder)
+    delta = opened(folder)
     schema = _schema(delta)
     writer = FileWriter(str(folder), schema, indexed_columns(delta), SMALL)
     gone: list[LiveFile] = []

@@ -22,7 +22,7 @@ from sessionlake.lake.parquet import (
     written_by_arrow,
     written_by_spark,
 )
-from sessionlake.lake.table_files import TableFile, live
+from sessionlake.lake.table_files import TableFile, live, opened
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Mapped
@@ -112,9 +112,7 @@ class StagedFiles:
 @contextmanager
 def written(place: Place, rows: DataFrame | Mapped) -> Iterator[StagedFiles]:
     """Files with the rows, which are gone behind the block if they are not part of the table by then."""
-    from deltalake import DeltaTable
-
-    delta = DeltaTable(place.folder)
+    delta = opened(place.folder)
     schema, indexed = pa.schema(delta.schema().to_arrow()), indexed_columns(delta)
     if isinstance(rows, Mapped):
         files = written_by_arrow(rows, FileWriter(str(place.folder), schema, indexed))
@@ -162,9 +160,7 @@ class Place:
 
 def without(folder: Path, table: str, txn: Txn) -> LocalTable | None:
     """The table, unless a commit of this transaction, or of a later one, is in it."""
-    from deltalake import DeltaTable
-
-    delta = DeltaTable(folder)
+    delta = opened(folder)
     return None if has_commit(delta, table, txn) else delta
 
 

@@ -23,6 +23,7 @@ from sessionlake.lake.faults import fault_point
 from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.storage import Compacted, Kept, Vacuumed, quote
+from sessionlake.lake.table_files import opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.runtime.interpreted import conf
@@ -55,9 +56,7 @@ def live_files(delta: DeltaTable) -> list[LiveFile]:
 
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
-    from deltalake import DeltaTable
-
-    delta = DeltaTable(folder)
+    delta = opened(folder)
     files = live_files(delta)
     if not _is_merged(delta):
         return _merge_run(folder, delta, files)
@@ -69,7 +68,7 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
             spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
     except conflicts():
         return None
-    return Compacted(len(files), len(live_files(DeltaTable(folder))))
+    return Compacted(len(files), len(live_files(opened(folder))))
 
 
 def _is_merged(delta: DeltaTable) -> bool:
@@ -147,7 +146,7 @@ def replace(
         added: each with the time (ms) that a stream's first read of the table goes by.
         changes: whether rows are gone with it.
     """
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import CommitProperties
     from deltalake.exceptions import CommitFailedError
     from deltalake.transaction import AddAction, RemoveAction
 
@@ -158,7 +157,7 @@ def replace(
     ]
     actions += [AddAction(new.path, new.size, {}, at, data_change=changes, stats=new.stats) for new, at in added]
     for _ in range(_ATTEMPTS):
-        delta = DeltaTable(folder)
+        delta = opened(folder)
         if not {file.path for file in run} <= {file.path for file in live_files(delta)}:
             return False
         try:
@@ -199,10 +198,8 @@ def vacuum(spark: SparkSession, folder: Path, kept: Kept) -> Vacuumed:
 
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     """Removes files that no version since a moment (seconds since the epoch) needs."""
-    from deltalake import DeltaTable
-
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
-    delta = DeltaTable(folder)
+    delta = opened(folder)
     if _is_merged(delta):
         held = _held(folder)
         with conf(spark, _VACUUM):
@@ -223,11 +220,9 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
 
 def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
-    from deltalake import DeltaTable
-
-    for version in sorted({DeltaTable(folder).version()} | ({since} if since is not None else set())):
+    for version in sorted({opened(folder).version()} | ({since} if since is not None else set())):
         if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
-            DeltaTable(folder, version=version).create_checkpoint()
+            opened(folder, version=version).create_checkpoint()
     freed = _vacuum_files(spark, folder, time.time() + _HOUR)
     _remove_log(folder, time.time() + _HOUR, since)
     return freed

@@ -34,7 +34,7 @@ from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
 from sessionlake.lake.storage import PURGED, Compacted, Kept, Limits, Staged, Storage, Vacuumed, quote
-from sessionlake.lake.table_files import live
+from sessionlake.lake.table_files import live, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Combine, Upsert
@@ -139,24 +139,18 @@ class Folders(Storage):
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
         """See `Storage`."""
-        from deltalake import DeltaTable
-
         del spark
-        return columns_of(DeltaTable(self.path(table)))
+        return columns_of(opened(self.path(table)))
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """See `Storage`."""
-        from deltalake import DeltaTable
-
         del spark
-        return dict(DeltaTable(self.path(table)).metadata().configuration)
+        return dict(opened(self.path(table)).metadata().configuration)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """See `Storage`."""
-        from deltalake import DeltaTable
-
         with self.exclusive(table):
-            if property_set(DeltaTable(self.path(table)), key, value):
+            if property_set(opened(self.path(table)), key, value):
                 return
         super().set_property(spark, table, key, value)
 
@@ -201,11 +195,9 @@ class Folders(Storage):
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """See `Storage`."""
-        from deltalake import DeltaTable
-
         del spark
         folder = self.path(table)
-        return [file.path for file in upkeep.live_files(DeltaTable(folder)) if not (folder / file.path).is_file()]
+        return [file.path for file in upkeep.live_files(opened(folder)) if not (folder / file.path).is_file()]
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`. The log is read directly: `history` costs a Spark job."""
@@ -222,9 +214,7 @@ class Folders(Storage):
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
         """See `Storage`."""
         del spark
-        from deltalake import DeltaTable
-
-        created = DeltaTable(self.path(table)).metadata().created_time
+        created = opened(self.path(table)).metadata().created_time
         return None if created is None else datetime.fromtimestamp(created / 1000, UTC)
 
     # -- reading
@@ -264,10 +254,8 @@ class Folders(Storage):
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
-        from deltalake import DeltaTable
-
         del spark
-        delta = DeltaTable(self.path(table)) if txn is None else without(self.path(table), table, txn)
+        delta = opened(self.path(table)) if txn is None else without(self.path(table), table, txn)
         if delta is not None:
             write(delta, rows, "overwrite", None if txn is None else txn_properties(table, txn))
 
@@ -313,9 +301,7 @@ class Folders(Storage):
 
     def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
         """The table, and what merges without Spark; None where that cannot be."""
-        from deltalake import DeltaTable
-
-        delta = DeltaTable(self.path(table))
+        delta = opened(self.path(table))
         if isinstance(source, pa.Table) and not is_clustered(delta) and self._is_small(delta, source.num_rows):
             return delta, merged_by_delta_rs
         if delta.metadata().configuration.get(DELETION_VECTORS) != "true":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,7 +26,28 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 Action = dict[str, Any]
+_HALF_LISTED = "is newer than log segment version"
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.01
 _CUT = timedelta(milliseconds=1)  # less than that is left out of a time in statistics, even of the greatest
+
+
+def opened(folder: Path, version: int | None = None) -> DeltaTable:
+    """The table in a folder, as delta-rs has it; of its latest version, or of this one.
+
+    Who lists the log while a commit comes may find the commit's checksum and not the commit: the next look finds both.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return DeltaTable(folder, version=version)
+        except DeltaError as error:
+            if _HALF_LISTED not in str(error):
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    return DeltaTable(folder, version=version)
 
 
 @dataclass(frozen=True, eq=False)
