@@ -187,8 +187,10 @@ def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_d
     counted: Counted,  # noqa: F811
 ) -> None:
     spark = counted.spark
-    own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
-    (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True").replace('"x": "bigint"', '"x": "double"'))
+    own = ProcessorSettings(name="changes", target="keyed_of_doubles:Changes", key=("topic", "row_id"))
+    (counted.folder / "keyed_of_doubles.py").write_text(
+        KEYED.format(wanted="True").replace('"x": "bigint"', '"x": "double"')
+    )
     processors = (*counted.settings.processors, own)
     counted.settings = counted.settings.model_copy(update={"processors": processors})
     row = '{{"type":"snapshot","seq":{seq},"ts":{seq},"rows":[{{"id":"r","x":{x}}}]}}'
