@@ -12,5 +12,5 @@ def lose_last_commit(checkpoint: str | Path) -> None:
     last = last_committed(checkpoint)
     if last is not None:
         note = Path(checkpoint, "commits", str(last))
-        note.unlink()
+        note.unlink(missing_ok=True)  # it may be lost already
         note.with_name(f".{last}.crc").unlink(missing_ok=True)
