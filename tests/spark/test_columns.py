@@ -158,7 +158,7 @@ def test_killed_at_each_fault_point_of_its_publication_it_comes_to_what_a_fresh_
     assert verify_silver(spark, pipeline.settings, print)
 
 
-EVERY_PLACE = ("publish", "gold", "empty", "ops.ledger")
+EVERY_PLACE = ("publish", "gold.aside", "empty", "ops.ledger")
 SOME_PLACES = (f"before:publish:{CHANGES}", f"after:publish:{ROWS}", "gold.aside", "before:publish:swap")
 
 
