@@ -41,6 +41,8 @@ TABLE_VERSIONS = pa.list_(
     pa.struct([("table", pa.string()), ("version", pa.int64()), ("committed_at", pa.timestamp("us", tz="UTC"))])
 )
 """The type of `VERSIONS`."""
+# The columns of sums alone, by those of the ledger that an entry's are made of.
+_MADE_OF: Mapping[str, Sequence[str]] = {"batches": (), "unaccounted": COUNTS, VERSIONS: ("outputs", "committed_at")}
 # Of a ledger, so many rows may be in memory at once.
 _AT_ONCE = 50_000
 # Layers whose batch numbers go on rising through a rebuild; those of others begin anew.
@@ -219,7 +221,7 @@ def is_current(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
 
 def with_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Entries of the ledger, each as a sum of one, with these columns."""
-    found = {name: batch.column(name) for name in columns if name not in {*SUMS, VERSIONS}}
+    found = {name: batch.column(name) for name in columns if name not in _MADE_OF}
     if VERSIONS in columns:
         found[VERSIONS] = _table_versions(batch)
     if "batches" in columns:
@@ -246,9 +248,7 @@ def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
 
 def _of_ledger(columns: Sequence[str]) -> list[str]:
     """The ledger's columns that these are made of."""
-    of_sums = {"unaccounted": COUNTS, VERSIONS: ("outputs",)}
-    made_of = [name for column in columns for name in of_sums.get(column, ())]
-    return list(dict.fromkeys([*(name for name in columns if name not in {*SUMS, VERSIONS}), *made_of]))
+    return list(dict.fromkeys(name for column in columns for name in _MADE_OF.get(column, (column,))))
 
 
 def _in_short(

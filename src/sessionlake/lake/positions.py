@@ -188,10 +188,10 @@ def _sum(rows: pa.Table) -> pa.Table:
         found[_key_of(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
     for name, (places, fields) in _LISTS.items():
         by = [*_KEY, *places]
-        items = _elements(rows, name)
-        if "last" in fields.values():
+        items, ordered = _elements(rows, name), "last" in fields.values()
+        if ordered:
             items = items.sort_by([(field, "ascending") for field in fields])
-        parts = items.group_by(by, use_threads=False).aggregate(list(fields.items()))
+        parts = items.group_by(by, use_threads=not ordered).aggregate(list(fields.items()))
         for part in sorted(parts.to_pylist(), key=itemgetter(*places)):
             item = {place: part[place] for place in places}
             found[_key_of(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})

@@ -155,7 +155,6 @@ class _Rebuild:
         if journal.exists():
             plan = msgspec.json.decode(journal.read_bytes(), type=_Plan)
             self._publish(plan)
-            handover.let_go(self._settings, self.own.layer)
             return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
         started = datetime.now(UTC)
         ends = OffsetLog.load(self._spark, self.lake, self.own.layer).ends
@@ -174,7 +173,6 @@ class _Rebuild:
             raise
         write_whole(journal, msgspec.json.encode(plan))
         self._publish(plan)
-        handover.let_go(self._settings, self.own.layer)
         behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"], behind, found)
 
@@ -259,6 +257,7 @@ class _Rebuild:
         handover.swap(spark, settings, plan.rebuild, own.layer)
         note_going_on(settings, own.layer)
         forget_begun(settings, own.layer)
+        handover.let_go(settings, own.layer)
         rebuild_journal(settings, own.layer).unlink()
         self.clear()
 

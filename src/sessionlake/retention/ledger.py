@@ -36,8 +36,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     if before.pending:  # a process died
         before = replace(_finished(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
-    count = 0 if cut is None else lake.storage.count(spark, LEDGER, _older(cut))
-    if cut is None or not count:
+    if cut is None or not (count := lake.storage.count(spark, LEDGER, _older(cut))):
         return 0
     now = replace(before, before=cut, pending=count)
     store(spark, lake, {**known, LEDGER: now})

@@ -56,6 +56,8 @@ _SETTINGS = {
 _PLACE = ("topic", "partition")
 # Rows are removed when some are so much of its span older than that.
 _STEPS = 24
+# After as many session timeouts without a message a session is forgotten: see `integrity.judge`.
+_TIMEOUTS = 2
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class Retention:
             found = found.unionByName(lake.read(spark, SESSIONS).select(*columns))
         come = found.groupBy(*_PLACE).agg(F.max("last").alias("come"))
         each = found.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
-        timeouts = rules.TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
+        timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
         over = F.coalesce(F.col("come") > F.col("last") + F.lit(timeouts), F.lit(col=False))
         held = each.join(F.broadcast(come), [*_PLACE]).where(~over)
         return held.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()

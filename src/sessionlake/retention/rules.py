@@ -14,9 +14,6 @@ from sessionlake.lake.retained import LIMITS
 from sessionlake.protocol.arrow import SESSION, are_of, session_keys
 from sessionlake.protocol.types import TopicPartition
 
-TIMEOUTS = 2
-"""After as many session timeouts without a message a session is forgotten: see `integrity.judge`."""
-
 
 def of_messages(
     aged: Mapping[TopicPartition, int], read: Iterable[Mapping[TopicPartition, int]], held: pa.Table

@@ -163,7 +163,7 @@ def committing(
         LakeError: it was begun under other settings, or what it was begun under cannot be read.
     """
     judged_by = hash_of(settings, SILVER)
-    half, done = _read(_begun(settings, layer), layer), _read(_done(settings, layer), layer)
+    half, done = notes(settings, layer)
     if half is not None and half.batch == batch and half.config_hash != config_hash:
         raise _changed(layer, batch, half.config_hash, config_hash)
     if done is not None and done.batch == batch and done.judged_by != judged_by:
@@ -182,14 +182,13 @@ def _changed(layer: str, batch: int, before: str, now: str) -> LakeError:
     )
 
 
-def notes(settings: Settings, layer: str) -> list[Begun]:
-    """What is noted of the batch that a layer is committing, and of the last that is in all tables.
+def notes(settings: Settings, layer: str) -> tuple[Begun | None, Begun | None]:
+    """What is noted of the batch that a layer is committing, as by `begun`, and of the last that is in all tables.
 
     Raises:
         LossError: a note cannot be read.
     """
-    found = (_read(note, layer) for note in (_begun(settings, layer), _done(settings, layer)))
-    return [note for note in found if note is not None]
+    return begun(settings, layer), _read(_done(settings, layer), layer)
 
 
 def begun(settings: Settings, layer: str) -> Begun | None:
