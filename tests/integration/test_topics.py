@@ -21,7 +21,7 @@ from sessionlake.commands.doctor import _as_booked, _checkpoints, _contiguous, _
 from sessionlake.config import OnTopicChange, OnViolation, Settings
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.lake import folder_staging
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import Topic, TopicState, latest, read_topics
 from sessionlake.lake.txn import Txn
@@ -247,7 +247,7 @@ def test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_e
     foreign = OffsetRange(world.name("a"), 0, 3, 3, 1)
     entry = LedgerEntry("bronze", Txn("another checkpoint", 0), "kafka", datetime.now(UTC), offsets=(foreign,))
     lake = Lake(world.settings)
-    write(world.spark, lake, entry)
+    Ledger(lake).write(world.spark, entry)
     for _ in range(2):
         with pytest.raises(OffsetHoleError, match="starts at offset 3, but offsets up to 3 are already in"):
             world.run(world.settings)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sessionlake.bronze import sources, streamed
+from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.bronze.streamed import _Batch
 from sessionlake.commands.archive import messages_of
@@ -25,6 +25,7 @@ from sessionlake.errors import ConfigError, LakeError, LossError, OffsetHoleErro
 from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.journal import Journal
 from sessionlake.kafka_settings import KinesisSettings
+from sessionlake.lake.ledger import Ledger
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, run_once
@@ -74,7 +75,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     broken[60] ^= 0xFF  # in the first member
     (folder / "1.zip").write_bytes(broken)
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.bronze.streamed.write", dies)
+        patch.setattr(Ledger, "write", dies)
         with pytest.raises(Exception, match="killed"):
             run(spark, archived)
     write_archive(folder / "2.gz", [(at, m) for at, m in capture(20) if m.offset % 100 > 16])
@@ -115,7 +116,7 @@ def test_a_file_that_is_given_twice_is_named_and_bronze_goes_on_once_it_is_to_be
     (folder / "2.zip").rename(folder / "2.zip.skip")
     write_archive(folder / "3.zip", later)
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.bronze.streamed.write", once_and_dies(streamed.write))
+        patch.setattr(Ledger, "write", once_and_dies(Ledger.write))
         with pytest.raises(Exception, match="killed"):
             run(spark, archived)
     (folder / "3.zip").rename(folder / "3.zip.skip")  # its messages are in the table

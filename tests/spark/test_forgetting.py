@@ -32,7 +32,7 @@ from sessionlake.gold.declared import schemas_of
 from sessionlake.history.trace import decoded
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.erasures import Erasure, erasures, hashed, store
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -52,7 +52,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.processors import job as processors
 from sessionlake.processors.rebuild import made_beside
 from sessionlake.protocol.erased import KEY
@@ -264,7 +264,7 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
     other = own | {"session_id": OTHERS[1]}
     for batch, taken in enumerate(((), (own, other), (other,))):
         entry = LedgerEntry("silver", Txn("q", batch), MESSAGES, datetime.now(UTC), messages=batch, decisions=taken)
-        write(spark, lake, entry)
+        Ledger(lake).write(spark, entry)
     before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
     assert _columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
 
@@ -283,7 +283,7 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     now = datetime.now(UTC)
     store(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
     assert gone_rows(lake.reader(spark)) == {CHANGES: 3}
-    write(spark, lake, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
+    Ledger(lake).write(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
     assert gone_rows(lake.reader(spark)) == {}
 
 

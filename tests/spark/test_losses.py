@@ -24,7 +24,7 @@ from sessionlake.gold import job as gold
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake import positions
 from sessionlake.lake.books import Books
-from sessionlake.lake.ledger import RECOVERED, LedgerEntry, TableOutput, write
+from sessionlake.lake.ledger import RECOVERED, Ledger, LedgerEntry, TableOutput
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -53,6 +53,7 @@ from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back
 from spark.test_silver_law import Pipeline, streams
+from support.clocks import set_clock_back
 from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -275,8 +276,11 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
             recovered(run, Lost.GOLD)
     with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
         gold.start(spark, run.settings, once=True)
+    set_clock_back(monkeypatch, hours=1)  # so it is emptied before what it has was committed
     assert "gold is emptied" in recovered(run, Lost.GOLD)
-    gold.start(spark, run.settings, once=True).wait()
+    set_clock_back(monkeypatch, hours=2)  # and filled before it is emptied
+    for _ in range(2):
+        gold.start(spark, run.settings, once=True).wait()
     assert [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)] == before
     assert faults(run.settings) == set()
 
@@ -308,7 +312,7 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     lake, table = Lake(settings), {SILVER: SESSIONS, GOLD: AVERAGES}[layer]
     lake.ensure(spark, [table, LEDGER])
     for number, output in enumerate([TableOutput(table, 57, 1), TableOutput(CHANGES, 1, 1)]):
-        write(spark, lake, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,)))
+        Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,)))
     if summed:
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
@@ -318,7 +322,7 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
         refuse_set_back(spark, lake, [table])
     lake.drop(spark, table)
     lake.ensure(spark, [table])
-    write(spark, lake, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
+    Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
     refuse_set_back(spark, lake, [table])
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from operator import eq
 from typing import Any
 
 import pyarrow as pa
@@ -15,19 +16,20 @@ from sessionlake.history import status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.lake import folder_reader
-from sessionlake.lake.books import Books
+from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.folder_reader import FolderReader
-from sessionlake.lake.ledger import LedgerEntry, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry
 from sessionlake.lake.names import LEDGER, POSITIONS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.positions import advance, require_true
 from sessionlake.lake.progress import batches_after, covering, has_taken_in, last_batch, last_merged
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.maintenance import Maintenance
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
+from support.clocks import set_clock_back
 from support.ledgers import LAYERS, NOON, SPACING, entries
 
 ENTRIES, COMMITS = 10_000, 20
@@ -134,7 +136,7 @@ def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monke
     assert require_true(reader)
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
     monkeypatch.setattr("sessionlake.lake.ledger.datetime", Clock)
-    write(spark, lake, late)
+    Ledger(lake).write(spark, late)
     assert not Books(reader).in_short
     assert last_batch(reader, "gold", "by a clock set back") == 0
     assert advance(spark, lake)  # of all, once more
@@ -146,6 +148,36 @@ class Clock:
     @staticmethod
     def now(_: Any) -> Any:
         return NOON
+
+
+def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_whatever_the_clock_says(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [LEDGER])
+    reader, before = lake.reader(spark), datetime.now(UTC)
+
+    def written(layer: str, app_id: str, batch: int = 0) -> Any:
+        Ledger(lake).write(spark, LedgerEntry(layer, Txn(app_id, batch), "x", NOON))
+        [row] = reader.rows(LEDGER, ("app_id", eq, app_id), ("batch_id", eq, batch))
+        return row["committed_at"]
+
+    of_gold, of_bronze = written("gold", "a"), written("bronze", "b")
+    assert before <= of_gold <= of_bronze <= datetime.now(UTC)
+    set_clock_back(monkeypatch, hours=1)
+    assert written("gold", "a", 1) < before  # nothing was rebuilt
+    first = written("gold", f"{REBUILD}1:gold")
+    assert first > of_bronze  # so those of any two layers are in order
+    set_clock_back(monkeypatch, hours=2)
+    job = Ledger(lake)
+    for batch in range(2):
+        job.write(spark, LedgerEntry("gold", Txn("c", batch), "x", NOON))
+    assert written("bronze", "b", 1) < before
+    second = written("silver", f"{REBUILD}2")
+    assert second > first
+    assert written("silver", "d") > second
+    current = [(row["app_id"], row["batch_id"]) for row in rows_of(Books(reader).current(("layer", eq, "gold")))]
+    assert sorted(current) == [("c", 0), ("c", 1), (f"{REBUILD}1:gold", 0)]
 
 
 def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

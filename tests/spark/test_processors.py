@@ -22,6 +22,7 @@ from sessionlake.processors.rebuild import compared, rebuild
 from sessionlake.protocol.types import Row
 from sessionlake.silver.decisions import decide, stopped_at
 from support.checkpoints import lose_last_commit
+from support.clocks import set_clock_back
 from support.lakes import rows_of, write_bronze, write_rows
 
 HOUR = 3_600_000
@@ -227,15 +228,19 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
         compared(counted.spark, counted.settings, "counted")
     monkeypatch.undo()
     monkeypatch.chdir(counted.folder)
+    set_clock_back(monkeypatch, hours=1)
     rebuilt = rebuild(counted.spark, counted.settings, "counted")
     assert (rebuilt.messages, rebuilt.different) == (4, None)
     anew = [("s", 0, 0, 1, "snapshot"), ("s", 2, 0, 2, "update"), ("t", 1, 0, 11, "snapshot")]
     assert counted.rows() == [*anew, ("t", 3, 0, 12, "update")]
 
-    counted.arrive(("t", said("update", 2), 1400))
-    counted.run()
-    assert counted.rows() == [*anew, ("t", 3, 0, 12, "update"), ("t", 4, 0, 13, "update")]
-    assert sorted(row["batch_id"] for row in counted.ledger()) == [0, 1, 2, 3]
+    set_clock_back(monkeypatch, hours=2)
+    for number in (2, 3):
+        counted.arrive(("t", said("update", number), 1400))
+        counted.run()
+    later = [("t", number, 0, 9 + number, "update") for number in (3, 4, 5)]
+    assert counted.rows() == anew + later
+    assert sorted(row["batch_id"] for row in counted.ledger()) == [0, 1, 2, 3, 4]
     assert not compared(counted.spark, counted.settings, "counted")
 
 
@@ -281,7 +286,7 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
     counted.use("counted_v1", on_error="record")
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.processors.job.write", _power_cut)
+        patch.setattr("sessionlake.lake.ledger.Ledger.write", _power_cut)
         with pytest.raises(LakeError, match="the power fails"):
             counted.run()
     assert (len(counted.errors()), counted.ledger()) == (1, [])

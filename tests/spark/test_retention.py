@@ -28,7 +28,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.books import Sums
 from sessionlake.lake.commit import remove_rows
 from sessionlake.lake.commits import Commit
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
 from sessionlake.lake.names import (
     BRONZE,
     CHANGES,
@@ -174,7 +174,9 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, offset, START, b"broken", b"{") for offset in range(2)])
     there = OffsetRange(TOPIC, 1, 0, 1, 2)
     now = datetime.now(UTC)
-    write(spark, lake, LedgerEntry(BRONZE, Txn("other", 0), "kafka", now, offsets=(there,), messages=2, applied=2))
+    Ledger(lake).write(
+        spark, LedgerEntry(BRONZE, Txn("other", 0), "kafka", now, offsets=(there,), messages=2, applied=2)
+    )
     aging.take_in(with_gold=False)
     aging.cut(0, MESSAGES)
     assert {row["partition"] for row in rows_of(spark, lake, MESSAGES)} == {0}

@@ -24,7 +24,7 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.progress import spans
 from sessionlake.lake.reading import TableReader
@@ -92,7 +92,7 @@ class Traced:
             offsets=(OffsetRange(TOPIC, 0, first, end - 1, end - first),),
             outputs=(TableOutput("bronze.messages", version, end - first),), messages=end - first, applied=end - first,
         )  # fmt: skip
-        write(self.spark, self.lake, entry)
+        Ledger(self.lake).write(self.spark, entry)
 
     def _append_bronze(self, messages: list[KafkaMessage], batch: int) -> None:
         rows = [

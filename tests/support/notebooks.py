@@ -13,7 +13,7 @@ from sessionlake.gold import job as gold
 from sessionlake.lab.simulate.generate import generate
 from sessionlake.lab.simulate.scenario import Faults, Scenario
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.lake.names import BRONZE, EVENTS, LEDGER, MESSAGES, METRICS_1M, QUARANTINE, SESSIONS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -47,7 +47,7 @@ def fill(spark: Any, settings: Settings) -> None:
     half = len(messages) // 2
     for number, part in enumerate((messages[:half], messages[half:])):
         write_bronze(spark, lake, part)
-        write(spark, lake, _entry(number, part))
+        Ledger(lake).write(spark, _entry(number, part))
     job.start(spark, settings, once=True).wait()
     TableMerger(spark, settings).catch_up()
     gold.start(spark, settings, once=True).wait()

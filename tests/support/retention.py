@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.config import CaptureSettings, MaintainSettings, OnViolation, Settings, SilverSettings
 from sessionlake.gold import job as gold
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, MESSAGES, METRICS_1M, PROGRESS, QUARANTINE, SNAPSHOTS
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
@@ -97,7 +97,7 @@ class Aging:
             applied=len(messages),
         )  # fmt: skip
         self.lake.ensure(self.spark, ["ops.ledger"])
-        write(self.spark, self.lake, entry)
+        Ledger(self.lake).write(self.spark, entry)
         job.start(self.spark, self.settings, once=True).wait()
         TableMerger(self.spark, self.settings).catch_up()
         if with_gold:

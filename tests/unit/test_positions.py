@@ -19,13 +19,13 @@ from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.lake import books, positions, progress
 from sessionlake.lake.books import SUMS, VERSIONS, Books, rows_of, stored_sums
-from sessionlake.lake.ledger import COUNTS, REBUILD
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
 from sessionlake.lake.positions import SCHEMA, carried_to, require_true, summed
 from sessionlake.lake.progress import batches_after, covering, ends, last_batch, last_merged, spans
 from sessionlake.lake.retained import LIMITS, Retained
+from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.retention.ledger import due
 from sessionlake.silver.decisions import _followed
 from sessionlake.streaming.guards import refuse_fresh_checkpoint

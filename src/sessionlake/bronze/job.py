@@ -16,7 +16,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
 from sessionlake.lake.erasures import Erasure, blanked, erasures
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, TableOutput, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
 from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import within
@@ -143,6 +143,7 @@ class _BronzeBatch:
         on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self._lake = lake
+        self._ledger = Ledger(lake)
         self._settings = settings
         self._book = book
         self._silences = silences
@@ -191,7 +192,7 @@ class _BronzeBatch:
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
         entry = entry_of(self._settings, txn, ranges, commit.version, started)
-        write(spark, lake, entry)
+        self._ledger.write(spark, entry)
         self._log.advance(ranges)
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
         self._book.advance(ranges)
@@ -234,7 +235,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     log = OffsetLog.load(spark, lake, LAYER, txn)
     log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
-    write(spark, lake, entry_of(settings, txn, ranges, version, datetime.now(UTC)))
+    Ledger(lake).write(spark, entry_of(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 

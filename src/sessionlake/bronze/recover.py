@@ -21,7 +21,7 @@ from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import retire
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import RECOVERED, write
+from sessionlake.lake.ledger import RECOVERED, Ledger
 from sessionlake.lake.names import LEDGER, MESSAGES
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
@@ -146,5 +146,5 @@ def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     version = lake.last_commit(spark, MESSAGES).version
     entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
     # A ledger that was emptied remembers the transactions of its former entries.
-    write(spark, lake, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
+    Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
     return entry.messages

@@ -19,7 +19,7 @@ from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.commit import append
 from sessionlake.lake.erasures import Erasure, blanked, erasures
-from sessionlake.lake.ledger import LedgerEntry, OffsetRange, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
 from sessionlake.lake.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.tables import Lake
@@ -148,6 +148,7 @@ class _Batch:
         self, lake: Lake, settings: Settings, source: Streamed, on_batch: Callable[[LedgerEntry], None] | None
     ) -> None:
         self._lake, self._settings, self._source = lake, settings, source
+        self._ledger = Ledger(lake)
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
         self._forgotten: list[Erasure] = []
@@ -179,7 +180,7 @@ class _Batch:
             # The table had the batch before: what that was its source may not tell any more.
             ranges = ranges_behind(spark, lake, log.ends)
         entry = entry_of(self._settings, txn, ranges, commit.version, started, source=self._source.name)
-        write(spark, lake, entry)
+        self._ledger.write(spark, entry)
         log.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)

@@ -17,7 +17,6 @@ from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError,
 from sessionlake.history.missing import missing_offsets
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import (
     BRONZE,
     CHANGES,
@@ -34,6 +33,7 @@ from sessionlake.lake.positions import require_true
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
+from sessionlake.lake.txn import REBUILD
 from sessionlake.runtime.spark import on_platform
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import way_on

@@ -29,6 +29,7 @@ from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_removed
 from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
+from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import to_the_end
@@ -121,7 +122,7 @@ class Forgetting:
             topic=topic,
             session_hash=hashed(salt, topic, session),
             salt=salt,
-            begun_at=datetime.now(UTC),
+            begun_at=max(datetime.now(UTC), rebuilt_by(self._lake.reader(self._spark), SILVER)),
             messages=sum(item.messages for item in offsets),
             report={
                 "offsets": [asdict(item) for item in offsets],

@@ -15,11 +15,11 @@ from sessionlake.gold.changes import declared_in, late
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.lake.storage import quote, text
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:

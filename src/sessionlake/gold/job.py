@@ -40,7 +40,7 @@ from sessionlake.gold.products import (
 )
 from sessionlake.gold.references.beside import AccompaniedQuery
 from sessionlake.gold.references.keeping import References, make_ready
-from sessionlake.lake.ledger import LedgerEntry, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
 from sessionlake.lake.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEDGER, RESTATEMENTS, RULES
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
@@ -185,7 +185,7 @@ class _GoldBatch:
         expiry: Expiry,
         finals: Finals,
     ) -> None:
-        self._lake, self._expiry, self._finals = lake, expiry, finals
+        self._lake, self._ledger, self._expiry, self._finals = lake, Ledger(lake), expiry, finals
         self._files = Files.of(lake.storage.scratch, LAYER)
         self._files.clear()
         self._settings = settings
@@ -229,5 +229,5 @@ class _GoldBatch:
             applied=report.read.changes,
             config_hash=config_hash(self._settings),
         )
-        write(spark, self._lake, entry)
+        self._ledger.write(spark, entry)
         self._expiry.remove(spark, report.times)

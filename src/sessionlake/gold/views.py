@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import (
     CHANGES,
     DATA_QUALITY,
@@ -25,6 +24,7 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote, text
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 
 if TYPE_CHECKING:

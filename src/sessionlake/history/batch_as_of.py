@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
@@ -36,6 +35,7 @@ from sessionlake.lake.reading import Condition, TableReader, among
 from sessionlake.lake.retained import cut_of, retained
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:

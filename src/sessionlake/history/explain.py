@@ -21,11 +21,11 @@ from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
 from sessionlake.gold.recompute import version_read
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER
 from sessionlake.lake.reading import begins_with
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.ledger import COUNTS, REBUILD
 from sessionlake.lake.names import LEDGER, POSITIONS, SILVER, SILVER_TABLES
 from sessionlake.lake.reading import Condition, TableReader, begins_with
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.schemas import COUNTS
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.protocol.types import Row
 
 FORMAT = 3

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from operator import eq
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.build import code_version
 from sessionlake.config import Settings
+from sessionlake.lake.books import Books
 from sessionlake.lake.commit import append
 from sessionlake.lake.names import GOLD, LEDGER, SILVER
+from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
+from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
-"""Columns that balance in every entry of silver: the first is the sum of the others."""
-
-REBUILD = "rebuild:"
-"""What the application id of a rebuild's entry begins with: the layer's entries before it tell of tables replaced."""
-
+_NEVER = datetime.fromtimestamp(0, UTC)
 RECOVERED = "recovered"
 """The `source` of an entry that was made of what a table holds: of a batch, or of all batches before it together."""
 
@@ -84,13 +84,47 @@ class LedgerEntry:
     decisions: tuple[Mapping[str, object], ...] = ()
 
 
-def write(spark: SparkSession, lake: Lake, entry: LedgerEntry, txn: Txn | None = None) -> None:
-    """Appends the entry; a replayed batch leaves the first one in place.
+class Ledger:
+    """Appends entries, at times that tell which of a layer's are from before its last rebuild, and which from after it.
 
-    Args:
-        txn: of the commit, if it is not the entry's own.
+    A machine's clock may be set back, at a rebuild or since. So a rebuild's entry is later than all that there are, and
+    no entry of its layer is earlier than the rebuild's. One job has one of these: its layer is not rebuilt meanwhile.
     """
-    row = {
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._rebuilt: dict[str, datetime] = {}
+
+    def write(self, spark: SparkSession, entry: LedgerEntry, txn: Txn | None = None) -> None:
+        """Appends the entry; a replayed batch leaves the first one in place.
+
+        Args:
+            txn: of the commit, if it is not the entry's own.
+        """
+        row = _row(entry, max(datetime.now(UTC), self._earliest(spark, entry)))
+        append(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
+
+    def _earliest(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
+        """Just behind the entries that this one is after."""
+        if entry.txn.app_id.startswith(REBUILD):
+            return _behind(Books(self._lake.reader(spark)).entries())
+        if entry.layer not in self._rebuilt:
+            self._rebuilt[entry.layer] = rebuilt_by(self._lake.reader(spark), entry.layer)
+        return self._rebuilt[entry.layer]
+
+
+def rebuilt_by(reader: TableReader, layer: str) -> datetime:
+    """Just behind the last rebuild of the layer, which may be in the future; long ago, if it never was rebuilt."""
+    return _behind(Books(reader).entries(("layer", eq, layer), ("app_id", begins_with, REBUILD)))
+
+
+def _behind(entries: Iterator[pa.RecordBatch]) -> datetime:
+    times = [pc.max(batch.column("committed_at")).as_py() for batch in entries]
+    return max((time for time in times if time is not None), default=_NEVER) + timedelta(microseconds=1)
+
+
+def _row(entry: LedgerEntry, committed_at: datetime) -> Row:
+    return {
         "layer": entry.layer,
         "app_id": entry.txn.app_id,
         "batch_id": entry.txn.version,
@@ -105,12 +139,11 @@ def write(spark: SparkSession, lake: Lake, entry: LedgerEntry, txn: Txn | None =
         "quarantined": entry.quarantined,
         "held": entry.held,
         "started_at": entry.started_at,
-        "committed_at": datetime.now(UTC),
+        "committed_at": committed_at,
         "code_version": code_version(),
         "config_hash": entry.config_hash,
         "decisions": list(entry.decisions),
     }
-    append(spark, lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
 
 _DECIDING: dict[str, set[str]] = {SILVER: {"snapshot_interval"}, GOLD: {"rolling_points"}}

@@ -29,10 +29,10 @@ from sessionlake.lake.books import (
     stored_sums,
 )
 from sessionlake.lake.commit import replace_claimed
-from sessionlake.lake.ledger import COUNTS
 from sessionlake.lake.names import LEDGER, POSITIONS
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import CLAIM
+from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 

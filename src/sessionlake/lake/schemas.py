@@ -64,7 +64,9 @@ _OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,mes
 _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
 _TAKEN = "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"
 _PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
-_COUNTS = tuple((name, "bigint") for name in ("messages", "applied", "duplicates", "quarantined", "held"))
+COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+"""Columns that balance in every entry of silver: the first is the sum of the others."""
+_COUNTS = tuple((name, "bigint") for name in COUNTS)
 _CUT = (
     ("topic", "string"),
     ("session_id", "string"),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 # More than any number of a batch.
 _BATCHES = 1 << 40
 _LAST = (1 << 63) - 1
+REBUILD = "rebuild:"
+"""What the application id of a rebuild begins with: entries of its layer before it tell of tables replaced."""
 CLAIMED_APP = "replaced"
 """Application id of those who replace rows of a table under a claim."""
 

@@ -13,7 +13,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.declared import product_of
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import LedgerEntry, TableOutput, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.schemas import TABLES
@@ -195,7 +195,7 @@ class _ProcessorBatch:
         log: OffsetLog,
         times: StreamTimesLog,
     ) -> None:
-        self._lake, self._settings, self._own = lake, settings, own
+        self._lake, self._ledger, self._settings, self._own = lake, Ledger(lake), settings, own
         self._output = processor.workings.output
         self._hash = config_hash_of(settings, own)
         self._log, self._times = log, times
@@ -227,7 +227,7 @@ class _ProcessorBatch:
                     **counts_of(partitions),
                     config_hash=self._hash,
                 )
-                write(spark, self._lake, entry)
+                self._ledger.write(spark, entry)
         finally:
             frame.unpersist()
         self._times.advance(partitions, reports)

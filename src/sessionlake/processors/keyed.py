@@ -19,7 +19,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.products import LOGIC
 from sessionlake.lake.commit import merge
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, TableOutput, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput
 from sessionlake.lake.names import LEDGER, REFERENCE
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
@@ -28,7 +28,7 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.lake.upsert import DELETE, Upsert
 from sessionlake.processor_settings import ProcessorSettings, ProductProcessor
 from sessionlake.processors.by_class import ByClass
@@ -212,7 +212,9 @@ def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, on
             f"run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now"
         )
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
-    return query.start(table.feed(spark), _KeyedBatch(table, settings, own), trigger=own.trigger, once=once)
+    return query.start(
+        table.feed(spark), _KeyedBatch(table, Ledger(table.lake), settings, own), trigger=own.trigger, once=once
+    )
 
 
 def _refuse_older_checkpoint(reader: TableReader, settings: Settings, own: ProcessorSettings) -> None:
@@ -236,6 +238,7 @@ class _KeyedBatch:
     """Commits one micro-batch: what comes of the keys that it touches, then the ledger row."""
 
     table: KeyedTable
+    ledger: Ledger
     settings: Settings
     own: ProcessorSettings
 
@@ -259,7 +262,7 @@ class _KeyedBatch:
         told = LedgerEntry(
             own.layer, txn, own.source, started, outputs=tuple(outputs), config_hash=config_hash_of(self.settings, own)
         )
-        write(spark, lake, told)
+        self.ledger.write(spark, told)
 
 
 def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> tuple[int, Difference]:
@@ -281,7 +284,7 @@ def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> 
     columns = lake.storage.columns(spark, own.into) != dict(table.columns)
     lake.overwrite(spark, own.into, numbered, txn, told, changes=bool(found), columns=columns)
     output = TableOutput(own.into, lake.last_commit(spark, own.into).version, found.rows)
-    write(spark, lake, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
+    Ledger(lake).write(spark, LedgerEntry(own.layer, txn, own.source, started, outputs=(output,), config_hash=by))
     table.put_aside(spark)  # behind the rows: a new stream would not come to those of keys that the source has no more
     table.note_logic(spark)
     return found.rows, found

@@ -19,14 +19,14 @@ from sessionlake.build import code_version
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.lake.commit import append, delete_rows
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.job import configured, fold_of, load, refuse_interrupted, row_ddl, table_of
 from sessionlake.processors.load import config_hash_of
@@ -250,7 +250,7 @@ class _Rebuild:
             layer=own.layer, txn=txn, source=MESSAGES, source_to=plan.version, started_at=plan.started_at,
             offsets=ranges, outputs=(output,), config_hash=by, **plan.counts,  # type: ignore[arg-type]
         )  # fmt: skip
-        write(spark, lake, entry)
+        Ledger(lake).write(spark, entry)
         lake.add_version(spark, MESSAGES, plan.version)
         fault_point("before:publish:swap")
         lake.storage.require_claims()

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sessionlake.config import CaptureSettings, ProcessorSettings
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.lake.ledger import COUNTS
+from sessionlake.lake.schemas import COUNTS
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.by_class import calls_of
 from sessionlake.processors.load import ProcessorRef, check

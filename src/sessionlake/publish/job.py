@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, LakeError, MachineError
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import LedgerEntry, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
 from sessionlake.lake.names import GOLD, LEDGER
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.storage import quote
@@ -132,6 +132,7 @@ class _PublishBatch:
         on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
         self._lake = lake
+        self._ledger = Ledger(lake)
         self._settings = settings
         self._publication = publication
         self._outlet = outlet_of(settings, publication.table)
@@ -161,7 +162,7 @@ class _PublishBatch:
             applied=count,
             config_hash=config_hash(self._settings),
         )
-        write(spark, self._lake, entry)
+        self._ledger.write(spark, entry)
         if self._on_batch:
             self._on_batch(entry)
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from operator import ge
 
 from sessionlake.lake.books import ENTRY, Books, is_current
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import LEDGER, SILVER
 from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.types import Row
 
 # As far back as it takes for so many entries; where an hour has more than can be shown, the latest.

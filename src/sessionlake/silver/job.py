@@ -13,9 +13,10 @@ from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.commit import append
-from sessionlake.lake.ledger import COUNTS, LedgerEntry, OffsetRange, TableOutput, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
 from sessionlake.lake.names import CHANGES, CUTS, DECISIONS, EVENTS, LEDGER, MESSAGES, PROGRESS, QUARANTINE, SILVER
 from sessionlake.lake.offset_log import OffsetLog
+from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Mapped, Rows
@@ -148,6 +149,7 @@ class _SilverBatch:
         on_batch: OnBatch | None,
     ) -> None:
         self._lake = lake
+        self._ledger = Ledger(lake)
         self._settings = settings
         self._decided = decided
         self._first_batch = first_batch
@@ -182,7 +184,7 @@ class _SilverBatch:
                     config_hash=config_hash(self._settings),
                     decisions=taken((place for report in reports for place in report.decided), self._decided),
                 )
-                write(spark, self._lake, entry)
+                self._ledger.write(spark, entry)
         finally:
             frame.unpersist()
         self._times.advance(partitions, reports)

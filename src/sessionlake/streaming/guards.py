@@ -14,7 +14,7 @@ from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.books import Books, rows_of
-from sessionlake.lake.ledger import REBUILD, OffsetRange
+from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.ledger import config_hash as hash_of
 from sessionlake.lake.names import (
     AVERAGES,
@@ -31,6 +31,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import retained
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import REBUILD
 from sessionlake.streaming.checkpoint import way_on, write_whole
 from sessionlake.streaming.generations import Generations
 

@@ -14,7 +14,6 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import VERSIONS, Books, rows_of, stored_sums
 from sessionlake.lake.commits import set_back
 from sessionlake.lake.erasures import erasures
-from sessionlake.lake.ledger import REBUILD
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
 from sessionlake.lake.progress import last_batch, spans
 from sessionlake.lake.reading import TableReader, begins_with
@@ -23,6 +22,7 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import read_topics
+from sessionlake.lake.txn import REBUILD
 from sessionlake.runtime.failures import failure_of
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append, merge, retire
-from sessionlake.lake.ledger import LedgerEntry, TableOutput, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput, config_hash
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
@@ -106,6 +106,7 @@ class TableMerger:
         self._on_merge = on_merge
         self._spark = own_session(spark)  # MERGE sets its transaction in the session: nobody else may use it
         self._lake = Lake(settings)
+        self._ledger = Ledger(self._lake)
         self._settings = settings
         with self._lake.storage.remembering():
             self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
@@ -199,7 +200,7 @@ class TableMerger:
             messages=sum(item.messages for item in taken),
             config_hash=config_hash(self._settings),
         )
-        write(self._spark, self._lake, entry, txn)
+        self._ledger.write(self._spark, entry, txn)
         with self._lock:
             self._waiting = [item for item in self._waiting or () if item.batch > last]
         if self._on_merge:

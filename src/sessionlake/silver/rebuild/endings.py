@@ -13,7 +13,7 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import empty, retire
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.kept_up import note_names
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
 from sessionlake.lake.names import (
     AVERAGES,
     CHANGES,
@@ -27,7 +27,7 @@ from sessionlake.lake.names import (
     SENSOR_AVERAGES,
 )
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
@@ -110,4 +110,4 @@ def reset_gold(
         empty(spark, lake, table, txn)
         fault_point(f"after:empty:{table}")
     if known:
-        write(spark, lake, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))
+        Ledger(lake).write(spark, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))

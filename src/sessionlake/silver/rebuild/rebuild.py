@@ -22,7 +22,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import REBUILD, LedgerEntry, OffsetRange, TableOutput, config_hash, write
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
 from sessionlake.lake.names import (
     MESSAGES,
     PROGRESS,
@@ -35,7 +35,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import beginnings, forget, retained
 from sessionlake.lake.silences import messages_of, silences_of
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
@@ -325,8 +325,8 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))
     if plan.empties_gold:
         reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at)
-    write(spark, lake, _entry(settings, plan, txn, tuple(outputs)))
-    write(spark, lake, _merged(settings, plan, txn))
+    Ledger(lake).write(spark, _entry(settings, plan, txn, tuple(outputs)))
+    Ledger(lake).write(spark, _merged(settings, plan, txn))
     forget(spark, lake, REPLAYED)
     lake.add_version(spark, MESSAGES, plan.version)
     fault_point("before:publish:swap")
