@@ -42,7 +42,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     world.send("b", 0, 2)
     world.run(world.settings)
     world.send("a", 3, 2)
-    world.dies("write", world.settings, monkeypatch)  # in the table, and not in the ledger
+    world.dies("Ledger.write", world.settings, monkeypatch)  # in the table, and not in the ledger
     shutil.rmtree(checkpoint(world))
     with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
         world.run(world.settings)
@@ -97,6 +97,30 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
         shutil.move(away, folder)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=4)
+
+
+def test_an_older_copy_of_topics_is_noticed_before_one_made_anew_is_read_again(world):
+    lake, table = Lake(world.settings), folder_of(Lake(world.settings), TOPICS)
+    world.create("a")
+    world.send("a", 0, 3)
+    world.run(world.settings)
+    before = shutil.copytree(table, world.settings.home / "before")
+    world.delete("a")
+    world.create("a")
+    world.send("a", 0, 4)
+    world.run(world.under(OnTopicChange.RESTART))
+    newest = lake.last_commit(world.spark, TOPICS).version
+    kept = shutil.move(table, world.settings.home / "newest")
+    shutil.move(before, table)
+    older = rf"{TOPICS} was set back: it ends with version \d+, and {LEDGER} has a batch that left it at \d+"
+    with pytest.raises(LossError, match=older):
+        world.run(world.under(OnTopicChange.RESTART))
+    shutil.rmtree(table)
+    shutil.move(kept, table)
+    assert lake.last_commit(world.spark, TOPICS).version == newest
+    world.send("a", 4, 1)
+    world.run(world.settings)
+    world.assert_one_query_read_everything_once(a=8)
 
 
 def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world):

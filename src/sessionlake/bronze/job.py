@@ -191,7 +191,7 @@ class _BronzeBatch:
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
-        entry = entry_of(self._settings, txn, ranges, commit.version, started)
+        entry = entry_of(self._settings, txn, ranges, commit.version, started, others=self._book.unnoted())
         self._ledger.write(spark, entry)
         self._log.advance(ranges)
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
@@ -312,11 +312,13 @@ def entry_of(
     started: datetime,
     *,
     source: str = "kafka",
+    others: tuple[TableOutput, ...] = (),
 ) -> LedgerEntry:
     """What the ledger says of messages taken in.
 
     Args:
         version: of the table, with them.
+        others: tables that were written beside it.
     """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(
@@ -325,7 +327,7 @@ def entry_of(
         source=source,
         started_at=started,
         offsets=ranges,
-        outputs=(TableOutput(MESSAGES, version, messages),),
+        outputs=(TableOutput(MESSAGES, version, messages), *others),
         messages=messages,
         applied=messages,
         config_hash=config_hash(settings),

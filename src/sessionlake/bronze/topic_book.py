@@ -15,7 +15,7 @@ from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpda
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
 from sessionlake.lake.commit import retire
-from sessionlake.lake.ledger import OffsetRange
+from sessionlake.lake.ledger import OffsetRange, TableOutput
 from sessionlake.lake.names import BRONZE, TOPICS
 from sessionlake.lake.progress import spans
 from sessionlake.lake.tables import Lake
@@ -54,6 +54,7 @@ class TopicBook:
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
+        self._is_noted = False
         self._pruned: frozenset[str] = frozenset()
         self._refresh = settings.bronze.topic_refresh.total_seconds()
         self._absences = Absences()
@@ -209,6 +210,17 @@ class TopicBook:
             if asked - {name for name, _ in self._written}:
                 self._write()
 
+    def unnoted(self) -> tuple[TableOutput, ...]:
+        """Which version the table is at, for the next entry, if the entries since it was written do not tell.
+
+        So a copy of before is known as one: by it, messages of a topic made anew would be taken in a second time.
+        """
+        with self._lock:
+            if self._is_noted:
+                return ()
+            self._is_noted = True
+            return (TableOutput(TOPICS, self._lake.last_commit(self._spark, TOPICS).version, 0),)
+
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""
         with self._lock:
@@ -236,7 +248,7 @@ class TopicBook:
     def _write(self) -> None:
         txn = Txn(_APP, next(self._writes)).under(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
-        self._written = dict(self._rows)
+        self._written, self._is_noted = dict(self._rows), False
 
     def _subscribed(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
         """Topic-partitions that are to be read, each with its offsets and their shift."""

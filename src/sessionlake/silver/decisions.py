@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError, UsageError
+from sessionlake.errors import LakeError, LossError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import append
@@ -31,6 +31,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming.guards import Begun, begun
+from sessionlake.streaming.losses import mended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +73,20 @@ class Decided:
 def decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     """All decisions by place, less those withdrawn."""
     return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
+
+
+def whole_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+    """As `decisions`, if it has those that silver has followed.
+
+    Raises:
+        LossError: it lacks one: the table is a copy of before, or rows were removed.
+    """
+    found = decisions(reader)
+    for (topic, session, offset), decision in sorted(_followed(reader).items()):
+        if found.get((topic, session, offset)) != decision:
+            lost = f"topic {topic}, session {session!r}, offset {offset}: silver has followed the decision {decision}"
+            raise LossError(f"{lost}, which {DECISIONS} has not", mended(DECISIONS))
+    return found
 
 
 def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
@@ -168,11 +183,11 @@ def withdraw(
     return decided
 
 
-def _followed(reader: TableReader) -> set[DecisionKey]:
-    """The places whose decisions a batch of silver has taken."""
+def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
+    """The decisions that batches of silver have taken."""
     rows = rows_of(Books(reader, "decisions").entries(("layer", operator.eq, SILVER)))
     told = (item for row in rows for item in row["decisions"] or ())
-    return {(item["topic"], item["session_id"], item["offset"]) for item in told}
+    return {(item["topic"], item["session_id"], item["offset"]): Decision(item["decision"]) for item in told}
 
 
 def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
