@@ -16,7 +16,17 @@ from sessionlake.config import Settings
 from sessionlake.errors import SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
-from sessionlake.lake.names import CHANGES, DECISIONS, GOLD, MESSAGES, REFERENCE, SILVER, SILVER_TABLES, TOPICS
+from sessionlake.lake.names import (
+    CHANGES,
+    DECISIONS,
+    ERASURES,
+    GOLD,
+    MESSAGES,
+    REFERENCE,
+    SILVER,
+    SILVER_TABLES,
+    TOPICS,
+)
 from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.maintenance import Maintenance
 from sessionlake.processors import job as processors
@@ -285,7 +295,7 @@ def tables_that_count(settings: Settings, part: str) -> tuple[str, ...]:
         read = own[0].source if own[0].key else MESSAGES
         return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)
     known = {
-        Layer.BRONZE: (MESSAGES, TOPICS),
+        Layer.BRONZE: (MESSAGES, TOPICS, ERASURES),
         Layer.SILVER: (MESSAGES, *REPLAYED, DECISIONS),
         Layer.GOLD: (CHANGES, *gold_tables(settings)),
     }

@@ -26,6 +26,7 @@ from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.journal import Journal
 from sessionlake.kafka_settings import KinesisSettings
 from sessionlake.lake.ledger import Ledger
+from sessionlake.lake.names import ERASURES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, run_once
@@ -169,7 +170,7 @@ def test_bronze_archived_and_replayed_elsewhere_gives_the_same_silver(spark, arc
 
 
 @pytest.mark.soak
-def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(spark, archived, folder):
+def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(spark, archived, folder, tmp_path):
     write_archive(folder / "1.gz", capture(10))
     run(spark, archived)
     run(spark, archived, Layer.SILVER)
@@ -180,6 +181,14 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
     run(spark, archived)
     rows = rows_of(spark, Lake(archived), "bronze.messages")
     assert Counter((bytes(row["key"]), row["value"] is None) for row in rows) == {(KEY, True): 20, (b"s1", False): 20}
+    log = folder_of(Lake(archived), ERASURES) / "_delta_log"
+    newest = max(log.glob("*.json"))
+    kept = newest.rename(tmp_path / newest.name)
+    newest.with_suffix(".crc").unlink(missing_ok=True)
+    with pytest.raises(LossError, match=rf"{ERASURES} was set back: it ends with version \d+, and ops.ledger has"):
+        run(spark, archived)
+    kept.rename(newest)
+    run(spark, archived)
     Journal("1").write(archived)
     with pytest.raises(LakeError, match="the forgetting of a session was interrupted"):
         run(spark, archived)

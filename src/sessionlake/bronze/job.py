@@ -17,7 +17,7 @@ from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
 from sessionlake.lake.erasures import Erasure, blanked, erasures
 from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
-from sessionlake.lake.names import BRONZE, LEDGER, MESSAGES, TOPICS
+from sessionlake.lake.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.offset_ranges import within
 from sessionlake.lake.progress import last_batch
@@ -151,6 +151,7 @@ class _BronzeBatch:
         self._shifts = book.shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
+        self._beside: tuple[TableOutput, ...] = ()
         self._busy = threading.Lock()
         self._retired = False
 
@@ -178,7 +179,8 @@ class _BronzeBatch:
         wait_until_seen(self._generation.folder, self._generation.batch_id(txn.version))
         planned = _planned(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
-        self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
+        if self._log is None:
+            self._log, self._beside = OffsetLog.load(spark, lake, LAYER, txn), versions_beside(spark, lake)
         before = lake.last_commit(spark, MESSAGES).version
         expected = sum(end - first for first, end in planned.values())
         with (
@@ -191,8 +193,10 @@ class _BronzeBatch:
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
-        entry = entry_of(self._settings, txn, ranges, commit.version, started, others=self._book.unnoted())
+        others = (*self._book.unnoted(), *self._beside)
+        entry = entry_of(self._settings, txn, ranges, commit.version, started, others=others)
         self._ledger.write(spark, entry)
+        self._beside = ()
         self._log.advance(ranges)
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
         self._book.advance(ranges)
@@ -304,6 +308,12 @@ def _ranges(planned: Planned) -> tuple[OffsetRange, ...]:
     )
 
 
+def versions_beside(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
+    """The versions of tables that others write: the first entry of a start tells them, so a copy of before is known."""
+    there = (table for table in (ERASURES, RETAINED) if lake.exists(spark, table))
+    return tuple(TableOutput(table, lake.last_commit(spark, table).version, 0) for table in there)
+
+
 def entry_of(
     settings: Settings,
     txn: Txn,
@@ -318,7 +328,7 @@ def entry_of(
 
     Args:
         version: of the table, with them.
-        others: tables that were written beside it.
+        others: tables whose versions it tells, beside that one's.
     """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(
