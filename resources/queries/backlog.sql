@@ -1,21 +1,33 @@
 -- What waits before each layer, how much and for how long: messages before silver, silver's batches before the others.
 -- A layer is stopped if something has waited for a quarter of an hour in which it has committed nothing.
-WITH bronze AS (
+WITH entries AS (
+  SELECT layer, app_id, batch_id, source_to, offsets, committed_at, startswith(app_id, 'rebuild:') AS rebuilds,
+    exists(outputs, wrote -> wrote.`table` = 'silver.session_changes' AND wrote.`rows` > 0) AS changes
+  FROM IDENTIFIER(:prefix || 'ops.ledger')
+  WHERE committed_at > current_timestamp() - INTERVAL 30 DAYS
+),
+begun AS (
+  SELECT followers.layer, coalesce(max(emptied.committed_at), timestamp_seconds(0)) AS at
+  FROM (VALUES ('silver_tables'), ('gold')) AS followers(layer)
+  LEFT JOIN entries AS emptied ON emptied.layer = followers.layer AND emptied.layer = 'gold' AND emptied.rebuilds
+  GROUP BY followers.layer
+),
+bronze AS (
   SELECT committed_at, part.topic, part.partition, part.last
-  FROM IDENTIFIER(:prefix || 'ops.ledger') LATERAL VIEW explode(offsets) AS part
+  FROM entries LATERAL VIEW explode(offsets) AS part
   WHERE layer = 'bronze'
 ),
 silver AS (
   SELECT part.topic, part.partition, max(part.last) AS last
-  FROM IDENTIFIER(:prefix || 'ops.ledger') LATERAL VIEW explode(offsets) AS part
+  FROM entries LATERAL VIEW explode(offsets) AS part
   WHERE layer = 'silver'
   GROUP BY part.topic, part.partition
 ),
 taken AS (
-  SELECT followers.layer, coalesce(max(source_to), -1) AS batch
-  FROM (VALUES ('silver_tables'), ('gold')) AS followers(layer)
-  LEFT JOIN IDENTIFIER(:prefix || 'ops.ledger') AS ledger ON ledger.layer = followers.layer
-  GROUP BY followers.layer
+  SELECT begun.layer, begun.at, coalesce(max(source_to), -1) AS batch
+  FROM begun
+  LEFT JOIN entries ON entries.layer = begun.layer AND entries.committed_at > begun.at
+  GROUP BY begun.layer, begun.at
 ),
 ahead AS (
   SELECT bronze.topic, bronze.partition, max(bronze.last) - max(coalesce(silver.last, -1)) AS messages,
@@ -29,23 +41,27 @@ waiting AS (
   SELECT 'silver' AS layer, coalesce(sum(messages), 0) AS waiting, min(since) AS since
   FROM ahead
   UNION ALL
-  SELECT taken.layer, count(ledger.batch_id), min(ledger.committed_at)
+  -- Gold reads changes alone; and of what silver rebuilt nothing more, unless it was emptied.
+  SELECT taken.layer, count(entries.batch_id), greatest(min(entries.committed_at), max(taken.at))
   FROM taken
-  LEFT JOIN IDENTIFIER(:prefix || 'ops.ledger') AS ledger
-    ON ledger.layer = 'silver' AND ledger.batch_id > taken.batch
+  LEFT JOIN entries ON entries.layer = 'silver' AND entries.batch_id > taken.batch
+    AND (taken.layer <> 'gold' OR (entries.changes AND (taken.batch = -1 OR NOT entries.rebuilds)))
   GROUP BY taken.layer
 )
 SELECT
   waiting.layer,
   waiting.waiting,
-  coalesce(unix_timestamp(current_timestamp()) - unix_timestamp(waiting.since), 0) AS waiting_seconds,
   CASE
-    WHEN waiting.since < current_timestamp() - INTERVAL 15 MINUTES
-      AND coalesce(max(ledger.committed_at), waiting.since) < current_timestamp() - INTERVAL 15 MINUTES
+    WHEN waiting.waiting > 0 THEN unix_timestamp(current_timestamp()) - unix_timestamp(waiting.since)
+    ELSE 0
+  END AS waiting_seconds,
+  CASE
+    WHEN waiting.waiting > 0 AND waiting.since < current_timestamp() - INTERVAL 15 MINUTES
+      AND coalesce(max(entries.committed_at), waiting.since) < current_timestamp() - INTERVAL 15 MINUTES
     THEN 1
     ELSE 0
   END AS stopped
 FROM waiting
-LEFT JOIN IDENTIFIER(:prefix || 'ops.ledger') AS ledger ON ledger.layer = waiting.layer
+LEFT JOIN entries ON entries.layer = waiting.layer
 GROUP BY waiting.layer, waiting.waiting, waiting.since
 ORDER BY waiting.layer

@@ -1,11 +1,8 @@
--- Gaps, and all else that broke the class of a session's stream, of the last hour that was ingested.
-SELECT coalesce(sum(events.violations), 0) AS violations
-FROM (
-  SELECT _batch, count(*) AS violations
-  FROM IDENTIFIER(:prefix || 'silver.integrity_events')
-  WHERE action IN ('stopped', 'isolated', 'recorded')
-  GROUP BY _batch
-) AS events
-JOIN IDENTIFIER(:prefix || 'ops.ledger') AS ledger
-  ON ledger.layer = 'silver' AND ledger.batch_id = events._batch
-WHERE ledger.committed_at > current_timestamp() - INTERVAL 1 HOUR
+-- Gaps, and all else that broke the class of a session's stream, of what came into silver in the last hour.
+SELECT count(*) AS violations
+FROM IDENTIFIER(:prefix || 'silver.integrity_events')
+WHERE action IN ('isolated', 'recorded') AND _batch IN (
+  SELECT batch_id
+  FROM IDENTIFIER(:prefix || 'ops.ledger')
+  WHERE layer = 'silver' AND committed_at > current_timestamp() - INTERVAL 1 HOUR AND NOT startswith(app_id, 'rebuild:')
+)
