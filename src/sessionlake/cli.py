@@ -30,7 +30,7 @@ from sessionlake.commands.context import (
     with_spark_if_needed,
 )
 from sessionlake.commands.export import export
-from sessionlake.commands.forget import forget
+from sessionlake.commands.forget import ShortenGold, forget
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.metrics import metrics
 from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
@@ -246,6 +246,7 @@ def doctor(
 @app.command()
 def recover(
     lost: Annotated[Losses, typer.Argument(metavar="LAYER", help="bronze, silver, gold, or the ledger of all.")],
+    shorten_gold: ShortenGold = False,
     config: Config = None,
 ) -> None:
     """Make good what is lost of a layer: its checkpoint, its states, files of its tables; or `ops.ledger`."""
@@ -254,7 +255,7 @@ def recover(
     from sessionlake.lake.tables import storage_of
 
     storage_of(settings).require_writable()
-    with_spark(settings, lambda spark: command.recover(spark, settings, command.Lost(lost), say))
+    with_spark(settings, lambda spark: command.recover(spark, settings, command.Lost(lost), say, shorten=shorten_gold))
 
 
 @app.command()

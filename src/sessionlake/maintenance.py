@@ -18,9 +18,9 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.positions import advance
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import Compacted, Kept, Vacuumed
 from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.retention.removal import Retention
 from sessionlake.runtime.spark import own_session
 from sessionlake.silver import handover
@@ -193,10 +193,11 @@ class Maintenance:
 
         Of one of an earlier version, Delta leaves the log alone from then on.
         """
-        wanted, storage = interval(self._settings.maintain.keep), self._lake.storage
+        storage = self._lake.storage
+        wanted = interval(storage.files_stay)
         if storage.set_missing(self._spark, table, storage.log).get(RETENTION) == wanted:
             return ""
-        return f"its {RETENTION} is not maintain.keep ({wanted}): the next start of its layer sets it"
+        return f"its {RETENTION} is not {wanted}: the next start of its layer sets it"
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:

@@ -284,6 +284,7 @@ class Pipeline:
 
 def _require_sound(spark: SparkSession, settings: Settings, part: str) -> None:
     require_whole(settings.checkpoint(part), part)
+    handover.require_states(settings, part)
     first_batch = handover.first_batch(settings, part) if part in {SILVER, GOLD} else None
     refuse_lost_ledger(spark, settings, part, first_batch)
     refuse_set_back(spark, Lake(settings), tables_that_count(settings, part))

@@ -2,9 +2,53 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sessionlake.errors import LakeError
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.upkeep import Kept
+from sessionlake.silver.rebuild.rebuild import rebuild
 from spark.test_maintenance import (  # noqa: F401
     eager,
     test_a_merge_that_meets_an_optimize_is_done_again,
     test_bronze_is_left_alone_before_silver_has_begun,
     test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag,
 )
+from spark.test_silver_law import Pipeline, streams
+from support.lakes import assert_silver_is_the_truth
+
+
+@pytest.mark.soak
+def test_a_first_read_of_files_that_others_have_merged_goes_by_commits(spark: Any, location: dict[str, Any]) -> None:
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
+    for n, batch in enumerate(batches):
+        pipeline.arrive(batch)
+        if n == 2:
+            spark.sql(f"OPTIMIZE {pipeline.lake.identifier(MESSAGES)}").collect()
+    pipeline.stream()
+    assert len(pipeline.batches()) == len(batches)
+    pipeline.merge()
+    assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
+
+
+@pytest.mark.soak
+def test_a_first_read_that_cannot_go_by_commits_any_more_is_refused_and_begun_by_a_rebuild(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
+    for batch in batches[:3]:
+        pipeline.arrive(batch)
+    spark.sql(f"OPTIMIZE {pipeline.lake.identifier(MESSAGES)}").collect()
+    pipeline.lake.storage.vacuum(spark, MESSAGES, Kept(timedelta(0)))
+    with pytest.raises(LakeError, match=r"were merged before this reads it .*`sessionlake rebuild silver` begins it"):
+        pipeline.stream()
+    rebuild(spark, pipeline.settings)
+    for batch in batches[3:]:
+        pipeline.arrive(batch)
+    pipeline.stream()
+    pipeline.merge()
+    every = [message for batch in batches for message in batch]
+    assert_silver_is_the_truth(spark, pipeline.settings, every, ledger=False)

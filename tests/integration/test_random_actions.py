@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
-from sessionlake.lake.storage import Kept
+from sessionlake.lake.upkeep import Kept
 from sessionlake.laptop.broker import down, up
 from spark.test_maintenance import eager  # noqa: F401 - a fixture
 from support.keeper import Keeper, KeeperOfAll

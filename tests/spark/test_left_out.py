@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from sessionlake.commands import gold as commands
 from sessionlake.config import GoldSettings, Settings
-from sessionlake.errors import LossError, MachineError
+from sessionlake.errors import LakeError, LossError, MachineError
 from sessionlake.gold import job, recover
 from sessionlake.gold.declared import products_of
 from sessionlake.gold_settings import AverageSettings, ProductSettings
-from sessionlake.lake.names import DISTINCT_VALUES, LEDGER, METRICS_1H
+from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
+from sessionlake.lake.retained import LIMITS, Retained, store
 from spark.test_gold import SECOND, Change, Dying, Feed, change
+from support.lakes import folder_of
 
 OWN = ProductSettings.model_validate({"name": "own", "keys": ("topic",), "aggregates": {"n": "count"}})
 BY_METRIC = AverageSettings.model_validate({"name": "by_metric", "keys": ("topic", "metric"), "points": 2})
@@ -57,6 +62,39 @@ def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> Non
     named(feed).write(points(0, 5)).run()
     recover.empty(feed.spark, left_out(feed).settings)
     named(feed).run().require_exact(*TABLES)
+
+
+@pytest.mark.soak
+def test_what_is_only_declared_so_far_is_not_lost(feed: Feed) -> None:
+    left_out(feed).write(points(0, 5)).run()
+    assert recover.recover(feed.spark, named(feed).settings) == ()
+    feed.run().require_exact(*TABLES)
+    shutil.rmtree(folder_of(feed.lake, "gold.own"))
+    assert recover.recover(feed.spark, feed.settings) == ("gold.own is gone",)
+
+
+@pytest.mark.soak
+def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(feed: Feed) -> None:
+    """Retention has removed the first changes, and figures of them stay."""
+    said: list[str] = []
+    named(feed).write(points(0, 10)).run()
+    left_out(feed).run()
+    before = datetime.now(UTC)
+    gone = Retained(CHANGES, before, 0, 3, 0, LIMITS.empty_table())
+    store(feed.spark, feed.lake, {CHANGES: gone})
+    shorter = "retention has removed rows of silver.session_changes"
+    with pytest.raises(LakeError, match=rf"{shorter}.* gold\.by_metric was left out .* Leave it out, or, .* drop it"):
+        named(feed).run()
+    left_out(feed)
+    with pytest.raises(LakeError, match=rf"{shorter}.*--shorten-gold"):
+        commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append)
+    with pytest.raises(LakeError, match=rf"{shorter}.*--shorten-gold"):
+        recover.empty(feed.spark, feed.settings)
+    feed.run()  # nothing was changed
+    commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append, shorten=True)
+    assert said[0].startswith(f"{METRICS_1H} is made anew: ")
+    recover.empty(feed.spark, feed.settings, shortens=True)
+    feed.run()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ from sessionlake.lake.progress import ends
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, run_once
+from sessionlake.silver import handover
+from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back
@@ -283,6 +285,35 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
         gold.start(spark, run.settings, once=True).wait()
     assert [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)] == before
     assert faults(run.settings) == set()
+
+
+@pytest.mark.soak
+def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
+    rebuild(spark, run.settings)
+    handed = handover.folder(run.settings)
+    state = min(handed.glob("*.state"))
+    state.unlink()
+    assert faults(run.settings) == {"states"}
+    with pytest.raises(LakeError, match=rf"{re.escape(str(state))} is gone\. `sessionlake recover silver`"):
+        run_once(spark, run.settings, Layer.SILVER, threading.Event())
+    assert f"found: silver: {state} is gone" in recovered(run, Lost.SILVER)
+    (handed / "handover.json").write_text("{torn")
+    assert "handover.json is damaged" in recovered(run, Lost.SILVER)
+    assert_goes_on_exactly(run)
+
+
+@pytest.mark.soak
+def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_by_the_next(
+    run: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next(folder_of(run.lake, LEDGER).glob("*.parquet")).unlink()
+    with monkeypatch.context() as dying:
+        dying.setattr(handover, "swap", power_cut)
+        with pytest.raises(PowerCutError):
+            recovered(run, Lost.LEDGER)
+    assert "the interrupted rebuild of bronze.messages" in recovered(run, Lost.LEDGER)
+    assert recovered(run, Lost.LEDGER) == "found: a ledger that can be read, and ends with the last batches"
+    assert_goes_on_exactly(run)
 
 
 def set_back(run: Pipeline, table: str) -> None:

@@ -40,10 +40,11 @@ from sessionlake.lake.names import (
     SILVER,
 )
 from sessionlake.lake.positions import require_true
-from sessionlake.lake.storage import Kept, writing
+from sessionlake.lake.storage import writing
 from sessionlake.lake.table_files import opened
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upkeep import Kept
 from sessionlake.lake.upsert import Upsert
 from sessionlake.maintenance import Maintained, Maintenance, Reader, readers
 from sessionlake.silver import job

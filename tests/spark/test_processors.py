@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sessionlake.commands import doctor
 from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, LossError, ProcessorError
 from sessionlake.history.status import layer_statuses
@@ -406,6 +407,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
 
     arrive("a", 0)
     counted.run()
+    assert doctor._states(counted.settings)  # it keeps none
     shutil.copytree(checkpoint, older)
     arrive("b", 1)
     counted.run()

@@ -48,6 +48,7 @@ from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
+from sessionlake.protocol.silence import Silence
 from sessionlake.retention import removal as module
 from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
@@ -65,6 +66,16 @@ from support.retention import BATCHES, CUT, MINUTE, SPAN, START, TOPIC, Aging
 GONE = {CHANGES, CUTS, EVENTS, MESSAGES, PROGRESS, QUARANTINE, SNAPSHOT_INDEX, SNAPSHOTS}
 FLOOR = 10
 """The offset behind which the changes of the session that goes on begin."""
+
+
+def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, location: dict[str, Any]) -> None:
+    aging = Aging(spark, location)
+    for _ in range(2):
+        aging.take_in()
+    # Of each session silver has written another row of its progress since.
+    found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}
+    assert {table: (done.rows, done.waits) for table, done in found.items()} == dict.fromkeys(CUT, (0, ""))
+    assert retained(aging.reader) == {}
 
 
 class Cut(Aging):
@@ -382,7 +393,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     spark: Any, location: dict[str, Any]
 ) -> None:
     rnd, lake = random.Random(8), Lake(Settings(**location))
-    lake.ensure(spark, [PROGRESS, SESSIONS, LEDGER])
+    lake.ensure(spark, [PROGRESS, SESSIONS, LEDGER, MESSAGES])
     timeout = int(lake.settings.capture.session_timeout.total_seconds() * 1000)
     rows: dict[str, list[dict[str, Any]]] = {PROGRESS: [], SESSIONS: []}
     for number in range(300):  # most in both, with another beginning and end
@@ -400,12 +411,21 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
         session = *of, row["session_id"]
         firsts[session] = min(firsts.get(session, 1000), row["first_offset"] or 0)
         lasts[session], come[of] = max(lasts.get(session, last), last), max(come.get(of, last), last)
+    # A silence moves time on where silver has passed it.
+    silent = {("a", n): timeout * (n + 3) for n in range(3)}
+    found = [Silence(*place, 2000 - place[1], START + until, timeout) for place, until in silent.items()]
+    write_bronze(spark, lake, found)
+    judged = tuple(OffsetRange("a", n, 0, 1999, 2000) for n in range(3))
+    Ledger(lake).write(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
+    for place in (("a", 1), ("a", 2)):
+        moment = datetime.fromtimestamp((START + silent[place]) / 1000, UTC)
+        come[place] = max(come.get(place, moment), moment)
     least = dict[Any, int]()
     for session, last in lasts.items():
         if come[session[:2]] <= last + timedelta(milliseconds=2 * timeout):
             least[session[:2]] = min(least.get(session[:2], 1000), firsts[session])
-    found = Retention(spark, lake.settings)._remembered().to_pylist()
-    assert {(row["topic"], row["partition"]): row["first_offset"] for row in found} == least
+    told = Retention(spark, lake.settings)._remembered().to_pylist()
+    assert {(row["topic"], row["partition"]): row["first_offset"] for row in told} == least
 
 
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from sessionlake import maintenance
 from sessionlake.config import Settings, load_settings
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.names import BRONZE
-from sessionlake.lake.storage import Kept
+from sessionlake.lake.upkeep import Kept
 from sessionlake.pipeline import Layer, Pipeline, claimed
 from sessionlake.runtime.spark import spark_session, stop_spark
 

@@ -305,7 +305,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
 
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
     cut = {LEDGER: Retained(LEDGER, NOON, -1, 0, 0, LIMITS.empty_table())}
-    patch.setattr(batch_as_of, "retained", lambda _: cut)
+    patch.setattr(batch_as_of, "heads", lambda _: cut)
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
     return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)

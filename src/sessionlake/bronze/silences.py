@@ -63,7 +63,7 @@ class Silences:
         self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
         self._looked_at = time.monotonic()
         self._token, self._writes = lake.storage.token(BRONZE), count()
-        if self._after is not None and lake.storage.overtook(BRONZE):  # what the holder before may write comes too late
+        if self._after is not None and self._token:  # what a holder before may write comes too late
             retire(spark, lake, [MESSAGES], Txn.before(_APP, self._token))
 
     def is_time(self) -> bool:

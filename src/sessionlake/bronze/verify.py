@@ -26,7 +26,7 @@ from sessionlake.errors import BrokerError, LakeError
 from sessionlake.lake.names import BRONZE, MESSAGES
 from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
 from sessionlake.lake.progress import Span, spans
-from sessionlake.lake.retained import Beginning, beginnings, retained
+from sessionlake.lake.retained import Beginning, beginnings, heads
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
@@ -71,7 +71,7 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
     taken = spans(lake.reader(spark), BRONZE)  # before the topics: whose offsets are shifted is then known of all
     if not taken:
         raise LakeError("bronze holds no messages yet: `sessionlake run bronze --once` takes in what Kafka holds")
-    cut = retained(lake.reader(spark)).get(MESSAGES)
+    cut = heads(lake.reader(spark)).get(MESSAGES)
     taken = _left(taken, beginnings(lake.reader(spark)))
     known = latest(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch

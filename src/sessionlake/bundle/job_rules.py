@@ -21,6 +21,7 @@ RUNTIME_CONF = frozenset(
         "spark.databricks.delta.autoCompact.enabled",
         "spark.databricks.delta.optimizeWrite.enabled",
         "spark.master",
+        "spark.scheduler.mode",
         "spark.sql.redaction.options.regex",
         "spark.sql.streaming.stateStore.providerClass",
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",

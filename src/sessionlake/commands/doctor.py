@@ -216,8 +216,10 @@ def _books(settings: Settings) -> list[Finding]:
 
 
 def _states(settings: Settings) -> str:
-    stateful = [layer for layer in _checkpointed(settings) if layer != BRONZE]
+    without = {BRONZE, *(own.layer for own in settings.processors if own.key)}
+    stateful = [layer for layer in _checkpointed(settings) if layer not in without]
     for layer in stateful:
+        handover.require_states(settings, layer)
         refuse_lost_state(settings, layer)
     return "every layer has the states of its last batch"
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sessionlake.config import Settings
     from sessionlake.lake.erasures import Erasure
 
+ShortenGold = Annotated[
+    bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
+]
+
 
 def forget(
     session: Annotated[str, typer.Option("--session", help="The session's id.")],
@@ -25,9 +29,7 @@ def forget(
     wait: Annotated[
         int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside, and publications.")
     ] = 600,
-    shorten_gold: Annotated[
-        bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
-    ] = False,
+    shorten_gold: ShortenGold = False,
     config: Config = None,
 ) -> None:
     """Remove one session from every table, state, checkpoint and history; the receipt goes to standard output."""

@@ -13,7 +13,7 @@ from sessionlake.gold.declared import GoldTable, tables_of, with_finals
 from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.job import make_tables
 from sessionlake.gold.products import whole
-from sessionlake.gold.recompute import refuse_removed
+from sessionlake.gold.recompute import refuse_shorter
 from sessionlake.gold.verify import verify_gold
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, claimed
@@ -43,8 +43,16 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     return all(one.first is None for one in found) and all(of_tables)
 
 
-def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say) -> None:
-    """Makes a product anew, or all of them, out of all that silver holds."""
+def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False) -> None:
+    """Makes a product anew, or all of them, out of all that silver holds.
+
+    Args:
+        shorten: though retention has removed changes, so that what is made begins later.
+
+    Raises:
+        LakeError: retention has removed some, and it must not.
+        UsageError: there is no such product.
+    """
     known, of_tables = tables_of(settings), _of_tables(settings)
     chosen = [product for product in known if table in (None, product.table)]
     beside = [own for own in of_tables if table in (None, own.into)]
@@ -52,16 +60,17 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
         names = ", ".join([*(product.table for product in known), *(own.into for own in of_tables)])
         raise UsageError(f"{table} is no product of gold: there are {names}")
     if chosen:
-        _rebuild_kept_up(spark, settings, chosen, table, say)
+        _rebuild_kept_up(spark, settings, chosen, table, say, shorten=shorten)
     for own in beside:
         processors.rebuild(spark, settings, own.name, OutputFormat.TABLE, say)
 
 
 def _rebuild_kept_up(
-    spark: SparkSession, settings: Settings, chosen: Sequence[GoldTable], table: str | None, say: Say
+    spark: SparkSession, settings: Settings, chosen: Sequence[GoldTable], table: str | None, say: Say, *, shorten: bool
 ) -> None:
     with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
-        refuse_removed(Lake(settings), spark)
+        if not shorten:
+            refuse_shorter(Lake(settings), spark)
         for name, made in make_tables(spark, settings, chosen).items():
             what = "nothing was other before" if made.before is None else f"before:\n  {made.before}"
             say(f"{name} is made anew: {made.rows:,} rows; {what}")

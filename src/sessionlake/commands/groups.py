@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.commands.forget import ShortenGold
 from sessionlake.commands.options import OfTopic
 from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
@@ -142,11 +143,11 @@ def rebuild_silver(
 
 
 def _rebuild_gold(table: str | None) -> Callable[..., None]:
-    def command(config: Config = None) -> None:
+    def command(shorten_gold: ShortenGold = False, config: Config = None) -> None:
         settings = settings_of(config)
         from sessionlake.commands import gold
 
-        with_spark(settings, lambda spark: gold.rebuild(spark, settings, table, say))
+        with_spark(settings, lambda spark: gold.rebuild(spark, settings, table, say, shorten=shorten_gold))
 
     return command
 

@@ -36,14 +36,15 @@ def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputForm
     made = f"bronze.messages@v{found.version}: {found.messages} messages"
     if found.different is None:
         say(f"the interrupted rebuild of {found.table} from {made} is published; run it again for another")
-        return
-    say(f"{found.table} is rebuilt from {made}; beside the table before it: {found.different}")
+    else:
+        say(f"{found.table} is rebuilt from {made}; beside the table before it: {found.different}")
     if found.behind:
         say(f"{found.behind} of the messages are new to it")
     for reader in everything.processors:
         if reader.key and reader.source == found.table:
             say(to_be_rebuilt(reader))
-    _show(found.different, form)
+    if found.different is not None:
+        _show(found.different, form)
 
 
 def to_be_rebuilt(own: ProcessorSettings) -> str:

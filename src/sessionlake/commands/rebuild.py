@@ -61,14 +61,18 @@ def rebuild_silver(
     enriched_of(settings)
     with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
         found = rebuild(spark, settings, version=version, selection=selection)
-    say_rebuilt(found, say, selection)
+    say_rebuilt(found, settings, say, selection)
+
+
+def say_rebuilt(found: Rebuilt, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
+    """Says what came of a rebuild, and what is to be made of it next."""
+    _say_what_came(found, say, selection)
     for own in settings.processors:
         if own.key and own.source.startswith("silver."):
             say(to_be_rebuilt(own))
 
 
-def say_rebuilt(found: Rebuilt, say: Say, selection: Selection = EVERYTHING) -> None:
-    """Says what came of a rebuild."""
+def _say_what_came(found: Rebuilt, say: Say, selection: Selection) -> None:
     if found.finished:
         say(f"the interrupted rebuild of bronze.messages@v{found.version} is published; run it again for another")
         return

@@ -12,7 +12,7 @@ from sessionlake.commands.rebuild import say_rebuilt
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold import recover as gold
-from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER
+from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.lake.positions import drop_carried
 from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.tables import Lake
@@ -20,7 +20,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver import handover
 from sessionlake.silver.rebuild import recover as silver
-from sessionlake.silver.rebuild.rebuild import rebuild
+from sessionlake.silver.rebuild.rebuild import interrupted, rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED, require_whole_bronze
 from sessionlake.streaming.generations import require_whole
 from sessionlake.streaming.losses import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Say = Callable[[str], None]
+_Work = Callable[["SparkSession", Settings, Say], None]
 _ANEW = (SILVER, GOLD)
 """Layers of which everything can be made once more."""
 
@@ -49,17 +50,25 @@ class Lost(StrEnum):
     LEDGER = "ledger"
 
 
-def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say) -> None:
+def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, shorten: bool = False) -> None:
     """Recovers what is lost, and says what was found and done.
+
+    Args:
+        shorten: whether gold may be computed anew though retention has removed changes that it was made of.
 
     Raises:
         LakeError: there is nothing of the layer yet, or what it is made of is lost itself.
     """
     # Gold is emptied where silver has changed, and layers that follow must not read what is half done.
     layers = {Lost.BRONZE: Layer.BRONZE, Lost.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
-    work = {Lost.BRONZE: _bronze, Lost.SILVER: _silver, Lost.GOLD: _gold, Lost.LEDGER: _ledger}[lost]
+    work: dict[Lost, _Work] = {
+        Lost.BRONZE: _bronze,
+        Lost.SILVER: _silver,
+        Lost.GOLD: partial(_gold, shortens=shorten),
+        Lost.LEDGER: partial(_ledger, shortens=shorten),
+    }
     with claimed(spark, settings, layers, f"recovers {lost}", *([CLAIM] if layers is Layer.ALL else [])):
-        work(spark, settings, say)
+        work[lost](spark, settings, say)
 
 
 def _bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
@@ -83,18 +92,18 @@ def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
             "`sessionlake rebuild silver` makes it once more all the same"
         )
         return
-    say_rebuilt(done.rebuilt, say)
+    say_rebuilt(done.rebuilt, settings, say)
 
 
-def _gold(spark: SparkSession, settings: Settings, say: Say) -> None:
-    found = gold.recover(spark, settings)
+def _gold(spark: SparkSession, settings: Settings, say: Say, *, shortens: bool) -> None:
+    found = gold.recover(spark, settings, shortens=shortens)
     for loss in found:
         say(f"found: {loss}")
     told = "gold is emptied, and computed anew when it runs next" if found else None
     say(told or "found: nothing that is lost; nothing was changed")
 
 
-def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
+def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shortens: bool) -> None:
     """Layer by layer, those that the ledger has no batch of: so it can be run again wherever it has ended.
 
     Of entries that retention has removed, what bronze's come to stays: nothing else tells where its table began.
@@ -103,9 +112,10 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
     if not lake.exists(spark, MESSAGES):
         raise LakeError(f"there is nothing in {settings.place} that a ledger could be made of")
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
-    reader = lake.reader(spark)
-    old = [partial(refuse_old_ledger, reader, settings, of, handover.first_batch(settings, of)) for of in _ANEW]
-    loss = first_loss(partial(refuse_unreadable, spark, lake, [LEDGER]), *old)
+    readable = partial(refuse_unreadable, spark, lake, [LEDGER])
+    if interrupted(settings) is not None and first_loss(readable) is None:
+        say_rebuilt(rebuild(spark, settings), settings, say)  # what has died in this command, perhaps
+    loss = first_loss(readable, *(partial(_refuse_old, spark, lake, layer) for layer in _ANEW))
     say(f"found: {loss or 'a ledger that can be read, and ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
@@ -115,13 +125,20 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say) -> None:
     if lacks or first_loss(lambda: require_whole(settings.checkpoint(BRONZE), BRONZE)):
         _bronze(spark, settings, say)
     if lacks_batches(spark, lake, SILVER):
-        say_rebuilt(rebuild(spark, settings, compares=unread is None), say)
+        say_rebuilt(rebuild(spark, settings, compares=unread is None), settings, say)
     if lacks_batches(spark, lake, GOLD):
-        gold.empty(spark, settings)
+        gold.empty(spark, settings, shortens=shortens)
         say("gold is emptied, and computed anew when it runs next")
     for own in settings.processors:
         if lacks_batches(spark, lake, own.layer):
             say(f"{own.layer}: nothing says what its batches took in: start the processor over under another name")
+
+
+def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
+    """Of a layer that it has no batch of, a ledger is not older than the layer's checkpoint: it lacks the layer."""
+    first = handover.known_first_batch(lake.settings, layer)
+    if first is not None and not lacks_batches(spark, lake, layer):
+        refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
 
 
 def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
@@ -135,7 +152,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
             require_whole_bronze(lake.reader(spark))
         except LakeError as error:
             raise LakeError(f"{error}, and so {LEDGER} cannot be made anew: put it back from a backup") from None
-    drop_carried(spark, lake, _ANEW)
+    drop_carried(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.last_commit(spark, LEDGER).version)

@@ -20,7 +20,7 @@ from sessionlake.gold.final import make_final_anew, places_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.late import make_late_anew
 from sessionlake.gold.making import note_making
-from sessionlake.gold.recompute import changes_read, recomputed, version_read
+from sessionlake.gold.recompute import changes_read, recomputed, refuse_removed, version_read
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.lake.commit import retire
 from sessionlake.lake.kept_up import kept_up, note_names
@@ -102,13 +102,31 @@ def _adopted(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
 
 
 def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Marks the products that gold did not keep up when it ran last: they have missed batches."""
+    """Marks the products that gold did not keep up when it ran last: they have missed batches.
+
+    Raises:
+        LakeError: made anew, one of them would begin later than it does.
+    """
     noted = kept_up(spark, lake)
     for product in products:
         if product.table == AVERAGES:
             continue  # no version of gold has left it out
         if noted is not None and product.name not in noted:
+            _refuse_cut(spark, lake, product)
             mark_incomplete(spark, lake, product)
+
+
+def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
+    """Returns if a table that is to be made anew would lose none of the changes that it was made of."""
+    if _logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
+        return
+    try:
+        refuse_removed(lake, spark)
+    except LakeError as error:
+        raise LakeError(
+            f"{error}. {product.table} was left out of the configuration for a while: made anew with what it missed, "
+            f"it would begin later. Leave it out, or, if it may, drop it first ({lake.identifier(product.table)})"
+        ) from error
 
 
 def note_kept_up(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:

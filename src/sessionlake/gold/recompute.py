@@ -17,7 +17,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.slow import new_points
 from sessionlake.lake.names import CHANGES, GOLD
-from sessionlake.lake.retained import retained
+from sessionlake.lake.retained import heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import dense
@@ -49,9 +49,23 @@ def refuse_removed(lake: Lake, spark: SparkSession) -> None:
     Raises:
         LakeError: retention has removed some.
     """
-    found = retained(lake.reader(spark)).get(CHANGES)
+    found = heads(lake.reader(spark)).get(CHANGES)
     if found is not None and found.gone:
         raise LakeError(f"{found.since}: what gold made of them cannot be computed once more")
+
+
+def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
+    """Returns if what is computed anew begins where it did.
+
+    Raises:
+        LakeError: retention has removed changes that it was made of; naming how to have it so all the same.
+    """
+    try:
+        refuse_removed(lake, spark)
+    except LakeError as error:
+        raise LakeError(
+            f"{error}. --shorten-gold has it computed from what is left, so that it begins later"
+        ) from error
 
 
 def version_read(settings: Settings) -> int | None:

@@ -32,7 +32,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.progress import windows
 from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.lake.retained import cut_of, retained
+from sessionlake.lake.retained import cut_of, heads
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
@@ -131,7 +131,7 @@ def _found(reader: TableReader, rows: Sequence[Row], batch: int) -> tuple[int, d
         if end is not None and _versions(entries, end).keys() == written:
             break
     else:
-        cut = retained(reader).get(LEDGER)
+        cut = heads(reader).get(LEDGER)
         if cut is not None:  # which table had which version may be among what is gone
             raise LakeError(f"batch {batch}: {cut.since}, and does not say what it left")
     return _as_of(entries, batch)

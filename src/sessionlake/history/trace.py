@@ -31,7 +31,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.progress import covering, has_taken_in, last_merged, spans, windows
 from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.retained import beginnings, begins, retained
+from sessionlake.lake.retained import beginnings, begins, heads
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.message import MessageType
@@ -197,7 +197,7 @@ def _require_entries(
         NotThereError: retention has removed the entry.
     """
     batch, layer = found
-    cut = None if batch is not None else retained(reader).get(LEDGER)
+    cut = None if batch is not None else heads(reader).get(LEDGER)
     if cut is not None and has_taken_in(reader, layer, topic, partition, offset):
         raise NotThereError(
             f"topic {topic}, partition {partition}: {layer} has taken in offset {offset}, but {cut.since}, its batch "
@@ -211,7 +211,7 @@ def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
     Raises:
         NotThereError: retention has removed rows of the batch that judged it.
     """
-    known = retained(reader)
+    known = heads(reader)
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotThereError(

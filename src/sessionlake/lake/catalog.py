@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.lake.catalog_history import age_of, first_read, last_vacuum
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
@@ -23,27 +24,17 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
 from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.storage import (
-    PURGED,
-    Compacted,
-    Kept,
-    Limits,
-    Staged,
-    Storage,
-    Vacuumed,
-    quote,
-    text,
-    writing,
-)
+from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote, text, writing
 from sessionlake.lake.table_schema import TableSchema
 from sessionlake.lake.txn import CLAIMED_APP, Txn
+from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Upsert
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
-    from pyspark.sql import DataFrame, DataFrameWriter, Row, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 
 # OPTIMIZE has something to do if there are so many files, and more than this times what full ones would be.
@@ -51,6 +42,12 @@ _MANY_FILES = 50
 _WASTE = 2
 _FULL_BYTES = 128 << 20
 _VACUUM_EVERY = timedelta(days=1)
+# As long as the log: whoever rests for longer could not go on by it, either.
+_RESTS = timedelta(days=30)
+_VACUUMS = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "true",
+}
 # Of two processes that create a table at once, one fails, perhaps before the other's is there.
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
@@ -75,6 +72,8 @@ class Catalog(Storage):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        # A platform that vacuums by itself goes by this alone, and knows of no reader that rests.
+        self.files_stay = max(self.files_stay, _RESTS)
         # Properties of tables that are known to be there, while these are remembered; None: not asked for yet.
         self._known: dict[str, dict[str, str] | None] | None = None
 
@@ -202,16 +201,14 @@ class Catalog(Storage):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
-        properties = ", ".join(
-            f"'{key}' = '{value}'" for key, value in schema.properties(self._settings.maintain.keep).items()
-        )
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in schema.properties(self.files_stay).items())
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
             + (f" CLUSTER BY ({keys})" if keys else "")
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:
-            self._known[table] = schema.properties(self._settings.maintain.keep)
+            self._known[table] = schema.properties(self.files_stay)
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`."""
@@ -299,6 +296,10 @@ class Catalog(Storage):
         """See `Storage`."""
         writer.saveAsTable(self.identifier(table))
 
+    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
+        """See `Storage`."""
+        return first_read(self.delta(spark, table), table)
+
     # -- upkeep
 
     def exclusive(self, table: str) -> AbstractContextManager[None]:
@@ -338,26 +339,26 @@ class Catalog(Storage):
         """See `Storage`; the log's entries go when the platform cleans it up."""
         del since
         self.set_property(spark, table, PURGED, why)
-        at_once = "spark.databricks.delta.retentionDurationCheck.enabled"
-        with conf(spark, {at_once: "false", "spark.databricks.delta.vacuum.logging.enabled": "true"}):
+        with conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
         return self._vacuumed(spark, table)
 
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`: what VACUUM has to do shows only when it is done."""
         del kept
-        last = self._last_vacuum(spark, table)
+        last = last_vacuum(self.delta(spark, table))
         return last is None or datetime.now(UTC) - last["timestamp"].astimezone(UTC) >= _VACUUM_EVERY
 
     def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
         """See `Storage`; the log is the platform's own matter."""
-        hours = math.ceil(max(kept.span, self._behind(spark, table, kept.since)) / timedelta(hours=1))
-        with conf(spark, {"spark.databricks.delta.vacuum.logging.enabled": "true"}):
+        behind = timedelta(0) if kept.since is None else age_of(self.delta(spark, table), kept.since)
+        hours = math.ceil(max(kept.span, behind) / timedelta(hours=1))
+        with conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN {hours} HOURS").collect()
         return self._vacuumed(spark, table)
 
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
-        last = self._last_vacuum(spark, table)
+        last = last_vacuum(self.delta(spark, table))
         told = {} if last is None else last["operationMetrics"]
         return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
 
@@ -365,17 +366,6 @@ class Catalog(Storage):
         """How many files a table has, and their bytes."""
         row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
-
-    def _last_vacuum(self, spark: SparkSession, table: str) -> Row | None:
-        history = self.delta(spark, table).history().where("operation = 'VACUUM START'")
-        return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
-
-    def _behind(self, spark: SparkSession, table: str, since: int | None) -> timedelta:
-        """How old the oldest version is that somebody has yet to read."""
-        if since is None:
-            return timedelta(0)
-        row = self.delta(spark, table).history().where(f"version = {int(since)}").select("timestamp").first()
-        return timedelta(0) if row is None else datetime.now(UTC) - row["timestamp"].astimezone(UTC)
 
 
 class _StagedFrame:

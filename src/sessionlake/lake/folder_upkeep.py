@@ -22,10 +22,11 @@ from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.storage import Compacted, Kept, Vacuumed, quote
+from sessionlake.lake.storage import quote
 from sessionlake.lake.table_files import opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
+from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:

@@ -33,10 +33,11 @@ from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
-from sessionlake.lake.storage import PURGED, Compacted, Kept, Limits, Staged, Storage, Vacuumed, quote
+from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote
 from sessionlake.lake.table_files import live, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.laptop.home import claim, require_home, turn
 from sessionlake.runtime.frames import Rows
@@ -162,7 +163,7 @@ class Folders(Storage):
         del spark
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         declared = Schema.from_json(StructType.fromDDL(columns).json())
-        wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
+        wanted = {**schema.properties(self.files_stay), **self.log}
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)

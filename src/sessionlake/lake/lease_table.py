@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,21 @@ from sessionlake.runtime.spark import own_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Under fair scheduling, jobs of a pool of their own get their share of the cores as tasks of others end.
+_POOL = "spark.scheduler.pool"
+
+
+@contextmanager
+def _first(spark: SparkSession) -> Iterator[None]:
+    """Has this thread's jobs wait for no others: the work that a lease protects may keep every core busy for long."""
+    context = spark.sparkContext
+    before = context.getLocalProperty(_POOL)
+    context.setLocalProperty(_POOL, "leases")
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_POOL, before)
 
 
 class SparkLeases:
@@ -42,7 +58,8 @@ class SparkLeases:
 
     def read(self, name: str) -> Lease | None:
         """See `LeaseTable`."""
-        found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
+        with _first(self._spark):
+            found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
     def write(self, lease: Lease) -> bool:
@@ -50,7 +67,7 @@ class SparkLeases:
         from pyspark.sql import functions as F
 
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
-        with interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
+        with _first(spark), interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
             if lease.number == 1:  # a new row
                 row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
                 self._storage.save(writing(row, LEASES, txn, "append"), LEASES)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from operator import eq
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.books import Books
 from sessionlake.lake.commit import append
 from sessionlake.lake.names import GOLD, LEDGER, SILVER
-from sessionlake.lake.reading import TableReader, begins_with
+from sessionlake.lake.reading import Condition, TableReader, begins_with
 from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD, Txn
@@ -26,6 +27,7 @@ from sessionlake.protocol.types import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_OF_REBUILD: Condition = ("app_id", begins_with, REBUILD)
 _NEVER = datetime.fromtimestamp(0, UTC)
 RECOVERED = "recovered"
 """The `source` of an entry that was made of what a table holds: of a batch, or of all batches before it together."""
@@ -87,8 +89,9 @@ class LedgerEntry:
 class Ledger:
     """Appends entries, at times that tell which of a layer's are from before its last rebuild, and which from after it.
 
-    A machine's clock may be set back, at a rebuild or since. So a rebuild's entry is later than all that there are, and
-    no entry of its layer is earlier than the rebuild's. One job has one of these: its layer is not rebuilt meanwhile.
+    A machine's clock may be set back, at a rebuild or since. So a rebuild's entry is later than those of its layer, and
+    than all other rebuilds', and no entry of its layer comes before it. One job has one of these: its layer is not
+    rebuilt meanwhile.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -107,7 +110,8 @@ class Ledger:
     def _earliest(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
         """Just behind the entries that this one is after."""
         if entry.txn.app_id.startswith(REBUILD):
-            return _behind(Books(self._lake.reader(spark)).entries())
+            books = Books(self._lake.reader(spark))
+            return _behind(chain(books.entries(("layer", eq, entry.layer)), books.entries(_OF_REBUILD)))
         if entry.layer not in self._rebuilt:
             self._rebuilt[entry.layer] = rebuilt_by(self._lake.reader(spark), entry.layer)
         return self._rebuilt[entry.layer]
@@ -115,7 +119,7 @@ class Ledger:
 
 def rebuilt_by(reader: TableReader, layer: str) -> datetime:
     """Just behind the last rebuild of the layer, which may be in the future; long ago, if it never was rebuilt."""
-    return _behind(Books(reader).entries(("layer", eq, layer), ("app_id", begins_with, REBUILD)))
+    return _behind(Books(reader).entries(("layer", eq, layer), _OF_REBUILD))
 
 
 def _behind(entries: Iterator[pa.RecordBatch]) -> datetime:

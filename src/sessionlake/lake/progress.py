@@ -69,6 +69,23 @@ def last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> in
     return max((number for number in found if number is not None), default=None)
 
 
+def began_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
+    """The first offset of each topic-partition that the layer has taken in since a moment."""
+    found: dict[TopicPartition, int] = {}
+    for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]):
+        for row in _ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
+            place = row["topic"], row["partition"]
+            found[place] = min(row["first_min"], found.get(place, row["first_min"]))
+    return found
+
+
+def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
+    """The number of the layer's first batch since a moment; None if there is none."""
+    late = reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["batch_id"])
+    found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
+    return min((number for number in found if number is not None), default=None)
+
+
 def last_merged(reader: TableReader) -> int:
     """The last of silver's batches that the merged tables have; -1 before the first."""
     merges = Books(reader, "source_to").entries(*_of(SILVER_TABLES))

@@ -6,9 +6,10 @@ table has a row of its own (without a topic), and one for each place or session 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import eq
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ from sessionlake.lake.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.lake.reading import TableReader
+from sessionlake.lake.reading import Condition, TableReader, among, is_null
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
@@ -108,15 +109,27 @@ class Retained:
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
-def retained(reader: TableReader) -> dict[str, Retained]:
+def retained(reader: TableReader, *tables: str) -> dict[str, Retained]:
     """What is gone, by table.
+
+    Args:
+        tables: these alone, if any are given: of some, there is a limit for every session that ever was.
 
     Raises:
         LakeError: it was written by a later version.
     """
+    return _retained(reader, [("table", among, list(tables))] if tables else [])
+
+
+def heads(reader: TableReader) -> dict[str, Retained]:
+    """As `retained`, without the limits, which are many."""
+    return _retained(reader, [("topic", is_null, None)])
+
+
+def _retained(reader: TableReader, conditions: Sequence[Condition]) -> dict[str, Retained]:
     if not reader.exists(RETAINED):
         return {}
-    rows = reader.table(RETAINED).cast(_SCHEMA)
+    rows = reader.table(RETAINED, *conditions).cast(_SCHEMA)
     if any(found != FORMAT for found in pc.unique(rows["format"]).to_pylist()):
         raise LakeError(f"{RETAINED} is of another format than {FORMAT}: a later version of sessionlake has written it")
     heads = rows.filter(pc.is_null(rows["topic"])).select(["table", *(name for name, _ in _HEAD)])
@@ -127,8 +140,8 @@ def retained(reader: TableReader) -> dict[str, Retained]:
 
 
 def cut_of(reader: TableReader, table: str) -> Retained | None:
-    """What is gone of a table."""
-    return by_table(retained(reader)).get(table)
+    """What is gone of a table, without the limits."""
+    return by_table(heads(reader)).get(table)
 
 
 def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
@@ -183,7 +196,7 @@ class Beginning:
 
 def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
     """Where bronze begins, of the topic-partitions of which messages are gone."""
-    found = retained(reader).get(MESSAGES)
+    found = retained(reader, MESSAGES).get(MESSAGES)
     rows = [] if found is None else found.limits.to_pylist()
     return {(r["topic"], r["partition"]): Beginning(r["limit"], r["highest_timestamp"]) for r in rows}
 
@@ -195,8 +208,5 @@ def begins(place: TopicPartition, at: Beginning) -> str:
 
 def floor_of(reader: TableReader, topic: str, session_id: str) -> int | None:
     """The last position of a session's changes that are gone; None if none is."""
-    found = retained(reader).get(CHANGES)
-    if found is None:
-        return None
-    own = found.limits.filter((pc.field("topic") == topic) & (pc.field("session_id") == session_id))
-    return own["limit"][0].as_py() if own.num_rows else None
+    own = ("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)
+    return next((row["limit"] for row in reader.rows(RETAINED, *own, columns=["limit"])), None)

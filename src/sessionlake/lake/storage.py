@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
@@ -20,6 +20,7 @@ from sessionlake.lake.reading import TableReader, of_keys
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
+from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import conf
@@ -71,37 +72,6 @@ class Limits:
     index_bytes: int
 
 
-@dataclass(frozen=True)
-class Compacted:
-    """How many files a table had before small ones were merged, and has since."""
-
-    before: int
-    after: int
-
-
-@dataclass(frozen=True)
-class Vacuumed:
-    """Files that no version needed any more, and their bytes, where these are known."""
-
-    files: int
-    freed: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What of a table's history must stay.
-
-    Attributes:
-        span: how far back from now, of its files.
-        since: the oldest version that a stream has yet to read, if any.
-        versions: how far back, of its log, where that is removed here; None: as far.
-    """
-
-    span: timedelta
-    since: int | None = None
-    versions: timedelta | None = None
-
-
 def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
     """Spark's writer of the rows, which Delta passes over if a commit of the transaction is in the table."""
     return rows.write.format("delta").mode(mode).options(txnAppId=txn.on(table), txnVersion=txn.version)
@@ -123,6 +93,7 @@ class Storage(ABC):
         needs_session: whether tables can be read only by Spark.
         keeps_functions: whether SQL functions and views stay when the session ends.
         log: properties of every table that say who removes its log.
+        files_stay: how long files that no version names stay, by the tables' property.
     """
 
     limits: Limits
@@ -133,6 +104,7 @@ class Storage(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.files_stay = settings.maintain.keep
 
     # -- where tables are
 
@@ -256,7 +228,7 @@ class Storage(ABC):
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""
-        self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
+        self.set_missing(spark, table, {RETENTION: interval(self.files_stay), **self.log})
 
     def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""
@@ -266,6 +238,15 @@ class Storage(ABC):
         return present
 
     # -- reading
+
+    def first_read(self, spark: SparkSession, table: str) -> dict[str, int]:
+        """A stream's options, by which it begins in the order of the table's commits: here its files have that order.
+
+        Raises:
+            LakeError: it cannot.
+        """
+        del spark, table
+        return {}
 
     @abstractmethod
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:

@@ -23,7 +23,7 @@ from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput
 from sessionlake.lake.names import LEDGER, REFERENCE
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import retained
+from sessionlake.lake.retained import heads
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema
@@ -173,7 +173,7 @@ class KeyedTable:
             LakeError: retention has removed some.
         """
         own = self._own
-        if (cut := retained(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
+        if (cut := heads(self.lake.reader(spark)).get(own.source)) is not None and cut.gone:
             raise LakeError(f"{cut.since}: processor {own.name} goes by all rows of a key")
         return self.lake.read(spark, own.source, version)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from operator import eq, ge, le
+from operator import eq, le
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -31,11 +31,12 @@ from sessionlake.lake.names import (
     SILVER,
     SNAPSHOTS,
 )
-from sessionlake.lake.progress import ends, last_batch, last_merged
+from sessionlake.lake.progress import began_since, ends, first_batch_since, last_batch, last_merged
 from sessionlake.lake.retained import CLAIM, LIMITS, REMOVED_TOGETHER, Retained, expired, retained, store
+from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.types import Row, TopicPartition
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.retention import rules
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
@@ -170,12 +171,15 @@ class Retention:
             raise _WaitsError(f"{LEDGER} begins later, and says how old rows are")
         if table == MESSAGES:
             return _Due(rules.of_places(self._messages(bound)))
-        batch, offsets = self._judged_before(bound)
+        batch = self._judged_before(bound)
         if table in {QUARANTINE, EVENTS}:
-            return _Due(rules.of_places(offsets), batch)
+            return _Due(rules.of_places(self._aged(SILVER, bound)), batch)
         batch = min(batch, last_merged(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
+        if batch < 0:
+            return _Due(LIMITS.empty_table())
+        if table == CHANGES:
             filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(SESSION))
             rule = RuleBook(self._settings.capture)
             kept = self._kept(batch)
@@ -207,25 +211,17 @@ class Retention:
     def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
         """The last offset of each topic-partition that the layer had taken in before a moment."""
         reader = self._lake.reader(self._spark)
-        found = dict(ends(reader, layer))
-        for row in self._since(layer, bound, "offsets"):
-            for item in row["offsets"]:
-                place = item["topic"], item["partition"]
-                if place in found:  # else it has come in since
-                    found[place] = min(found[place], item["first"] - 1)
-        return found
+        later = began_since(reader, layer, bound)
+        return {place: min(last, later.get(place, last + 1) - 1) for place, last in ends(reader, layer).items()}
 
-    def _judged_before(self, bound: datetime) -> tuple[int, dict[TopicPartition, int]]:
-        """The last batch of silver of before a moment, and where it had come to."""
-        last = last_batch(self._lake.reader(self._spark), SILVER)
+    def _judged_before(self, bound: datetime) -> int:
+        """The last batch of silver of before a moment."""
+        reader = self._lake.reader(self._spark)
+        last = last_batch(reader, SILVER)
         if last is None:
             raise _WaitsError(f"{SILVER} has not begun")
-        later = [row["batch_id"] for row in self._since(SILVER, bound, "batch_id")]
-        return min([last, *(batch - 1 for batch in later)]), self._aged(SILVER, bound)
-
-    def _since(self, layer: str, bound: datetime, *columns: str) -> Sequence[Row]:
-        conditions = ("layer", eq, layer), ("committed_at", ge, bound)
-        return list(self._lake.reader(self._spark).rows(LEDGER, *conditions, columns=list(columns)))
+        first = first_batch_since(reader, SILVER, bound)
+        return last if first is None else min(last, first - 1)
 
     def _read_by_gold(self) -> int:
         """The last batch of which gold has read all changes."""
@@ -252,12 +248,21 @@ class Retention:
         found = lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged(lake.reader(spark))).select(*columns)
         if lake.exists(spark, SESSIONS):
             found = found.unionByName(lake.read(spark, SESSIONS).select(*columns))
-        come = found.groupBy(*_PLACE).agg(F.max("last").alias("come"))
+        told = found.select(*_PLACE, F.col("last").alias("come")).unionByName(as_frame(spark, self._silent()))
+        come = told.groupBy(*_PLACE).agg(F.max("come").alias("come"))
         each = found.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
         timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
         over = F.coalesce(F.col("come") > F.col("last") + F.lit(timeouts), F.lit(col=False))
         held = each.join(F.broadcast(come), [*_PLACE]).where(~over)
         return held.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()
+
+    def _silent(self) -> pa.Table:
+        """How far silences that silver has passed have moved stream time on, by topic-partition."""
+        reader = self._lake.reader(self._spark)
+        judged = ends(reader, SILVER)
+        found = [one for one in silences(reader) if one.behind <= judged.get(one.place, -1)]
+        rows = [{"topic": one.topic, "partition": one.partition, "come": one.until} for one in found]
+        return pa.Table.from_pylist(rows, _COME)
 
     def _last_progress(self) -> pa.Table:
         from pyspark.sql import functions as F
@@ -266,5 +271,6 @@ class Retention:
         return lives.agg(F.max("_batch").alias("_batch")).toArrow()
 
 
+_COME = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("come", pa.int64())])
 _NOBODY = pa.table({"topic": pa.array([], pa.string()), "partition": pa.array([], pa.int32()),
                     "first_offset": pa.array([], pa.int64())})  # fmt: skip

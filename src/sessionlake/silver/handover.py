@@ -39,6 +39,7 @@ class Handover(msgspec.Struct, frozen=True):
         first_batch: number of the stream's first batch: `_batch` goes on rising.
         shards: how many the states are of.
         rebuild: names the rebuild.
+        stored: the shards that have a state; None of an older version, which did not note it.
     """
 
     bronze_version: int
@@ -46,6 +47,7 @@ class Handover(msgspec.Struct, frozen=True):
     shards: int
     rebuild: str
     format: int = 1
+    stored: list[int] | None = None
 
 
 _QUERY = "query.json"
@@ -80,6 +82,19 @@ def read(place: Path, layer: str = SILVER) -> Handover | None:
 def in_force(settings: Settings, layer: str = SILVER) -> Handover | None:
     """The handover that a layer's stream begins from, or began from."""
     return read(folder(settings, layer), layer)
+
+
+def require_states(settings: Settings, layer: str) -> None:
+    """Returns if every state that a handover in force has brought is there: without one, its sessions begin anew.
+
+    Raises:
+        LossError: naming the file of one that is not.
+    """
+    begin = in_force(settings, layer)
+    if begin is not None and begin.stored is not None:
+        lost = sorted({*begin.stored} - {*numbers(settings, layer)})
+        if lost:
+            raise LossError(f"{layer}: {folder(settings, layer) / f'{lost[0]}.state'} is gone", way_on(layer))
 
 
 def hold(settings: Settings, version: int, layer: str) -> None:
@@ -126,11 +141,14 @@ def prepare(
     place = prepared(settings, layer)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
+    stored = []
     for shard, state in states:
         write_whole(place / f"{shard}.state", state)
+        stored.append(shard)
     if query is not None:
         write_whole(place / _QUERY, query)
-    write_whole(place / "handover.json", msgspec.json.encode(handover))
+    whole = msgspec.structs.replace(handover, stored=sorted(stored))
+    write_whole(place / "handover.json", msgspec.json.encode(whole))
 
 
 def restart(
@@ -174,6 +192,14 @@ def first_batch(settings: Settings, layer: str = SILVER) -> int:
     """The number of the first batch of a layer's checkpoint, which Spark counts as 0."""
     begin = in_force(settings, layer)
     return 0 if begin is None else begin.first_batch
+
+
+def known_first_batch(settings: Settings, layer: str = SILVER) -> int | None:
+    """As `first_batch`; None where the handover in force cannot be read."""
+    try:
+        return first_batch(settings, layer)
+    except LossError:
+        return None
 
 
 def next_batch(settings: Settings, layer: str = SILVER) -> int:

@@ -30,7 +30,7 @@ from sessionlake.silver.fold.unpack import Unpack, unpacked
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.quarantine import whole
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import (
@@ -128,11 +128,22 @@ def packed(
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **PASSING_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
+    elif last_planned(settings.checkpoint(layer)) is None:
+        options |= _first_read(spark, lake, layer)
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
     columns = (shard, "topic", "partition", "offset", "timestamp", "key", "value")
     return raw.select(*columns).mapInArrow(packer, PACKED_SCHEMA)
+
+
+def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
+    """See `Storage.first_read`."""
+    try:
+        return lake.storage.first_read(spark, MESSAGES)
+    except LakeError as error:
+        name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
+        raise LakeError(f"{layer}: {error}. `sessionlake rebuild {name}` begins it with all that bronze has") from error
 
 
 class _SilverBatch:

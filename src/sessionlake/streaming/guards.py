@@ -171,6 +171,7 @@ def committing(
         raise _changed(layer, batch, done.judged_by, judged_by)
     note = _begun(settings, layer)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
+    Lake(settings).storage.require_claims()  # the note may be that of whoever has taken the layer over
     write_whole(note, msgspec.json.encode(Begun(batch, config_hash, spans, judged_by)))
     yield
     note.replace(_done(settings, layer))

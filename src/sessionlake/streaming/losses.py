@@ -17,7 +17,7 @@ from sessionlake.lake.erasures import erasures
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
 from sessionlake.lake.progress import last_batch, spans
 from sessionlake.lake.reading import TableReader, begins_with
-from sessionlake.lake.retained import retained
+from sessionlake.lake.retained import heads
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
 from sessionlake.lake.tables import Lake
@@ -68,7 +68,7 @@ def refuse_lost_ledger(
     """
     lake = Lake(settings)
     there = lake.exists(spark, LEDGER)
-    cut = retained(lake.reader(spark)).get(LEDGER) if there else None
+    cut = heads(lake.reader(spark)).get(LEDGER) if there else None
     if cut is not None and cut.removed and stored_sums(lake.reader(spark)).cut is None:
         raise LossError(
             f"{cut.since}, and {POSITIONS}, which has their only sums, is gone", "Put it back from a backup"
@@ -345,7 +345,7 @@ def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, know
 
 def gone_rows(reader: TableReader) -> Counter[str]:
     """How many rows of each table retention has removed, or were a forgotten session's: noted before they are gone."""
-    found = Counter({table: cut.gone for table, cut in retained(reader).items()})
+    found = Counter({table: cut.gone for table, cut in heads(reader).items()})
     known = erasures(reader)
     rebuilds = Books(reader).entries(("layer", eq, SILVER), ("app_id", begins_with, REBUILD)) if known else ()
     rebuilt = max((entry["committed_at"] for entry in rows_of(rebuilds)), default=None)

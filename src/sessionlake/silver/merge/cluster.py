@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
 from sessionlake.lake.storage import quote
+from sessionlake.lake.tables import Lake
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, Source
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, Source
 from sessionlake.silver.merge.sessions import newest_progress
+
+# A task sorts its changes in memory.
+_CHANGES_A_TASK = 1_000_000
 
 
 class ClusterSource(Source):
-    """Makes the sources of the two MERGEs by Spark, for ranges of any size."""
+    """Makes the sources of the two MERGEs by Spark, for ranges of any size.
+
+    Args:
+        changes: about how many rows there are.
+    """
+
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int) -> None:
+        super().__init__(spark, lake, settings, batches)
+        self._tasks = max(spark.sparkContext.defaultParallelism, changes // _CHANGES_A_TASK)
 
     def _between(self, table: str) -> DataFrame:
         from pyspark.sql import functions as F
@@ -40,8 +53,7 @@ class ClusterSource(Source):
         anew = [row["session_id"] for row in filled_late.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
         if anew:
             changes = changes.join(F.broadcast(filled_late), list(SESSION), "left_anti").select(*changes.columns)
-        tasks = self._spark.sparkContext.defaultParallelism
-        by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
+        by_session = changes.repartition(self._tasks, *(F.col(name) for name in SESSION))
         net = by_session.mapInArrow(NetChanges(self._columns), net_ddl(self._columns))
         if anew:
             net = net.unionByName(self._refolded(filled_late, anew))
@@ -75,7 +87,5 @@ class ClusterSource(Source):
         if len(names) <= NAMED_SESSIONS:
             history = history.where(F.col("session_id").isin(names))
         own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
-        by_session = own.select(*(quote(name) for name in self._read)).repartition(
-            self._spark.sparkContext.defaultParallelism, *SESSION
-        )
+        by_session = own.select(*(quote(name) for name in self._read)).repartition(self._tasks, *SESSION)
         return by_session.mapInArrow(Refolded(self._columns), net_ddl(self._columns))

@@ -35,7 +35,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.progress import batches_after, last_merged
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.txn import Txn, merges_of
 from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.frames import Rows
@@ -50,12 +50,13 @@ from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# One merge takes in at most this many messages (or one batch, if that is larger): its memory is bounded.
+# One merge takes in at most so many messages, and changes (or one batch, if that is larger): its memory is bounded.
 _MERGE_MESSAGES = 2_000_000
+_MERGE_CHANGES = 10_000_000
 # Of batches that wait, so many changes are kept in memory; those of more are read again.
 _CHANGES_AT_HAND = 100_000
 _MERGED = (CHANGES, PROGRESS, CUTS)
-_WRITTEN = (ROWS, SESSIONS, SNAPSHOTS, LEDGER)
+_WRITTEN = (ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Waiting:
 
 
 def _app_id(waiting: Sequence[Waiting]) -> str:
-    return f"{waiting[0].app_id}:{SILVER_TABLES}"
+    return merges_of(waiting[0].app_id)
 
 
 def _changes(outputs: Iterable[TableOutput]) -> int:
@@ -212,10 +213,10 @@ class TableMerger:
         with self._lock:
             if self._waiting is None:
                 self._waiting = self._not_merged_by_others()
-            taken, messages = 0, 0
+            taken, messages, changes = 0, 0, 0
             for item in self._waiting:
-                messages += item.messages
-                if taken and messages > _MERGE_MESSAGES:
+                messages, changes = messages + item.messages, changes + item.changes
+                if taken and (messages > _MERGE_MESSAGES or changes > _MERGE_CHANGES):
                     break
                 taken += 1
             return self._waiting[:taken]

@@ -62,5 +62,5 @@ def sources(spark: SparkSession, lake: Lake, settings: Settings, batches: BatchR
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
             return MergeSources(small.rows(), small.sessions())
-    large = ClusterSource(spark, lake, settings, batches)
+    large = ClusterSource(spark, lake, settings, batches, changes)
     return MergeSources(large.rows(), large.sessions())

@@ -25,9 +25,10 @@ from sessionlake.lake.names import (
     RESTATEMENTS,
     RULE_RESULTS,
     SENSOR_AVERAGES,
+    SILVER,
 )
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD, Txn
+from sessionlake.lake.txn import REBUILD, Txn, merges_of
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.generations import Generations
@@ -48,10 +49,11 @@ def gold_tables(settings: Settings) -> tuple[str, ...]:
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
     """What a process that stands still has yet to commit of a query that ends here must not come into the tables."""
-    if lake.storage.token(layer):
+    token = lake.storage.token(layer)
+    if token:
         for app_id in _query_ids(spark, lake, layer):
-            last = Txn.last(app_id)
-            for txn in (last, last.second):
+            last, merges = Txn.last(app_id), Txn.before(merges_of(app_id), token)
+            for txn in (last, last.second, *([merges] if layer == SILVER else [])):
                 retire(spark, lake, (*tables, LEDGER), txn)
 
 

@@ -32,7 +32,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import beginnings, forget, retained
+from sessionlake.lake.retained import beginnings, forget, heads
 from sessionlake.lake.silences import messages_of, silences_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD, Txn
@@ -221,7 +221,7 @@ def _require_uncut(reader: TableReader) -> None:
     Raises:
         LakeError: retention has removed rows of silver.
     """
-    cut = [found for table, found in sorted(retained(reader).items()) if table in REPLAYED]
+    cut = [found for table, found in sorted(heads(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(f"{cut[0].since}: sessions cannot be rebuilt one by one; rebuild everything")
 

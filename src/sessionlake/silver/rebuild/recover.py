@@ -54,7 +54,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_begun(spark, lake, LAYER):
         raise LakeError(f"there is no silver in {settings.place}: `sessionlake run silver` begins one")
-    refuse_lost_ledger(spark, settings, LAYER, handover.first_batch(settings))
+    refuse_lost_ledger(spark, settings, LAYER, handover.known_first_batch(settings))
     finished = rebuild(spark, settings) if interrupted(settings) is not None else None
     refuse_unreadable(spark, lake, [MESSAGES, LEDGER])
     refuse_set_back(spark, lake, [MESSAGES, DECISIONS])
@@ -67,5 +67,6 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
 
 
 def _require_checkpoint(spark: SparkSession, settings: Settings) -> None:
+    handover.require_states(settings, LAYER)
     refuse_lost_checkpoint(spark, settings, LAYER, handover.first_batch(settings))
     notes(settings, LAYER)
