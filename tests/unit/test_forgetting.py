@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from sessionlake.config import Integrity, Settings
-from sessionlake.forgetting.publications import first_needed
+from sessionlake.config import GoldSettings, Integrity, Settings
+from sessionlake.errors import LakeError
+from sessionlake.forgetting.publications import first_needed, refuse_given_up
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.table_schema import CHANGE_FEED
+from sessionlake.lake.tables import Lake
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.parse import key_reason
 from support.folding import Folder, Row
+from support.lakes import folder_of
 from support.streams import LIGHT, WILD, StreamMaker, cut
 from unit.test_law import capture, interval
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SHARDS = 3
 Session = tuple[str, str]
@@ -117,3 +128,21 @@ def test_of_a_log_what_publications_go_on_with_stays_and_nothing_from_before_the
     checkpoint(settings, "gold.metrics_1m", *places)
     assert first_needed(settings, "gold.metrics_1m", removal) == needed
     assert first_needed(settings, "gold.metrics_1h", removal) is None
+
+
+def test_a_publication_that_was_given_up_is_named_before_anything_is_removed(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    lake, spark = Lake(settings), cast("SparkSession", None)  # which folders do not ask
+    refuse_given_up(spark, lake, ["gold.metrics_1m"])
+    checkpoint(settings, "gold.metrics_1m", 4)
+    there = Path(settings.checkpoint("publish-gold.metrics_1m-out"))
+    told = rf"publish-gold.metrics_1m-out has yet to send .*since gold.change_feed does not name it.*remove {there}$"
+    with pytest.raises(LakeError, match=told):
+        refuse_given_up(spark, lake, ["silver.session_rows", "gold.metrics_1m"])
+    named = Lake(Settings(home=tmp_path, gold=GoldSettings(change_feed=("metrics_1m",))))
+    with pytest.raises(LakeError, match="is not there yet"):
+        refuse_given_up(spark, named, ["gold.metrics_1m"])
+    write_deltalake(folder_of(named, "gold.metrics_1m"), pa.table({"points": [1]}), configuration={CHANGE_FEED: "true"})
+    refuse_given_up(spark, named, ["gold.metrics_1m"])
+    shutil.rmtree(there)
+    refuse_given_up(spark, lake, ["gold.metrics_1m"])

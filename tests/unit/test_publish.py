@@ -26,7 +26,7 @@ from sessionlake.lake.names import ROWS as ROWS_TABLE
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
-from sessionlake.publish.job import Publication, _require_feed
+from sessionlake.publish.job import Publication, require_feed
 from sessionlake.publish.outlets import outlets
 from support.lakes import folder_of
 
@@ -207,10 +207,10 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
     lake, spark = Lake(ours), cast("SparkSession", None)  # which folders do not ask
     write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet: gold switches it on"):
-        _require_feed(spark, lake, "gold.own")
+        require_feed(spark, lake, "gold.own")
     own = [one for one in tables_of(ours) if one.table == "gold.own"]
     hold_feeds(spark, lake, ours, own)
-    _require_feed(spark, lake, "gold.own")
+    require_feed(spark, lake, "gold.own")
     version = lake.last_commit(spark, "gold.own").version
     hold_feeds(spark, lake, ours, own)
     assert lake.last_commit(spark, "gold.own").version == version

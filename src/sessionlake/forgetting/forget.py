@@ -111,6 +111,8 @@ class Forgetting:
         topic = self._topic(session, topic)
         self._refuse_keyed()
         self._refuse_short_gold()
+        tables = dict.fromkeys([*rows.tables_of(self._spark, self._lake), *self._gold()])
+        publications.refuse_given_up(self._spark, self._lake, tables)
         self._catch_up()
         known = self._known()
         salt = salt_of(known)

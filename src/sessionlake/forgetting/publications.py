@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, SessionlakeError
+from sessionlake.lake.tables import Lake
 from sessionlake.maintenance import Reader, readers
+from sessionlake.publish.job import require_feed
+from sessionlake.publish.outlets import outlet_of
 from sessionlake.streaming.checkpoint import last_committed, last_planned, read_to
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LOOK_SECONDS = 0.5
 # A publication that has begun to read a version plans the rest of it with its next trigger, if there is any.
@@ -20,6 +27,25 @@ def publications(settings: Settings, table: str) -> list[Reader]:
     """The publications of a table that have begun."""
     readings = readers(settings, table)
     return [reader for reader in readings if reader.begun and reader.name.startswith(f"publish-{table}-")]
+
+
+def refuse_given_up(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+    """Returns if every publication of these tables that has begun can send what is to be removed from them.
+
+    Raises:
+        LakeError: one could not; naming its checkpoint, for it may have been given up.
+    """
+    settings = lake.settings
+    for table in tables:
+        for reader in publications(settings, table):
+            try:
+                outlet_of(settings, table)
+                require_feed(spark, lake, table)
+            except SessionlakeError as error:
+                raise LakeError(
+                    f"forget: {reader.name} has yet to send that rows are removed, and cannot ({error}). Have it go on "
+                    f"first; or, if it was given up, remove {settings.checkpoint(reader.name)}"
+                ) from error
 
 
 def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
@@ -39,8 +65,8 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
                     topic = reader.name.removeprefix(f"publish-{table}-")
                     raise LakeError(
                         f"{reader.name} has yet to send what changed until the session's rows were removed: run "
-                        f"`sessionlake publish {table} --topic {topic} --once`, then `sessionlake forget` again, which "
-                        "goes on from there"
+                        f"`sessionlake publish {table} --topic {topic} --once`, or, if it was given up, remove "
+                        f"{settings.checkpoint(reader.name)}; then `sessionlake forget` again, which goes on from there"
                     )
                 time.sleep(_LOOK_SECONDS)
 

@@ -99,7 +99,7 @@ def start(
     checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
     require_readable(checkpoint, publication.layer, instead=query.anew)
-    _require_feed(spark, lake, publication.table)
+    require_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
@@ -198,7 +198,12 @@ class _PublishBatch:
         )
 
 
-def _require_feed(spark: SparkSession, lake: Lake, table: str) -> None:
+def require_feed(spark: SparkSession, lake: Lake, table: str) -> None:
+    """Returns if a table has a change feed.
+
+    Raises:
+        LakeError: it has not, or is not there.
+    """
     if not lake.exists(spark, table):
         raise LakeError(f"publish: {table} is not there yet: fill it with `sessionlake run all --once`")
     if lake.storage.properties(spark, table).get(CHANGE_FEED) == "true":
