@@ -1,7 +1,7 @@
 -- What waits before each layer, how much and for how long: messages before silver, silver's batches before the others.
 -- A layer is stopped if something has waited for a quarter of an hour in which it has committed nothing.
 WITH entries AS (
-  SELECT layer, app_id, batch_id, source_to, offsets, committed_at, startswith(app_id, 'rebuild:') AS rebuilds,
+  SELECT layer, batch_id, source_to, offsets, committed_at, startswith(app_id, 'rebuild:') AS rebuilds,
     exists(outputs, wrote -> wrote.`table` = 'silver.session_changes' AND wrote.`rows` > 0) AS changes
   FROM IDENTIFIER(:prefix || 'ops.ledger')
   WHERE committed_at > current_timestamp() - INTERVAL 30 DAYS
@@ -24,7 +24,8 @@ silver AS (
   GROUP BY part.topic, part.partition
 ),
 taken AS (
-  SELECT begun.layer, begun.at, coalesce(max(source_to), -1) AS batch
+  SELECT begun.layer, begun.at, coalesce(max(source_to), -1) AS batch,
+    begun.at > timestamp_seconds(0) AND max(source_to) IS NULL AS emptied
   FROM begun
   LEFT JOIN entries ON entries.layer = begun.layer AND entries.committed_at > begun.at
   GROUP BY begun.layer, begun.at
@@ -45,7 +46,7 @@ waiting AS (
   SELECT taken.layer, count(entries.batch_id), greatest(min(entries.committed_at), max(taken.at))
   FROM taken
   LEFT JOIN entries ON entries.layer = 'silver' AND entries.batch_id > taken.batch
-    AND (taken.layer <> 'gold' OR (entries.changes AND (taken.batch = -1 OR NOT entries.rebuilds)))
+    AND (taken.layer <> 'gold' OR (entries.changes AND (taken.emptied OR NOT entries.rebuilds)))
   GROUP BY taken.layer
 )
 SELECT

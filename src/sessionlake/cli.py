@@ -30,10 +30,21 @@ from sessionlake.commands.context import (
     with_spark_if_needed,
 )
 from sessionlake.commands.export import export
-from sessionlake.commands.forget import ShortenGold, forget
+from sessionlake.commands.forget import forget
 from sessionlake.commands.groups import GROUPS
 from sessionlake.commands.metrics import metrics
-from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
+from sessionlake.commands.options import (
+    AcceptGap,
+    Broken,
+    Isolate,
+    Losses,
+    OfTopic,
+    Place,
+    ShortenGold,
+    SkipMessage,
+    Why,
+    Withdraw,
+)
 from sessionlake.commands.reshard import reshard
 from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.types import types
@@ -56,15 +67,6 @@ class Layers(StrEnum):
     GOLD = "gold"
     PROCESSOR = "processor"
     ALL = "all"
-
-
-class Losses(StrEnum):
-    """What `recover` takes: the words of `commands.recover.Lost`, without importing it."""
-
-    BRONZE = "bronze"
-    SILVER = "silver"
-    GOLD = "gold"
-    LEDGER = "ledger"
 
 
 class _Group(TyperGroup):

@@ -194,7 +194,7 @@ class Maintenance:
         Of one of an earlier version, Delta leaves the log alone from then on.
         """
         storage = self._lake.storage
-        wanted = interval(storage.files_stay)
+        wanted = interval(storage.files_stay(table))
         if storage.set_missing(self._spark, table, storage.log).get(RETENTION) == wanted:
             return ""
         return f"its {RETENTION} is not {wanted}: the next start of its layer sets it"

@@ -23,6 +23,7 @@ from sessionlake.lake.names import (
     GOLD,
     MESSAGES,
     REFERENCE,
+    RETAINED,
     SILVER,
     SILVER_TABLES,
     TOPICS,
@@ -296,7 +297,7 @@ def tables_that_count(settings: Settings, part: str) -> tuple[str, ...]:
         read = own[0].source if own[0].key else MESSAGES
         return (own[0].into,) if read.startswith(REFERENCE) else (read, own[0].into)
     known = {
-        Layer.BRONZE: (MESSAGES, TOPICS, ERASURES),
+        Layer.BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
         Layer.SILVER: (MESSAGES, *REPLAYED, DECISIONS),
         Layer.GOLD: (CHANGES, *gold_tables(settings)),
     }

@@ -389,13 +389,6 @@ def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: 
         assert run.lake.last_commit(spark, table).version == version
         DeltaTable(folder_of(run.lake, table)).restore(before[table])
         assert noticed(run) == ""
-    taken = {"topic": FIRST[0].topic, "session_id": "nobody", "offset": 0, "decision": "isolate"}
-    entry = LedgerEntry(SILVER, Txn("another", 0), "any", datetime.now(UTC), decisions=(taken,))
-    Ledger(run.lake).write(spark, entry)
-    told = r"'nobody', offset 0: silver has followed the decision isolate, which ops.decisions has not"
-    assert re.search(told, noticed(run))
-    with pytest.raises(LakeError, match=told):
-        run_once(spark, run.settings, Layer.SILVER, threading.Event())
 
 
 @pytest.fixture(scope="module")

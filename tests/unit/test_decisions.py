@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,16 +13,16 @@ from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.commands.resolve import resolve
 from sessionlake.config import ProcessorSettings, Settings
-from sessionlake.errors import ClaimedError, LossError, UsageError
+from sessionlake.errors import ClaimedError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import DECISIONS, LEDGER
 from sessionlake.lake.tables import Lake
 from sessionlake.laptop.home import claim
-from sessionlake.silver.decisions import decisions, note_going_on, stopped_at, whole_decisions
+from sessionlake.silver.decisions import binding_decisions, decisions, note_going_on, stopped_at
 from sessionlake.streaming.guards import committing
 from support.lakes import folder_of
-from support.stops import EMPTY, TEXTS, entry, make_home, stop
+from support.stops import entry, make_home, stop
 
 
 @pytest.fixture
@@ -174,28 +174,21 @@ def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
         withdraw(settings, 6)
 
 
-def test_nobody_goes_on_without_a_decision_that_silver_has_followed(settings):
+def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it(settings):
     stop(settings, 6)
     reader, table = Lake(settings).reader(), folder_of(Lake(settings), DECISIONS)
-    row = {name: name for name in TEXTS} | {"topic": "t", "session_id": "s", "decision": "isolate", "offset": 0}
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    write_deltalake(table, pa.Table.from_pylist([row | {"decided_at": at}], EMPTY.schema), mode="append")
-    first = {("t", "s", 0): Decision.ISOLATE}
-    assert whole_decisions(reader) == first
     shutil.copytree(table, table.with_name("before"))
     decide(settings, 6, Decision.SKIP)
     other = entry("silver", 5, [6], batch=1)
     other["decisions"][0]["decision"] = "skip-message"
     write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([other]), mode="append")
-    assert whole_decisions(reader) == first | {("t", "s", 6): Decision.SKIP}
     shutil.rmtree(table)
     table.with_name("before").rename(table)
-    lacking = r"offset 6: silver has followed the decision skip-message, which ops.decisions has not\. Put it back"
-    with pytest.raises(LossError, match=lacking):
-        whole_decisions(reader)
-    decide(settings, 6, Decision.ISOLATE)  # another
-    with pytest.raises(LossError, match=lacking):
-        whole_decisions(reader)
+    assert known(settings) == {}
+    stop(settings, 8)
+    decide(settings, 8, Decision.ISOLATE)
+    followed = {("t", "s", 0): Decision.ISOLATE, ("t", "s", 6): Decision.SKIP}
+    assert binding_decisions(reader) == followed | {("t", "s", 8): Decision.ISOLATE}
 
 
 @pytest.mark.parametrize("layer", ["silver", "processor-p"])

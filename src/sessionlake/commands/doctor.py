@@ -20,13 +20,11 @@ from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import (
     BRONZE,
     CHANGES,
-    ERASURES,
     EVENTS,
     GOLD,
     MESSAGES,
     POSITIONS,
     QUARANTINE,
-    RETAINED,
     SILVER,
 )
 from sessionlake.lake.positions import require_true
@@ -36,7 +34,6 @@ from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
 from sessionlake.lake.txn import REBUILD
 from sessionlake.runtime.spark import on_platform
 from sessionlake.silver import handover
-from sessionlake.silver.decisions import whole_decisions
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
@@ -278,8 +275,7 @@ def _in_force(spark: SparkSession | None, lake: Lake) -> str:
 
     parts = parts_of(lake.settings, Layer.ALL)
     tables = dict.fromkeys(table for part in parts for table in tables_that_count(lake.settings, part))
-    refuse_set_back(spark, lake, [*tables, RETAINED, ERASURES])
-    whole_decisions(lake.reader(spark))
+    refuse_set_back(spark, lake, tables)
     return "are the newest: none was brought back to an older one"
 
 

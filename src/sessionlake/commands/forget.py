@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sessionlake.commands.context import Config, say, settings_of, with_spark
-from sessionlake.commands.options import OfTopic
+from sessionlake.commands.options import OfTopic, ShortenGold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sessionlake.config import Settings
     from sessionlake.lake.erasures import Erasure
-
-ShortenGold = Annotated[
-    bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
-]
 
 
 def forget(
@@ -54,7 +50,7 @@ def forgotten(
     from sessionlake.streaming.aside import asking
 
     with asking(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
-        return Forgetting(spark, settings, patience=wait, shortens_gold=shorten, say=say).run(session, topic)
+        return Forgetting(spark, settings, patience=wait, shorten=shorten, say=say).run(session, topic)
 
 
 def receipt(found: Erasure) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.commands.forget import ShortenGold
-from sessionlake.commands.options import OfTopic
+from sessionlake.commands.options import OfTopic, ShortenGold
 from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
 from sessionlake.commands.show import OutputFormat

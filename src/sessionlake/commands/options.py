@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -18,3 +19,15 @@ SkipMessage = Annotated[
 Withdraw = Annotated[bool, typer.Option("--withdraw", help="Take a decision back that none has followed.")]
 Place = Annotated[int | None, typer.Option("--offset", min=0, help="The place [where silver stopped].")]
 Why = Annotated[str | None, typer.Option("--why", help="Kept with the decision.")]
+ShortenGold = Annotated[
+    bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
+]
+
+
+class Losses(StrEnum):
+    """What `recover` takes: the words of `commands.recover.Lost`, without importing it."""
+
+    BRONZE = "bronze"
+    SILVER = "silver"
+    GOLD = "gold"
+    LEDGER = "ledger"

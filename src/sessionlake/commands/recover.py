@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sessionlake.bronze import recover as bronze
 from sessionlake.commands.rebuild import say_rebuilt
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import recover as gold
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.lake.positions import drop_carried
@@ -58,15 +58,18 @@ def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, sh
 
     Raises:
         LakeError: there is nothing of the layer yet, or what it is made of is lost itself.
+        UsageError: gold is not what is recovered.
     """
     # Gold is emptied where silver has changed, and layers that follow must not read what is half done.
     layers = {Lost.BRONZE: Layer.BRONZE, Lost.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
     work: dict[Lost, _Work] = {
         Lost.BRONZE: _bronze,
         Lost.SILVER: _silver,
-        Lost.GOLD: partial(_gold, shortens=shorten),
-        Lost.LEDGER: partial(_ledger, shortens=shorten),
+        Lost.GOLD: partial(_gold, shorten=shorten),
+        Lost.LEDGER: partial(_ledger, shorten=shorten),
     }
+    if shorten and lost not in {Lost.GOLD, Lost.LEDGER}:
+        raise UsageError(f"--shorten-gold goes with gold and ledger: recover {lost} empties no gold for good")
     with claimed(spark, settings, layers, f"recovers {lost}", *([CLAIM] if layers is Layer.ALL else [])):
         work[lost](spark, settings, say)
 
@@ -95,15 +98,15 @@ def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
     say_rebuilt(done.rebuilt, settings, say)
 
 
-def _gold(spark: SparkSession, settings: Settings, say: Say, *, shortens: bool) -> None:
-    found = gold.recover(spark, settings, shortens=shortens)
+def _gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
+    found = gold.recover(spark, settings, shorten=shorten)
     for loss in found:
         say(f"found: {loss}")
     told = "gold is emptied, and computed anew when it runs next" if found else None
     say(told or "found: nothing that is lost; nothing was changed")
 
 
-def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shortens: bool) -> None:
+def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
     """Layer by layer, those that the ledger has no batch of: so it can be run again wherever it has ended.
 
     Of entries that retention has removed, what bronze's come to stays: nothing else tells where its table began.
@@ -127,7 +130,7 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shortens: bool
     if lacks_batches(spark, lake, SILVER):
         say_rebuilt(rebuild(spark, settings, compares=unread is None), settings, say)
     if lacks_batches(spark, lake, GOLD):
-        gold.empty(spark, settings, shortens=shortens)
+        gold.empty(spark, settings, shorten=shorten)
         say("gold is emptied, and computed anew when it runs next")
     for own in settings.processors:
         if lacks_batches(spark, lake, own.layer):

@@ -51,7 +51,7 @@ class Forgetting:
 
     Args:
         patience: how many seconds to wait for publications.
-        shortens_gold: whether gold may be computed anew though retention has removed changes that it was made of.
+        shorten: whether gold may be computed anew though retention has removed changes that it was made of.
         say: told what is done.
     """
 
@@ -61,11 +61,11 @@ class Forgetting:
         settings: Settings,
         *,
         patience: float = 0.0,
-        shortens_gold: bool = False,
+        shorten: bool = False,
         say: Say = lambda _: None,
     ) -> None:
         self._spark, self._settings = spark, settings
-        self._patience, self._shortens_gold, self._say = patience, shortens_gold, say
+        self._patience, self._shorten, self._say = patience, shorten, say
         self._lake = Lake(settings, schemas_of(settings))
 
     def run(self, session: str, topic: str | None = None) -> Erasure:
@@ -155,7 +155,7 @@ class Forgetting:
         return topic or found[0]
 
     def _refuse_short_gold(self) -> None:
-        if self._gold() and not self._shortens_gold:
+        if self._gold() and not self._shorten:
             try:
                 refuse_removed(self._lake, self._spark)
             except LakeError as error:

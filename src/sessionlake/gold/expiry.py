@@ -44,7 +44,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 def floors_in(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
     """Where tables begin of which something is gone."""
-    known = retained(reader, *tables) if tables else {}
+    known = retained(reader, tables)
     return {table: _floors(known[table]) for table in tables if table in known}
 
 
@@ -96,7 +96,7 @@ def note(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floor
     Raises:
         ClaimedError: rows are just being removed.
     """
-    known = retained(lake.reader(spark), *tables) if tables else {}
+    known = retained(lake.reader(spark), tables)
     if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
             known = retained(lake.reader(spark))
@@ -109,7 +109,7 @@ class Expiry:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = retained(lake.reader(spark), *(one.table for one in self._products))
+        known = retained(lake.reader(spark), [one.table for one in self._products])
         self._floors = {one.table: _floors(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
         # A process died: what it has noted may still be there.

@@ -30,6 +30,7 @@ from sessionlake.gold.products import (
     Made,
     hold_feeds,
     hold_shards,
+    left_out,
     make_anew,
     mark_incomplete,
     mark_left_out,
@@ -95,8 +96,6 @@ def make_tables(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     lake = Lake(settings, schemas_of(settings))
     with lake.storage.remembering():
         _check(spark, lake)
-        # Of other logic, one that was left out is not made anew without being asked for.
-        mark_left_out(spark, lake, whole(spark, lake, tables_of(settings)))
         return _made(spark, lake, tables)
 
 
@@ -107,7 +106,9 @@ def _made(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         forget(spark, lake)
-    others = whole(spark, lake, tables_of(settings))
+    others = [one for one in whole(spark, lake, tables_of(settings)) if one not in tables]
+    missed = left_out(spark, lake, others)  # the next start makes these anew
+    others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:
         _started(spark, lake, settings, others, once=True, asks=False).wait()
     if any(isinstance(table, Enriched) for table in tables):

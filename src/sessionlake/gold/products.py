@@ -101,19 +101,23 @@ def _adopted(spark: SparkSession, lake: Lake, product: GoldTable) -> str | None:
     return logic
 
 
+def left_out(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
+    """The products that gold did not keep up when it ran last: they have missed batches."""
+    noted = kept_up(spark, lake)
+    if noted is None:
+        return []
+    return [one for one in products if one.table != AVERAGES and one.name not in noted]  # that is never left out
+
+
 def mark_left_out(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
-    """Marks the products that gold did not keep up when it ran last: they have missed batches.
+    """Marks the products that have missed batches.
 
     Raises:
         LakeError: made anew, one of them would begin later than it does.
     """
-    noted = kept_up(spark, lake)
-    for product in products:
-        if product.table == AVERAGES:
-            continue  # no version of gold has left it out
-        if noted is not None and product.name not in noted:
-            _refuse_cut(spark, lake, product)
-            mark_incomplete(spark, lake, product)
+    for product in left_out(spark, lake, products):
+        _refuse_cut(spark, lake, product)
+        mark_incomplete(spark, lake, product)
 
 
 def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
@@ -125,7 +129,7 @@ def _refuse_cut(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     except LakeError as error:
         raise LakeError(
             f"{error}. {product.table} was left out of the configuration for a while: made anew with what it missed, "
-            f"it would begin later. Leave it out, or, if it may, drop it first ({lake.identifier(product.table)})"
+            f"it would begin later. Leave it out, or have it so: `sessionlake rebuild {product.table} --shorten-gold`"
         ) from error
 
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def recover(spark: SparkSession, settings: Settings, *, shortens: bool = False) -> tuple[str, ...]:
+def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
     """Empties gold, if something of it is lost; returns what that is.
 
     Args:
-        shortens: though retention has removed changes that gold was made of.
+        shorten: though retention has removed changes that gold was made of.
 
     Raises:
         LakeError: there is no gold, or silver or the ledger has lost something itself; or gold would begin later.
@@ -62,7 +62,10 @@ def recover(spark: SparkSession, settings: Settings, *, shortens: bool = False) 
     tables = unread or first_loss(lambda: refuse_set_back(spark, lake, present))
     found = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if found:
-        empty(spark, settings, shortens=shortens)
+        try:
+            empty(spark, settings, shorten=shorten)
+        except LakeError as error:
+            raise LakeError(f"{'; '.join(found)}; but {error}") from error
     return found
 
 
@@ -76,14 +79,14 @@ def _only_declared(spark: SparkSession, lake: Lake) -> set[str]:
     return {table.table for table in with_finals(new)} | taken
 
 
-def empty(spark: SparkSession, settings: Settings, *, shortens: bool = False) -> None:
+def empty(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
     """Leaves gold as before its first batch: the next start computes it from silver.
 
     Raises:
         LakeError: it would begin later, and must not.
     """
     lake = Lake(settings, schemas_of(settings))
-    if not shortens:
+    if not shorten:
         refuse_shorter(lake, spark)
     lake.ensure(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

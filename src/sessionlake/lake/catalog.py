@@ -19,7 +19,7 @@ from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, overtook, require_held, token_of
-from sessionlake.lake.names import CLAIMED_TABLES, LEASES
+from sessionlake.lake.names import CHANGES, CLAIMED_TABLES, LEASES, MESSAGES
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
@@ -42,8 +42,10 @@ _MANY_FILES = 50
 _WASTE = 2
 _FULL_BYTES = 128 << 20
 _VACUUM_EVERY = timedelta(days=1)
-# As long as the log: whoever rests for longer could not go on by it, either.
-_RESTS = timedelta(days=30)
+# Of tables that layers read as they grow, as long as the log: a platform that vacuums by itself knows of no reader that
+# rests. Few files of them go; each that does is in every checkpoint of the log so long.
+_RESTS = {MESSAGES: timedelta(days=30), CHANGES: timedelta(days=30)}
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
 _VACUUMS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.vacuum.logging.enabled": "true",
@@ -72,8 +74,7 @@ class Catalog(Storage):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        # A platform that vacuums by itself goes by this alone, and knows of no reader that rests.
-        self.files_stay = max(self.files_stay, _RESTS)
+        self._vacuums: dict[str, datetime] = {}
         # Properties of tables that are known to be there, while these are remembered; None: not asked for yet.
         self._known: dict[str, dict[str, str] | None] | None = None
 
@@ -201,14 +202,16 @@ class Catalog(Storage):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
-        properties = ", ".join(f"'{key}' = '{value}'" for key, value in schema.properties(self.files_stay).items())
+        properties = ", ".join(
+            f"'{key}' = '{value}'" for key, value in schema.properties(self.files_stay(table)).items()
+        )
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
             + (f" CLUSTER BY ({keys})" if keys else "")
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:
-            self._known[table] = schema.properties(self.files_stay)
+            self._known[table] = schema.properties(self.files_stay(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`."""
@@ -346,8 +349,10 @@ class Catalog(Storage):
     def has_expired(self, spark: SparkSession, table: str, kept: Kept) -> bool:
         """See `Storage`: what VACUUM has to do shows only when it is done."""
         del kept
-        last = last_vacuum(self.delta(spark, table))
-        return last is None or datetime.now(UTC) - last["timestamp"].astimezone(UTC) >= _VACUUM_EVERY
+        if table not in self._vacuums:
+            last = last_vacuum(self.delta(spark, table))
+            self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
+        return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
     def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
         """See `Storage`; the log is the platform's own matter."""
@@ -357,8 +362,13 @@ class Catalog(Storage):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN {hours} HOURS").collect()
         return self._vacuumed(spark, table)
 
+    def files_stay(self, table: str) -> timedelta:
+        """See `Storage`."""
+        return max(super().files_stay(table), _RESTS.get(table, timedelta(0)))
+
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = last_vacuum(self.delta(spark, table))
+        self._vacuums[table] = datetime.now(UTC)
         told = {} if last is None else last["operationMetrics"]
         return Vacuumed(int(told.get("numFilesToDelete", 0)), int(told.get("sizeOfDataToDelete", 0)))
 

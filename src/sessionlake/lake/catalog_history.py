@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.commits import DEFINES
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -13,12 +14,6 @@ if TYPE_CHECKING:
 
 # Each commit that is looked at is a file to read. A table that was not vacuumed for so many is vacuumed.
 _LATEST = 1_000
-_MERGES = "OPTIMIZE"
-# Operations that leave every row, and each file in which it came, where they are.
-_KEEP = {
-    _MERGES, "CREATE TABLE", "CREATE OR REPLACE TABLE", "WRITE", "STREAMING UPDATE", "SET TBLPROPERTIES",
-    "UNSET TBLPROPERTIES", "ADD COLUMNS", "CLUSTER BY", "COMPUTE STATS", "ANALYZE", "UPGRADE PROTOCOL",
-}  # fmt: skip
 
 
 def last_vacuum(table: DeltaTable) -> Row | None:
@@ -40,19 +35,28 @@ def age_of(table: DeltaTable, version: int) -> timedelta:
 def first_read(table: DeltaTable, name: str) -> dict[str, int]:
     """Options by which a stream that begins reads a table's rows in the order of its commits.
 
-    A stream begins with the files that there are: once some were merged, by whomever, in no order of rows. Then it
-    reads commit by commit instead, if every one is there, and no row was changed or removed since.
+    A stream begins with the files that there are: once some were written anew, by whomever, in no order of rows. Where
+    they were merged alone, and every commit and every file is there, it reads commit by commit instead.
 
     Raises:
         LakeError: it is not so.
     """
-    done = {row["operation"]: row["first"] for row in table.history().groupBy("operation").agg({"version": "min"})
-            .withColumnRenamed("min(version)", "first").collect()}  # fmt: skip
-    if _MERGES not in done:
+    from pyspark.sql import functions as F
+
+    mode = F.col("operationParameters")["mode"].alias("mode")
+    done = table.history().groupBy("operation", mode).agg(F.min("version").alias("first")).collect()
+    others = {row["operation"] for row in done if not _appends(row["operation"], row["mode"])}
+    others = {operation for operation in others if not operation.startswith(DEFINES)}
+    since = min(row["first"] for row in done)
+    if since == 0 and all(operation.startswith("VACUUM") for operation in others):
         return {}
-    if done.keys() <= _KEEP and min(done.values()) == 0:
+    if since == 0 and others == {"OPTIMIZE"}:
         return {"startingVersion": 0}
     raise LakeError(
-        f"files of {name} were merged before this reads it for the first time, and its commits cannot be read one by "
-        "one any more: it would take in messages in another order"
+        f"files of {name} may have been written anew before this reads it for the first time, and its commits cannot "
+        "be read one by one any more: it would take in messages in another order"
     )
+
+
+def _appends(operation: str, mode: str | None) -> bool:
+    return operation == "STREAMING UPDATE" or (operation == "WRITE" and mode == "Append")

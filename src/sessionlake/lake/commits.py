@@ -16,10 +16,10 @@ _RESTORE = "RESTORE"
 _NOWHERE = -2
 """In the place of a version that a RESTORE does not name: nothing is known to be in it."""
 # By their first words, what changes no row of those that write no rows.
-_UPKEEP = (
-    *("OPTIMIZE", "VACUUM", "REORG", "COMPUTE", "CLUSTER", "SET", "UNSET"),
-    *("ADD", "CHANGE", "DROP", "RENAME", "UPGRADE", "CREATE TABLE"),
-)
+_OF_FILES = ("OPTIMIZE", "VACUUM", "REORG")
+DEFINES = (*("COMPUTE", "CLUSTER", "SET", "UNSET", "ADD", "CHANGE", "DROP", "RENAME", "UPGRADE", "CREATE TABLE"),)
+"""First words of operations that change no file of rows, either."""
+_UPKEEP = (*_OF_FILES, *DEFINES)
 _ALL_ROWS = {"[]", '["true"]'}
 
 

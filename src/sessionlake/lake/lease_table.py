@@ -29,8 +29,8 @@ _POOL = "spark.scheduler.pool"
 
 
 @contextmanager
-def _first(spark: SparkSession) -> Iterator[None]:
-    """Has this thread's jobs wait for no others: the work that a lease protects may keep every core busy for long."""
+def _own_pool(spark: SparkSession) -> Iterator[None]:
+    """Under fair scheduling, has this thread's jobs wait for no others: a lease's work may keep every core busy."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
     context.setLocalProperty(_POOL, "leases")
@@ -58,7 +58,7 @@ class SparkLeases:
 
     def read(self, name: str) -> Lease | None:
         """See `LeaseTable`."""
-        with _first(self._spark):
+        with _own_pool(self._spark):
             found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
         return Lease(**found[0]) if found else None
 
@@ -67,7 +67,7 @@ class SparkLeases:
         from pyspark.sql import functions as F
 
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
-        with _first(spark), interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
+        with _own_pool(spark), interpreted(spark), conf(spark, txn.conf(LEASES)), suppress(*conflicts()):
             if lease.number == 1:  # a new row
                 row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
                 self._storage.save(writing(row, LEASES, txn, "append"), LEASES)

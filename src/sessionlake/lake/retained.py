@@ -6,7 +6,7 @@ table has a row of its own (without a topic), and one for each place or session 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import eq
@@ -109,16 +109,18 @@ class Retained:
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
-def retained(reader: TableReader, *tables: str) -> dict[str, Retained]:
+def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
     """What is gone, by table.
 
     Args:
-        tables: these alone, if any are given: of some, there is a limit for every session that ever was.
+        tables: these alone: of some, there is a limit for every session that ever was.
 
     Raises:
         LakeError: it was written by a later version.
     """
-    return _retained(reader, [("table", among, list(tables))] if tables else [])
+    if tables is not None and not tables:
+        return {}
+    return _retained(reader, [] if tables is None else [("table", among, list(tables))])
 
 
 def heads(reader: TableReader) -> dict[str, Retained]:
@@ -132,10 +134,10 @@ def _retained(reader: TableReader, conditions: Sequence[Condition]) -> dict[str,
     rows = reader.table(RETAINED, *conditions).cast(_SCHEMA)
     if any(found != FORMAT for found in pc.unique(rows["format"]).to_pylist()):
         raise LakeError(f"{RETAINED} is of another format than {FORMAT}: a later version of sessionlake has written it")
-    heads = rows.filter(pc.is_null(rows["topic"])).select(["table", *(name for name, _ in _HEAD)])
+    own = rows.filter(pc.is_null(rows["topic"])).select(["table", *(name for name, _ in _HEAD)])
     return {
         head["table"]: Retained(**head, limits=_of(rows, head["table"]).select(LIMITS.names))
-        for head in heads.to_pylist()
+        for head in own.to_pylist()
     }
 
 
@@ -196,7 +198,7 @@ class Beginning:
 
 def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
     """Where bronze begins, of the topic-partitions of which messages are gone."""
-    found = retained(reader, MESSAGES).get(MESSAGES)
+    found = retained(reader, [MESSAGES]).get(MESSAGES)
     rows = [] if found is None else found.limits.to_pylist()
     return {(r["topic"], r["partition"]): Beginning(r["limit"], r["highest_timestamp"]) for r in rows}
 

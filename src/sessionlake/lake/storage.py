@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
@@ -93,7 +93,6 @@ class Storage(ABC):
         needs_session: whether tables can be read only by Spark.
         keeps_functions: whether SQL functions and views stay when the session ends.
         log: properties of every table that say who removes its log.
-        files_stay: how long files that no version names stay, by the tables' property.
     """
 
     limits: Limits
@@ -104,7 +103,6 @@ class Storage(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.files_stay = settings.maintain.keep
 
     # -- where tables are
 
@@ -228,7 +226,12 @@ class Storage(ABC):
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""
-        self.set_missing(spark, table, {RETENTION: interval(self.files_stay), **self.log})
+        self.set_missing(spark, table, {RETENTION: interval(self.files_stay(table)), **self.log})
+
+    def files_stay(self, table: str) -> timedelta:
+        """How long files stay that no version names, by the table's property: whoever vacuums goes by it."""
+        del table
+        return self._settings.maintain.keep
 
     def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""

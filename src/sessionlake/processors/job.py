@@ -30,7 +30,7 @@ from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
-from sessionlake.silver.decisions import note_going_on, note_stop, whole_decisions
+from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     counts_of,
@@ -163,7 +163,7 @@ def refuse_interrupted(settings: Settings, own: ProcessorSettings) -> None:
 def fold_of(spark: SparkSession, lake: Lake, processor: MessageByMessage) -> ShardFold:
     """Bronze judged as silver judges it, and given to the processor."""
     capture = lake.settings.capture
-    return SilverFold(capture.declared, capture, whole_decisions(lake.reader(spark)), processor=processor)
+    return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)
 
 
 def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:

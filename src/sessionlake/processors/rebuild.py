@@ -20,7 +20,7 @@ from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.lake.commit import append, delete_rows
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS
+from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.schemas import TABLES
@@ -180,7 +180,7 @@ class _Rebuild:
         """Fills the tables beside from a version of bronze; by `ends` up to these offsets alone."""
         spark, own = self._spark, self.own
         require_whole_bronze(self.lake.reader(spark), own.into)
-        refuse_set_back(spark, self.lake, [MESSAGES])
+        refuse_set_back(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._beside.ensure(spark, self._tables.values())
         self._version = version

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError, LossError, UsageError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import append
@@ -31,7 +31,6 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming.guards import Begun, begun
-from sessionlake.streaming.losses import mended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,18 +74,9 @@ def decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
 
 
-def whole_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
-    """As `decisions`, if it has those that silver has followed.
-
-    Raises:
-        LossError: it lacks one: the table is a copy of before, or rows were removed.
-    """
-    found = decisions(reader)
-    for (topic, session, offset), decision in sorted(_followed(reader).items()):
-        if found.get((topic, session, offset)) != decision:
-            lost = f"topic {topic}, session {session!r}, offset {offset}: silver has followed the decision {decision}"
-            raise LossError(f"{lost}, which {DECISIONS} has not", mended(DECISIONS))
-    return found
+def binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+    """As `decisions`, and those that silver has followed, though the table lack them: the ledger names them, too."""
+    return decisions(reader) | _followed(reader)
 
 
 def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:

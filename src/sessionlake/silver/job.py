@@ -22,7 +22,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.runtime.frames import Mapped, Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
-from sessionlake.silver.decisions import note_going_on, note_stop, taken, whole_decisions
+from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop, taken
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -83,7 +83,7 @@ def start(
     handover.refuse_other_shards(settings)
     handover.note_shards(settings)
     begin = handover.in_force(settings)
-    decided = whole_decisions(lake.reader(spark))
+    decided = binding_decisions(lake.reader(spark))
     first_batch = begin.first_batch if begin else 0
     log = offset_log(spark, lake, settings, LAYER, first_batch)
     times = StreamTimesLog.begin(spark, settings, LAYER, log.ends)

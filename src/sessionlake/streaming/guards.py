@@ -235,7 +235,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     Raises:
         LakeError: a topic has become one of class `once` since retention has removed changes of it.
     """
-    found = retained(reader).get(CHANGES)
+    found = retained(reader, [CHANGES]).get(CHANGES)
     if found is None:
         return
     rules = RuleBook(settings.capture)

@@ -25,6 +25,7 @@ from sessionlake.lake.names import (
     MESSAGES,
     PROGRESS,
     QUARANTINE,
+    RETAINED,
     ROWS,
     SESSIONS,
     SILVER,
@@ -38,7 +39,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
-from sessionlake.silver.decisions import whole_decisions
+from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
@@ -188,8 +189,8 @@ def replay(
     """
     lake = Lake(settings)
     require_whole_bronze(lake.reader(spark))
-    refuse_set_back(spark, lake, [MESSAGES])
-    decided = whole_decisions(lake.reader(spark))
+    refuse_set_back(spark, lake, [MESSAGES, RETAINED])
+    decided = binding_decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
