@@ -75,6 +75,16 @@ class Waiting:
     rows: Mapping[str, pa.Table] = field(default_factory=dict)
 
 
+def at_once(waiting: Sequence[Waiting]) -> list[Waiting]:
+    """The first of the batches: as many as one merge takes in."""
+    messages = changes = 0
+    for number, item in enumerate(waiting):
+        messages, changes = messages + item.messages, changes + item.changes
+        if number and (messages > _MERGE_MESSAGES or changes > _MERGE_CHANGES):
+            return [*waiting[:number]]
+    return [*waiting]
+
+
 def _app_id(waiting: Sequence[Waiting]) -> str:
     return merges_of(waiting[0].app_id)
 
@@ -213,13 +223,7 @@ class TableMerger:
         with self._lock:
             if self._waiting is None:
                 self._waiting = self._not_merged_by_others()
-            taken, messages, changes = 0, 0, 0
-            for item in self._waiting:
-                messages, changes = messages + item.messages, changes + item.changes
-                if taken and (messages > _MERGE_MESSAGES or changes > _MERGE_CHANGES):
-                    break
-                taken += 1
-            return self._waiting[:taken]
+            return at_once(self._waiting)
 
     def _not_merged_by_others(self) -> list[Waiting]:
         """As `_not_merged`, for good: what a holder before may yet write is passed over.
