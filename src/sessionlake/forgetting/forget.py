@@ -27,7 +27,7 @@ from sessionlake.forgetting.rows import Session
 from sessionlake.forgetting.states import hand_over, stateful
 from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
-from sessionlake.gold.recompute import refuse_removed
+from sessionlake.gold.recompute import refuse_shorter
 from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
 from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
@@ -110,7 +110,8 @@ class Forgetting:
             raise LakeError("a rebuild of silver was interrupted: run `sessionlake rebuild silver` first")
         topic = self._topic(session, topic)
         self._refuse_keyed()
-        self._refuse_short_gold()
+        if self._gold() and not self._shorten:  # figures of many sessions lose one only by being computed anew
+            refuse_shorter(self._lake, self._spark)
         tables = dict.fromkeys([*rows.tables_of(self._spark, self._lake), *self._gold()])
         publications.refuse_given_up(self._spark, self._lake, tables)
         self._catch_up()
@@ -153,16 +154,6 @@ class Forgetting:
             where = "" if topic is None else f" of topic {topic}"
             raise UsageError(f"there is no message of session {session!r}{where} in {MESSAGES}, or it is forgotten")
         return topic or found[0]
-
-    def _refuse_short_gold(self) -> None:
-        if self._gold() and not self._shorten:
-            try:
-                refuse_removed(self._lake, self._spark)
-            except LakeError as error:
-                raise LakeError(
-                    f"{error}. Figures of many sessions cannot lose one without that. --shorten-gold has gold computed "
-                    "anew from what is left, so that it begins later"
-                ) from error
 
     def _catch_up(self) -> None:
         """Layers that keep states take in all that bronze holds: where they go on is then known of all of them."""
