@@ -53,7 +53,7 @@ from sessionlake.silver import handover
 from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED
 from sessionlake.silver.rebuild.verify import verify
-from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back
+from sessionlake.streaming.losses import refuse_lost_rows, refuse_set_back, refuse_unreadable
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
 from support.lakes import assert_silver_is_the_truth, comparable, folder_of, in_order, rows_of, write_rows
@@ -370,6 +370,16 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
     assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
     lake.ensure(spark, [POSITIONS])
     assert [*lake.reader(spark).rows(POSITIONS)] == []
+
+
+def test_a_table_of_which_rows_are_marked_as_gone_can_be_read(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS])
+    write_rows(spark, lake, SESSIONS, [{"topic": "t", "session_id": name} for name in "abcdefgh"])
+    lake.set_property(spark, SESSIONS, "delta.enableDeletionVectors", "true")
+    lake.storage.delta(spark, SESSIONS).delete("session_id = 'a'")
+    assert any(folder_of(lake, SESSIONS).glob("deletion_vector*.bin"))
+    refuse_unreadable(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:

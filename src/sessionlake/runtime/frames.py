@@ -89,3 +89,11 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
     finally:
         # Spark gives no other way to it, and would free the disk only once the driver's garbage is collected.
         stored._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: FBT003, SLF001  (py4j has no keywords)
+
+
+def read_whole(frame: DataFrame) -> int:
+    """Reads every column of every row, and returns how many rows there are.
+
+    A write to nowhere does not do: for one, Delta does not plan how rows that are marked as gone are left out.
+    """
+    return int(frame._jdf.queryExecution().toRdd().count())  # noqa: SLF001  (a count would read no column)

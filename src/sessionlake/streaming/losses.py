@@ -24,6 +24,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import read_topics
 from sessionlake.lake.txn import REBUILD
 from sessionlake.runtime.failures import failure_of
+from sessionlake.runtime.frames import read_whole
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.guards import is_filled, refuse_fresh_checkpoint
@@ -253,7 +254,7 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
             raise LossError(f"{table} is gone", mended(table))
         refuse_lost_files(spark, lake, table)
         try:
-            lake.read(spark, table).write.format("noop").mode("overwrite").save()
+            read_whole(lake.read(spark, table))
         except Exception as error:
             raise LossError(f"{table} cannot be read ({failure_of(error)})", mended(table)) from error
 
