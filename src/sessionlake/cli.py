@@ -37,7 +37,7 @@ from sessionlake.commands.options import (
     AcceptGap,
     Broken,
     Isolate,
-    Losses,
+    Lost,
     OfTopic,
     Place,
     ShortenGold,
@@ -247,7 +247,7 @@ def doctor(
 
 @app.command()
 def recover(
-    lost: Annotated[Losses, typer.Argument(metavar="LAYER", help="bronze, silver, gold, or the ledger of all.")],
+    lost: Annotated[Lost, typer.Argument(metavar="LAYER", help="bronze, silver, gold, or the ledger of all.")],
     shorten_gold: ShortenGold = False,
     config: Config = None,
 ) -> None:
@@ -257,7 +257,7 @@ def recover(
     from sessionlake.lake.tables import storage_of
 
     storage_of(settings).require_writable()
-    with_spark(settings, lambda spark: command.recover(spark, settings, command.Lost(lost), say, shorten=shorten_gold))
+    with_spark(settings, lambda spark: command.recover(spark, settings, lost, say, shorten=shorten_gold))
 
 
 @app.command()

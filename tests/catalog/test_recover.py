@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.commands.recover import Lost
+from sessionlake.commands.options import Lost
 from sessionlake.errors import LakeError
 from sessionlake.lake.ledger import RECOVERED
 from sessionlake.lake.names import CHANGES, LEDGER, MESSAGES, ROWS

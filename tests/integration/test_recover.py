@@ -11,7 +11,8 @@ import pytest
 
 from integration.test_topics import World, power_cut
 from sessionlake.commands import doctor
-from sessionlake.commands.recover import Lost, recover
+from sessionlake.commands.options import Lost
+from sessionlake.commands.recover import recover
 from sessionlake.config import OnTopicChange, Settings
 from sessionlake.errors import LakeError, LossError, SessionlakeError
 from sessionlake.lake.names import LEDGER, MESSAGES, TOPICS

@@ -17,7 +17,8 @@ from deltalake import DeltaTable
 
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
-from sessionlake.commands.recover import Lost, recover
+from sessionlake.commands.options import Lost
+from sessionlake.commands.recover import recover
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.gold import job as gold

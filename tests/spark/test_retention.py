@@ -13,10 +13,11 @@ import pytest
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level, _as_booked, _contiguous
 from sessionlake.commands.maintain import maintain_once, told
+from sessionlake.commands.options import Lost
 from sessionlake.commands.query import fetch
 from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.rebuild import verify_silver
-from sessionlake.commands.recover import Lost, recover
+from sessionlake.commands.recover import recover
 from sessionlake.commands.show import OutputFormat
 from sessionlake.config import Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError

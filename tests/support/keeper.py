@@ -19,7 +19,8 @@ import yaml
 from sessionlake.commands import doctor, gold, processors
 from sessionlake.commands.doctor import Level
 from sessionlake.commands.forget import forgotten
-from sessionlake.commands.recover import Lost, recover
+from sessionlake.commands.options import Lost
+from sessionlake.commands.recover import recover
 from sessionlake.commands.reshard import reshard_all
 from sessionlake.commands.rules import apply, check
 from sessionlake.commands.show import OutputFormat

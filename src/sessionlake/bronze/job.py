@@ -151,7 +151,6 @@ class _BronzeBatch:
         self._shifts = book.shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
-        self._beside: tuple[TableOutput, ...] = ()
         self._busy = threading.Lock()
         self._retired = False
 
@@ -179,8 +178,8 @@ class _BronzeBatch:
         wait_until_seen(self._generation.folder, self._generation.batch_id(txn.version))
         planned = _planned(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
-        if self._log is None:
-            self._log, self._beside = OffsetLog.load(spark, lake, LAYER, txn), versions_beside(spark, lake)
+        beside = versions_beside(spark, lake) if self._log is None else ()
+        self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
         before = lake.last_commit(spark, MESSAGES).version
         expected = sum(end - first for first, end in planned.values())
         with (
@@ -193,10 +192,9 @@ class _BronzeBatch:
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
-        others = (*self._book.unnoted(), *self._beside)
+        others = (*self._book.unnoted(), *beside)
         entry = entry_of(self._settings, txn, ranges, commit.version, started, others=others)
         self._ledger.write(spark, entry)
-        self._beside = ()
         self._log.advance(ranges)
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
         self._book.advance(ranges)

@@ -19,7 +19,7 @@ from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.commit import append
 from sessionlake.lake.erasures import Erasure, blanked, erasures
-from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
+from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange
 from sessionlake.lake.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.tables import Lake
@@ -152,15 +152,14 @@ class _Batch:
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
         self._forgotten: list[Erasure] = []
-        self._beside: tuple[TableOutput, ...] = ()
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         from pyspark.sql import functions as F
 
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
+        beside = versions_beside(spark, lake) if self._log is None else ()
         if self._log is None:  # whoever forgets a session has bronze end first
             self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), erasures(lake.reader(spark))
-            self._beside = versions_beside(spark, lake)
         log = self._log
         with on_disk(self._source.messages(rows, log.ends)) as read:
             sound = read.where(F.col("damage").isNull())
@@ -181,11 +180,8 @@ class _Batch:
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table had the batch before: what that was its source may not tell any more.
             ranges = ranges_behind(spark, lake, log.ends)
-        entry = entry_of(
-            self._settings, txn, ranges, commit.version, started, source=self._source.name, others=self._beside
-        )
+        entry = entry_of(self._settings, txn, ranges, commit.version, started, source=self._source.name, others=beside)
         self._ledger.write(spark, entry)
-        self._beside = ()
         log.advance(ranges)
         if self._on_batch:
             self._on_batch(entry)

@@ -24,8 +24,8 @@ ShortenGold = Annotated[
 ]
 
 
-class Losses(StrEnum):
-    """What `recover` takes: the words of `commands.recover.Lost`, without importing it."""
+class Lost(StrEnum):
+    """What `recover` recovers."""
 
     BRONZE = "bronze"
     SILVER = "silver"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze import recover as bronze
+from sessionlake.commands.options import Lost
 from sessionlake.commands.rebuild import say_rebuilt
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
@@ -39,15 +39,6 @@ Say = Callable[[str], None]
 _Work = Callable[["SparkSession", Settings, Say], None]
 _ANEW = (SILVER, GOLD)
 """Layers of which everything can be made once more."""
-
-
-class Lost(StrEnum):
-    """What is recovered."""
-
-    BRONZE = "bronze"
-    SILVER = "silver"
-    GOLD = "gold"
-    LEDGER = "ledger"
 
 
 def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, shorten: bool = False) -> None:

@@ -106,7 +106,7 @@ def _made(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         forget(spark, lake)
-    others = [one for one in whole(spark, lake, tables_of(settings)) if one not in tables]
+    others = whole(spark, lake, tables_of(settings))
     missed = left_out(spark, lake, others)  # the next start makes these anew
     others = [one for one in others if one not in missed]
     if last_planned(settings.checkpoint(LAYER)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from operator import and_, eq, ge, gt, le
+from operator import and_, eq, ge, le
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
@@ -21,11 +21,10 @@ from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
 from sessionlake.gold.recompute import version_read
+from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER
-from sessionlake.lake.reading import begins_with
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:
@@ -216,9 +215,8 @@ def _gold_batches(lake: Lake, spark: SparkSession, brought: Sequence[int]) -> It
     if not brought:
         return
     reader, of_gold = lake.reader(spark), ("layer", eq, GOLD)
-    emptied = [row["committed_at"] for row in reader.rows(LEDGER, of_gold, ("app_id", begins_with, REBUILD))]
-    since = [("committed_at", gt, max(emptied))] if emptied else []
-    rows = reader.rows(LEDGER, of_gold, ("source_to", ge, min(brought)), ("source_from", le, max(brought)), *since)
+    since = ("committed_at", ge, rebuilt_by(reader, GOLD))
+    rows = reader.rows(LEDGER, of_gold, ("source_to", ge, min(brought)), ("source_from", le, max(brought)), since)
     for row in sorted(rows, key=lambda found: found["committed_at"]):
         span = (row["source_from"], row["source_to"])
         if any(span[0] <= batch <= span[1] for batch in brought):

@@ -17,7 +17,7 @@ _NOWHERE = -2
 """In the place of a version that a RESTORE does not name: nothing is known to be in it."""
 # By their first words, what changes no row of those that write no rows.
 _OF_FILES = ("OPTIMIZE", "VACUUM", "REORG")
-DEFINES = (*("COMPUTE", "CLUSTER", "SET", "UNSET", "ADD", "CHANGE", "DROP", "RENAME", "UPGRADE", "CREATE TABLE"),)
+DEFINES = ("COMPUTE", "CLUSTER", "SET", "UNSET", "ADD", "CHANGE", "DROP", "RENAME", "UPGRADE", "CREATE TABLE")
 """First words of operations that change no file of rows, either."""
 _UPKEEP = (*_OF_FILES, *DEFINES)
 _ALL_ROWS = {"[]", '["true"]'}

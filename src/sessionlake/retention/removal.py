@@ -177,9 +177,6 @@ class Retention:
         batch = min(batch, last_merged(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
-        if batch < 0:
-            return _Due(LIMITS.empty_table())
-        if table == CHANGES:
             filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(SESSION))
             rule = RuleBook(self._settings.capture)
             kept = self._kept(batch)
@@ -188,6 +185,8 @@ class Retention:
         if table == SNAPSHOTS:
             floors = known[CHANGES].limits if CHANGES in known else LIMITS.empty_table()
             return _Due(rules.of_snapshots(self._kept(batch), floors), batch)
+        if batch < 0:
+            return _Due(LIMITS.empty_table())  # no batch is old enough, by which its rows are bounded
         return _Due(rules.of_progress(self._last_progress()), batch)
 
     def _messages(self, bound: datetime) -> dict[TopicPartition, int]:

@@ -30,7 +30,7 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import retained
-from sessionlake.lake.tables import Lake
+from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.lake.txn import REBUILD
 from sessionlake.streaming.checkpoint import way_on, write_whole
 from sessionlake.streaming.generations import Generations
@@ -171,7 +171,7 @@ def committing(
         raise _changed(layer, batch, done.judged_by, judged_by)
     note = _begun(settings, layer)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
-    Lake(settings).storage.require_claims()  # the note may be that of whoever has taken the layer over
+    storage_of(settings).require_claims()  # the note may be that of whoever has taken the layer over
     write_whole(note, msgspec.json.encode(Begun(batch, config_hash, spans, judged_by)))
     yield
     note.replace(_done(settings, layer))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
-from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +13,15 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import VERSIONS, Books, rows_of, stored_sums
 from sessionlake.lake.commits import set_back
 from sessionlake.lake.erasures import erasures
+from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
 from sessionlake.lake.progress import last_batch, spans
-from sessionlake.lake.reading import TableReader, begins_with
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import heads
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.silences import NO_MESSAGE
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import read_topics
-from sessionlake.lake.txn import REBUILD
 from sessionlake.runtime.failures import failure_of
 from sessionlake.runtime.frames import read_whole
 from sessionlake.streaming.checkpoint import RECOVERED, last_committed, planned, way_on
@@ -193,7 +192,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str, 
     if committed is None:
         return
     try:
-        stored_states(spark, checkpoint, committed).write.format("noop").mode("overwrite").save()
+        read_whole(stored_states(spark, checkpoint, committed))
     except Exception as error:
         raise LossError(f"the states in {checkpoint} cannot be read ({failure_of(error)})", way_on(layer)) from error
 
@@ -348,11 +347,11 @@ def gone_rows(reader: TableReader) -> Counter[str]:
     """How many rows of each table retention has removed, or were a forgotten session's: noted before they are gone."""
     found = Counter({table: cut.gone for table, cut in heads(reader).items()})
     known = erasures(reader)
-    rebuilds = Books(reader).entries(("layer", eq, SILVER), ("app_id", begins_with, REBUILD)) if known else ()
-    rebuilt = max((entry["committed_at"] for entry in rows_of(rebuilds)), default=None)
-    for erasure in known:
-        if rebuilt is None or erasure.begun_at > rebuilt:  # what was rebuilt since never had them
-            found.update(erasure.removed)
+    if known:
+        since = rebuilt_by(reader, SILVER)
+        for erasure in known:
+            if erasure.begun_at >= since:  # what was rebuilt since never had them
+                found.update(erasure.removed)
     return found
 
 
