@@ -16,14 +16,14 @@ from sessionlake.lake.erasures import Erasure
 from sessionlake.lake.names import ERASURES, FORGET_CLAIM, LEASES, LEDGER, POSITIONS, RETAINED, RETENTION_CLAIM
 from sessionlake.lake.positions import advance
 from sessionlake.lake.progress import spans
-from sessionlake.lake.retained import LIMITS, Retained
+from sessionlake.lake.retained import Retained
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.retention.ledger import cut_ledger
 from support.ledgers import NOON, SPACING, entries
 
 SECONDS = 3.0
-OLD = Retained(LEDGER, NOON, -1, 0, 0, LIMITS.empty_table())
+OLD = Retained(LEDGER, NOON)
 RECEIPT = Erasure("a", "capture.a", "", "00", datetime.now(UTC))
 
 
@@ -88,7 +88,7 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
 
     def writes() -> None:
         if table == RETAINED:
-            retained.store(spark, lake, {LEDGER: OLD})
+            retained.note(spark, lake, OLD)
         else:
             erasures.store(spark, lake, RECEIPT)
 

@@ -42,7 +42,7 @@ from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
 from support.sent_topics import SentTopics
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, START, StreamMaker
 
-BATCHES = int(os.environ.get("BATCHES", "3600"))
+BATCHES = int(os.environ.get("BATCHES", "2400"))
 """Of bronze: `make soak BATCHES=300` takes minutes."""
 WINDOW = min(100, BATCHES // 4)
 """Between two nights, in which time passes; the first ones warm up."""

@@ -15,7 +15,7 @@ from sessionlake.gold import job, recover
 from sessionlake.gold.declared import products_of
 from sessionlake.gold_settings import AverageSettings, ProductSettings
 from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
-from sessionlake.lake.retained import LIMITS, Retained, store
+from sessionlake.lake.retained import Retained, note
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.lakes import folder_of
 
@@ -80,8 +80,8 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
     named(feed).write(points(0, 10)).run()
     left_out(feed).run()
     before = datetime.now(UTC)
-    gone = Retained(CHANGES, before, 0, 3, 0, LIMITS.empty_table())
-    store(feed.spark, feed.lake, {CHANGES: gone})
+    gone = Retained(CHANGES, before, 0, 3)
+    note(feed.spark, feed.lake, gone)
     shorter = "retention has removed rows of silver.session_changes"
     with pytest.raises(
         LakeError,

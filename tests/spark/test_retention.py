@@ -19,7 +19,7 @@ from sessionlake.commands.query_as_of import answer_as_of
 from sessionlake.commands.rebuild import verify_silver
 from sessionlake.commands.recover import recover
 from sessionlake.commands.show import OutputFormat
-from sessionlake.config import Integrity, MaintainSettings, ProcessorSettings, Settings
+from sessionlake.config import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
@@ -39,18 +39,32 @@ from sessionlake.lake.names import (
     MESSAGES,
     PROGRESS,
     QUARANTINE,
+    RETAINED,
     SESSIONS,
     SILVER,
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
 from sessionlake.lake.progress import ends
-from sessionlake.lake.retained import CLAIM, LIMITS, expired, retained, store
+from sessionlake.lake.retained import (
+    CLAIM,
+    LIMITS,
+    Retained,
+    beginnings,
+    expired,
+    floor_of,
+    forget,
+    heads,
+    moved_last,
+    note,
+    retained,
+)
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
 from sessionlake.protocol.silence import Silence
 from sessionlake.retention import removal as module
+from sessionlake.retention.by_session import BySession
 from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
@@ -98,7 +112,7 @@ def cut(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Cut:
 def test_streams_run_on_through_a_cut_and_what_is_left_is_the_truth(cut: Cut) -> None:
     assert {table: done.rows for table, done in cut.removed.items()} == {
         CHANGES: 13,
-        PROGRESS: 2,
+        PROGRESS: 1,
         SNAPSHOTS: 8,
         QUARANTINE: 1,
         EVENTS: 1,
@@ -115,10 +129,11 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Cut) ->
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
     known = retained(cut.reader)
-    store(cut.spark, cut.lake, {**known, MESSAGES: replace(known[MESSAGES], removed=5)})
+    note(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
     with pytest.raises(LakeError, match=r"holds 17 rows, the ledger says 23, less 5 that maintain\.retention or"):
         _as_booked(cut.spark, cut.lake)
-    store(cut.spark, cut.lake, known)
+    note(cut.spark, cut.lake, known[MESSAGES])
+    assert retained(cut.reader) == known
 
 
 def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Cut) -> None:
@@ -339,25 +354,146 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
-    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
-) -> None:
-    events = Events(spark, location)
+def die_removing(patch: pytest.MonkeyPatch, *, gone: bool) -> None:
+    """Has retention die before it removes rows, or right behind it."""
 
     def die(*given: Any) -> None:
         if gone:
             remove_rows(*given)
         raise StoppedError
 
+    patch.setattr(module, "remove_rows", die)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    events = Events(spark, location)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "remove_rows", die)
+        die_removing(patch, gone=gone)
         with pytest.raises(StoppedError):
             events.cut(1)
     assert events.noted() == (0, 2)
     assert events.left() == (2 if gone else 4)
     assert events.cut(2) == (1 if gone else 3)
     assert (events.noted(), events.left()) == ((3, 0), 1)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    aging = Aging(spark, location)
+    for _ in range(3):
+        aging.take_in()
+    cut = (CHANGES, PROGRESS, SNAPSHOTS)
+    before = {table: aging.reader.table(table).num_rows for table in (*cut, CUTS, SNAPSHOT_INDEX)}
+    with monkeypatch.context() as patch:
+        die_removing(patch, gone=gone)
+        for table in cut[:2]:
+            with pytest.raises(StoppedError):
+                aging.cut(1, table)
+            assert heads(aging.reader)[table].pending
+    aging.cut(2, *cut)
+    left = {table: aging.reader.table(table).num_rows for table in before}
+    for table, found in heads(aging.reader).items():
+        parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
+        assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
+        assert found.removed
+    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
+
+
+def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dict[str, Any]) -> None:
+    lake, now = Lake(Settings(**location)), datetime.now(UTC)
+
+    def limits(**of: int) -> pa.Table:
+        return pa.Table.from_pylist(
+            [{"topic": TOPIC, "session_id": name, "limit": at} for name, at in of.items()], LIMITS
+        )
+
+    def noted(table: str = CHANGES) -> dict[str, int]:
+        return {row["session_id"]: row["limit"] for row in retained(lake.reader(spark))[table].limits.to_pylist()}
+
+    note(spark, lake, Retained(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
+    note(spark, lake, Retained(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
+    done = Retained(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
+    note(spark, lake, done)
+    assert noted() == {"a": 1, "b": 5, "c": 4}
+    assert noted(SNAPSHOTS) == {"a": 7}
+    assert [floor_of(lake.reader(spark), TOPIC, name) for name in "abx"] == [1, 5, None]
+    assert {table: found.gone for table, found in heads(lake.reader(spark)).items()} == {CHANGES: 9, SNAPSHOTS: 4}
+    last = moved_last(lake.reader(spark), done)
+    assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
+    forget(spark, lake, [SNAPSHOTS, MESSAGES])
+    assert [*retained(lake.reader(spark))] == [CHANGES]
+    assert noted() == {"a": 1, "b": 5, "c": 4}
+
+
+def test_what_an_earlier_version_has_noted_counts_and_is_written_anew_with_what_comes(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    lake, now = Lake(Settings(**location)), datetime.now(UTC)
+    lake.ensure(spark, [RETAINED])
+    zero = dict.fromkeys(lake.reader(spark).schema(RETAINED).names)
+    rows = [{"table": table, "batch": 1, "before": now, "removed": 3, "pending": 2} for table in (CHANGES, MESSAGES)]
+    rows.append({"table": CHANGES, "topic": TOPIC, "session_id": "a", "limit": 4})
+    rows.append({"table": MESSAGES, "topic": TOPIC, "partition": 0, "limit": 8, "highest_timestamp": now})
+    write_rows(spark, lake, RETAINED, [zero | {"format": 1} | row for row in rows])
+
+    def told() -> tuple[Any, ...]:
+        reader = lake.reader(spark)
+        found = {table: (one.gone, one.limits["limit"].to_pylist()) for table, one in retained(reader).items()}
+        last = moved_last(reader, heads(reader)[CHANGES])["limit"].to_pylist()
+        return found, last, floor_of(reader, TOPIC, "a"), beginnings(reader)[TOPIC, 0].last
+
+    before = told()
+    assert before == ({CHANGES: (5, [4]), MESSAGES: (5, [8])}, [4], 4, 8)
+    note(spark, lake, Retained(EVENTS, now))
+    held, *others = told()
+    assert ({EVENTS: (0, [])}, *others) == ({EVENTS: held.pop(EVENTS)}, *before[1:])
+    assert held == before[0]
+    assert {row["format"] for row in lake.reader(spark).rows(RETAINED)} == {2}
+    note(spark, lake, Retained(CHANGES, now, limits=pa.Table.from_pylist([rows[2] | {"limit": 6}], LIMITS)))
+    assert floor_of(lake.reader(spark), TOPIC, "a") == 6
+
+
+def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_is_noted(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    rnd = random.Random(5)
+    once = {"pattern": "o", "integrity": "once"}
+    lake = Lake(Settings(**location, capture=CaptureSettings(by_topic=(once,))))
+    lake.ensure(spark, [CUTS, SNAPSHOT_INDEX, PROGRESS])
+    of = [{"topic": rnd.choice("abo"), "session_id": f"s{number}"} for number in range(120)]
+    cuts = [[{"position": n, "_batch": n // 3} for n in sorted(rnd.sample(range(1, 30), 6))] for _ in of]
+    kept = [[cut for cut in own if rnd.random() < 0.4] for own in cuts]
+    late = [rnd.random() < 0.2 for _ in of]
+    write_rows(spark, lake, CUTS, [s | cut | {"changes": 1} for s, own in zip(of, cuts, strict=True) for cut in own])
+    write_rows(spark, lake, SNAPSHOT_INDEX, [s | cut for s, own in zip(of, kept, strict=True) for cut in own])
+    filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
+    write_rows(spark, lake, PROGRESS, filled_late)
+    rules, noted = BySession(spark, lake), dict[tuple[str, str, str], int]()
+    # Of whole tables, more may be old than of changes, or less.
+    for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
+        for table, batch in steps:
+            expected = {}
+            for session, all_cuts, own, is_late in zip(of, cuts, kept, late, strict=True):
+                name = session["topic"], session["session_id"]
+                last = max((cut["position"] for cut in own if cut["_batch"] <= batch), default=None)
+                if last is None or (table == CHANGES and (is_late or name[0] == "o")):
+                    continue
+                limit = last if table == CHANGES else min(last, noted.get((CHANGES, *name), last)) - 1
+                if table == SNAPSHOTS and limit < min(cut["position"] for cut in all_cuts):
+                    continue
+                if limit > noted.get((table, *name), -1):
+                    expected[name] = limit
+            found = rules.of_changes(batch) if table == CHANGES else rules.of_snapshots(batch)
+            assert {(row["topic"], row["session_id"]): row["limit"] for row in found.to_pylist()} == expected
+            assert found.schema == LIMITS
+            note(spark, lake, Retained(table, datetime.now(UTC), batch, limits=found))
+            noted |= {(table, *name): limit for name, limit in expected.items()}
+    assert {table for table, *_ in noted} == {CHANGES, SNAPSHOTS}
 
 
 def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they_are_a_24th_older(

@@ -22,7 +22,7 @@ from sessionlake.lake.books import SUMS, VERSIONS, Books, rows_of, stored_sums
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
 from sessionlake.lake.positions import SCHEMA, carried_to, require_true, summed
 from sessionlake.lake.progress import batches_after, covering, ends, last_batch, last_merged, spans
-from sessionlake.lake.retained import LIMITS, Retained
+from sessionlake.lake.retained import Retained
 from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD, Txn
@@ -144,7 +144,7 @@ def whole(rows: pa.Table) -> Tables:
     return Tables({LEDGER: rows})
 
 
-def entries_of(reader: Tables) -> Callable[[], Any]:
+def entries_of(reader: Tables) -> Callable[..., Any]:
     return Books(reader, *COLUMNS).entries
 
 
@@ -304,7 +304,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
 
 
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
-    cut = {LEDGER: Retained(LEDGER, NOON, -1, 0, 0, LIMITS.empty_table())}
+    cut = {LEDGER: Retained(LEDGER, NOON)}
     patch.setattr(batch_as_of, "heads", lambda _: cut)
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))

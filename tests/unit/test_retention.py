@@ -33,7 +33,6 @@ SESSION = pa.schema(
         ("last_kafka_timestamp", pa.int64()),
     ]
 )
-CUT = pa.schema([("topic", pa.string()), ("session_id", pa.string()), ("position", pa.int64())])
 offsets = st.integers(-1, 30)
 ends = st.dictionaries(st.sampled_from(PLACES), st.integers(0, 30))
 sessions = st.lists(
@@ -41,7 +40,6 @@ sessions = st.lists(
     unique_by=lambda row: (row[0][0], row[1]),
 )
 names = st.tuples(st.sampled_from(TOPICS), st.sampled_from(SESSIONS))
-cuts = st.lists(st.tuples(names, st.integers(0, 30)))
 
 
 def table_of(found: list[Any]) -> pa.Table:
@@ -50,14 +48,6 @@ def table_of(found: list[Any]) -> pa.Table:
         for (t, p), s, first, last in found
     ]
     return pa.Table.from_pylist(rows, SESSION)
-
-
-def cuts_of(found: list[Any]) -> pa.Table:
-    return pa.Table.from_pylist([{"topic": t, "session_id": s, "position": n} for (t, s), n in found], CUT)
-
-
-def by_session(limits: pa.Table) -> dict[tuple[str, str], int]:
-    return {(row["topic"], row["session_id"]): row["limit"] for row in limits.to_pylist()}
 
 
 @given(ends, st.lists(ends, max_size=3), sessions)
@@ -70,32 +60,11 @@ def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_o
     assert limits.keys() <= aged.keys()
 
 
-@given(cuts, st.lists(names), st.sets(st.sampled_from(TOPICS)))
-def test_of_changes_stays_all_since_the_last_whole_table_that_is_old_and_all_that_late_fills_need(kept, late, once):
-    filled = pa.Table.from_pylist([{"topic": t, "session_id": s} for t, s in late], CUT.remove(2))
-    limits = by_session(rules.of_changes(cuts_of(kept), filled, once))
-    cut = {of for of, _ in kept if of[0] not in once} - set(late)
-    assert limits == {name: max(at for of, at in kept if of == name) for name in cut}
-
-
-@given(cuts, st.data())
-def test_of_whole_tables_stays_the_last_old_one_and_that_which_changes_go_on_from(kept, data):
-    old = data.draw(st.lists(st.sampled_from(kept)) if kept else st.just([]))
-    floors = rules.of_changes(cuts_of(old), cuts_of([]), set())
-    limits, told_from = by_session(rules.of_snapshots(cuts_of(kept), floors)), by_session(floors)
-    for name in {of for of, _ in kept}:
-        left = [at for of, at in kept if of == name and at > limits.get(name, -1)]
-        assert max(at for of, at in kept if of == name) in left
-        assert name not in told_from or told_from[name] in left
-
-
-@given(cuts, cuts)
+@given(ends, ends)
 def test_limits_are_never_moved_back(before, now):
-    first, second = (rules.limits_of(rules.of_changes(cuts_of(found), cuts_of([]), set())) for found in (before, now))
-    both = by_session(rules.advanced(first, second, ("topic", "session_id")))
-    for limits in (by_session(first), by_session(second)):
-        assert all(both[name] >= limit for name, limit in limits.items())
-    assert both.keys() == by_session(first).keys() | by_session(second).keys()
+    both = rules.advanced(rules.of_places(before), rules.of_places(now), ("topic", "partition"))
+    told = {(row["topic"], row["partition"]): row["limit"] for row in both.to_pylist()}
+    assert told == {place: max(known[place] for known in (before, now) if place in known) for place in before | now}
 
 
 @given(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from operator import eq
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.lake.commit import blank_rows, remove_rows
@@ -31,7 +29,6 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
 )
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import retained, store
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import rewritten_by_spark
 from sessionlake.lake.tables import Lake
@@ -45,6 +42,8 @@ Session = tuple[str, str]
 """Topic and id."""
 _APPENDED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, SNAPSHOTS, SNAPSHOT_INDEX, PROCESSOR_ERRORS, DECISIONS)
 MERGED = (ROWS, SESSIONS)
+"""Rows of these change."""
+_MARKED = (*MERGED, RETAINED)
 """Of these tables, files can have rows that are marked as gone: they are written anew, whatever rows there are."""
 BOOKS = (LEDGER, POSITIONS, RETAINED)
 """What the lake notes of itself, and sessions in it."""
@@ -86,7 +85,7 @@ def counts_of(spark: SparkSession, lake: Lake, session: Session) -> dict[str, in
 def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
     rows = SessionRows.of(table, *session)
-    if table in MERGED:
+    if table in _MARKED:
         rewritten_by_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
         remove_rows(spark, lake, table, rows)
@@ -103,7 +102,8 @@ def clean_books(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Takes the session out of what the lake notes of itself."""
     for table in (LEDGER, POSITIONS):
         _without_decisions(spark, lake, table, session)
-    _without_limits(spark, lake, session)
+    if lake.exists(spark, RETAINED):
+        remove(spark, lake, RETAINED, session)
 
 
 def clean_notes(settings: Settings, layers: list[str], session: Session) -> None:
@@ -129,14 +129,3 @@ def _without_decisions(spark: SparkSession, lake: Lake, table: str, session: Ses
         return
     left = rows.withColumn("decisions", F.filter("decisions", lambda decision: ~is_own(decision))).localCheckpoint()
     lake.overwrite(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}", changes=False)
-
-
-def _without_limits(spark: SparkSession, lake: Lake, session: Session) -> None:
-    """Takes the session out of what is noted of retention."""
-    known = retained(lake.reader(spark))
-    own = (pc.field("topic") == session[0]) & (pc.field("session_id") == session[1])
-    if not any(found.limits.filter(own).num_rows for found in known.values()):
-        return
-    others = ~own | pc.field("session_id").is_null()
-    left = {name: replace(found, limits=found.limits.filter(others)) for name, found in known.items()}
-    store(spark, lake, left)

@@ -25,7 +25,7 @@ from sessionlake.lake.commit import delete_rows
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import CLAIM, LIMITS, Retained, retained, store
+from sessionlake.lake.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.arrow import codes
@@ -90,7 +90,7 @@ def due(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, in
     return {topic: first_kept(min(time, now), length, retention) for topic, time in times.items() if time > NEVER}
 
 
-def note(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
+def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
     """Notes where tables begin, all at one place, whose rows are being written anew.
 
     Raises:
@@ -99,9 +99,9 @@ def note(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floor
     known = retained(lake.reader(spark), tables)
     if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
-            known = retained(lake.reader(spark))
-            mine = {table: _noted(table, floors) for table in tables if floors}
-            store(spark, lake, {name: found for name, found in known.items() if name not in tables} | mine)
+            forget(spark, lake, tables)
+            for table in tables if floors else ():
+                note(spark, lake, _noted(table, floors))
 
 
 class Expiry:
@@ -149,24 +149,24 @@ class Expiry:
             looked |= floors
 
     def _cut(self, spark: SparkSession, table: str, floors: Floors) -> None:
-        known, before = retained(self._lake.reader(spark)), self._floors.get(table, {})
+        before = self._floors.get(table, {})
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
         is_gone = _is_gone(now)
         count = self._lake.read(spark, table).where(is_gone).count()
-        found = known.get(table)
+        found = cut_of(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
         # Of what a process that died was about to remove, all is gone or nothing.
         removed = 0 if found is None else found.gone - (count if found.pending else 0)
         noted = replace(_noted(table, now), removed=removed, pending=count)
         if count:
-            store(spark, self._lake, {**known, table: noted})
+            note(spark, self._lake, noted)
             self._floors[table] = now
             txn = Txn(f"expiry-{uuid4().hex[:12]}", 0)
             fault_point(f"before:expire:{table}")
             repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
-        store(spark, self._lake, {**known, table: replace(noted, removed=noted.gone, pending=0)})
+        note(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
 
 
 def _latest(many: Iterable[Floors]) -> Floors:
@@ -191,7 +191,7 @@ def _floors(found: Retained) -> dict[str, int]:
 
 def _noted(table: str, floors: Floors) -> Retained:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(floors.items())]
-    return Retained(table, datetime.now(UTC), -1, 0, 0, pa.Table.from_pylist(rows, LIMITS))
+    return Retained(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))
 
 
 def _moment(ms: int) -> datetime:

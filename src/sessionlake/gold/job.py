@@ -17,7 +17,7 @@ from sessionlake.gold.changes import declared_in, marks
 from sessionlake.gold.declared import GoldTable, averages_of, finals_of, products_of, schemas_of, tables_of, with_finals
 from sessionlake.gold.definitions import keep_definitions
 from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.expiry import Expiry, note
+from sessionlake.gold.expiry import Expiry, note_floors
 from sessionlake.gold.final import Finals, hold_append_only
 from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
 from sessionlake.gold.fold.series import RollingAverage
@@ -137,7 +137,7 @@ def _started(
     references = References(spark, lake, settings, [one for one in tables if isinstance(one, Enriched)], asks=asks)
     if last_planned(settings.checkpoint(LAYER)) is None and in_force(settings, LAYER) is None:
         begun = products_of(settings)  # with tables that are empty
-        note(spark, lake, [one.table for one in with_finals(begun)], {})
+        note_floors(spark, lake, [one.table for one in with_finals(begun)], {})
     products = [one for one in tables if isinstance(one, Product)]
     expiry = Expiry(spark, lake, [*products, *finals_of(products)])
     expiry.remove(spark, {})

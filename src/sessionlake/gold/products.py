@@ -15,7 +15,7 @@ from sessionlake.gold.changes import declared_in
 from sessionlake.gold.compare import compared
 from sessionlake.gold.declared import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.expiry import above, due, note
+from sessionlake.gold.expiry import above, due, note_floors
 from sessionlake.gold.final import make_final_anew, places_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.late import make_late_anew
@@ -205,7 +205,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
         times = places_of(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = due(product, by_topic(times))
-            note(spark, lake, [one.table for one in with_finals([product])], floors)
+            note_floors(spark, lake, [one.table for one in with_finals([product])], floors)
             rows = above(rows, floors)
         rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))

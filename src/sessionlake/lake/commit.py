@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,8 +28,6 @@ from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
-
-_NUMBERS = count()
 
 
 def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
@@ -61,17 +58,31 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
 
 
 def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
-    """Replaces all rows of one of `names.CLAIMED_TABLES`, whose claim must be held.
-
-    Each time has a number above those of all holders before: what one of them, which stood still, would yet commit is
-    passed over.
-    """
+    """Replaces all rows of one of `names.CLAIMED_TABLES`, whose claim must be held."""
     lake.ensure(spark, [table])
-    claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    token = lake.storage.token(claim)
-    txn = Txn(CLAIMED_APP, next(_NUMBERS)).under(token) if token else None
+    txn = _claimed(spark, lake, table)
     with lake.storage.exclusive(table):
         replace_rows(spark, lake, table, rows, txn)
+
+
+def merge_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
+    """MERGEs rows into one of `names.CLAIMED_TABLES`, which must be there, and whose claim must be held."""
+    merge(spark, lake, table, rows, upsert, _claimed(spark, lake, table))
+
+
+def delete_claimed(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
+    """Deletes rows of one of `names.CLAIMED_TABLES`, which must be there, and whose claim must be held."""
+    txn = _claimed(spark, lake, table)
+    repeated(lambda: delete_rows(spark, lake, table, txn, where))
+
+
+def _claimed(spark: SparkSession, lake: Lake, table: str) -> Txn:
+    """A transaction of its own, above those of all holders of the claim before.
+
+    What one of them, which stood still, would yet commit is passed over.
+    """
+    claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
+    return Txn(CLAIMED_APP, lake.last_commit(spark, table).version + 1).under(lake.storage.token(claim))
 
 
 def empty(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:

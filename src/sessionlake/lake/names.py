@@ -56,7 +56,7 @@ ERASURES = "ops.erasures"
 RETENTION_CLAIM = "retention"
 FORGET_CLAIM = "forget"
 CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
-"""By the claim, small tables whose rows its holder alone replaces, all at once: see `commit.replace_claimed`."""
+"""By the claim, tables whose rows its holder alone changes: see `commit.replace_claimed`."""
 
 BRONZE = "bronze"
 SILVER = "silver"

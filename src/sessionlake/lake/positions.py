@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
-from operator import itemgetter
+from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from sessionlake.lake.books import (
 )
 from sessionlake.lake.commit import replace_claimed
 from sessionlake.lake.names import LEDGER, POSITIONS
-from sessionlake.lake.reading import TableReader
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import Lake
@@ -153,20 +153,17 @@ def require_true(reader: TableReader) -> bool:
     return True
 
 
-def summed(entries: Callable[[], Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
+def summed(entries: Callable[[Condition], Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
     """The rows of `ops.positions`.
 
     Args:
-        entries: the ledger's rows, each time from the first; old ones may be sums.
+        entries: the ledger's rows that meet a condition, each time from the first; old ones may be sums.
         until: rows count that were committed before.
     """
-
-    def before() -> Iterator[pa.RecordBatch]:
-        return (batch.filter(_earlier(batch.column("committed_at"), until)) for batch in entries())
-
-    since = rebuilds(before())
+    before = ("committed_at", lt, until)
+    since = rebuilds(entries(before))
     held, rows = [_SUMMED.empty_table()], 0
-    for batch in before():
+    for batch in entries(before):
         flagged = pa.Table.from_batches([batch]).append_column("current", is_current(batch, since))
         held.append(flagged.select(_SUMMED.names).cast(_SUMMED))
         rows += batch.num_rows

@@ -1,23 +1,24 @@
 """What retention has removed, in `ops.retained`: a fact of the tables' rows that no other table shows.
 
 It is written before rows are removed, so that whoever reads it knows of all that may be gone, and again behind that. A
-table has a row of its own (without a topic), and one for each place or session up to whose `limit` rows are gone.
+table has a row of its own (without a `limit`), and one for each place or session up to whose `limit` rows are gone. Of
+sessions there are as many as ever were: their rows are changed where they are, and nobody reads all of them at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from operator import eq
-from typing import TYPE_CHECKING
+from operator import eq, ge
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.capture import milliseconds
 from sessionlake.errors import LakeError
-from sessionlake.lake.commit import replace_claimed
+from sessionlake.lake.commit import delete_claimed, merge_claimed, replace_claimed
 from sessionlake.lake.expired import Expired
 from sessionlake.lake.names import (
     CHANGES,
@@ -33,13 +34,16 @@ from sessionlake.lake.names import (
 )
 from sessionlake.lake.reading import Condition, TableReader, among, is_null
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-FORMAT = 1
+FORMAT = 2
+"""The first had nulls where a row has no topic, partition or session, and no `batch` of limits."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 CLAIM = RETENTION_CLAIM
 """What whoever removes rows claims, and whoever must not have rows removed meanwhile."""
@@ -56,19 +60,23 @@ LIMITS = pa.schema(
 """The columns of limits: of places, or of sessions."""
 _HEAD = [("batch", pa.int64()), ("before", _TIME), ("removed", pa.int64()), ("pending", pa.int64())]
 _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int32())])
-
+_KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
+"""What tells rows apart, and what is there in the place of one that a row has not."""
+_UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), bounded=("table",))
 
 REMOVED_TOGETHER = {SNAPSHOTS: (SNAPSHOT_INDEX, CUTS, SNAPSHOTS)}
 """Tables that have their limits together, noted of the first. Who looks for a whole table looks in the index first."""
 _PLACE = ("topic", "partition")
 
 
-def expired(table: str, limits: pa.Table, batch: int = -1) -> Expired:
+def expired(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
     """The rows of a table up to its limits.
 
     Args:
+        limits: None where they are no rows at hand, and only `Expired.condition` is asked for.
         batch: of silver, of which and of those before it they are, where that is known.
     """
+    limits = LIMITS.empty_table() if limits is None else limits
     most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
     if table in {MESSAGES, QUARANTINE, EVENTS}:
         return Expired(_PLACE, "offset", limits, most)
@@ -88,15 +96,16 @@ class Retained:
         batch: none is gone of a later batch of silver; -1 of a table that names none.
         removed: how many rows.
         pending: how many more are being removed.
-        limits: see `LIMITS`; of bronze with the highest Kafka timestamp up to there, of `session_changes` by session.
+        limits: see `LIMITS`; of bronze with the highest Kafka timestamp up to there. Of whoever has asked for the head
+            alone: none.
     """
 
     table: str
     before: datetime
-    batch: int
-    removed: int
-    pending: int
-    limits: pa.Table
+    batch: int = -1
+    removed: int = 0
+    pending: int = 0
+    limits: pa.Table = field(default_factory=LIMITS.empty_table)
 
     @property
     def gone(self) -> int:
@@ -125,20 +134,37 @@ def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict
 
 def heads(reader: TableReader) -> dict[str, Retained]:
     """As `retained`, without the limits, which are many."""
-    return _retained(reader, [("topic", is_null, None)])
+    return _retained(reader, [("limit", is_null, None)])
 
 
 def _retained(reader: TableReader, conditions: Sequence[Condition]) -> dict[str, Retained]:
     if not reader.exists(RETAINED):
         return {}
     rows = reader.table(RETAINED, *conditions).cast(_SCHEMA)
-    if any(found != FORMAT for found in pc.unique(rows["format"]).to_pylist()):
+    if not {*pc.unique(rows["format"]).to_pylist()} <= {1, FORMAT}:
         raise LakeError(f"{RETAINED} is of another format than {FORMAT}: a later version of sessionlake has written it")
-    own = rows.filter(pc.is_null(rows["topic"])).select(["table", *(name for name, _ in _HEAD)])
-    return {
-        head["table"]: Retained(**head, limits=_of(rows, head["table"]).select(LIMITS.names))
-        for head in own.to_pylist()
-    }
+    own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
+    return {head["table"]: Retained(**head, limits=_limits(rows, head["table"])) for head in own.to_pylist()}
+
+
+def _limits(rows: pa.Table, table: str) -> pa.Table:
+    return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
+
+
+def moved_last(reader: TableReader, found: Retained) -> pa.Table:
+    """The limits of a table that may have been moved when its head was written last; those of the first format, too."""
+    own = ("table", eq, found.table), ("limit", ge, 0)
+    parts = (reader.table(RETAINED, *own, one) for one in (("batch", eq, found.batch), ("batch", is_null, None)))
+    return _limits(pa.concat_tables([part.cast(_SCHEMA) for part in parts]), found.table)
+
+
+def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+    """The limits of a table's sessions or places, of which there may be many: `topic, partition, session_id, limit`."""
+    from pyspark.sql import functions as F
+
+    if not lake.exists(spark, RETAINED):
+        return as_frame(spark, LIMITS.empty_table())
+    return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
 
 
 def cut_of(reader: TableReader, table: str) -> Retained | None:
@@ -151,31 +177,45 @@ def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
     return {part: found for table, found in known.items() for part in REMOVED_TOGETHER.get(table, (table,))}
 
 
-def _of(rows: pa.Table, table: str) -> pa.Table:
-    return rows.filter((pc.field("table") == table) & pc.field("topic").is_valid())
+def note(spark: SparkSession, lake: Lake, found: Retained) -> None:
+    """Notes how much is gone of a table, and the limits that are moved; others of it stay. `CLAIM` must be held."""
+    lake.ensure(spark, [RETAINED])
+    _renew(spark, lake)
+    head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
+    limits = found.limits
+    own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
+    for name, value in (("table", found.table), ("batch", found.batch), ("format", FORMAT)):
+        own[name] = pa.array([value] * limits.num_rows, _SCHEMA.field(name).type)
+    own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
+    moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
+    rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
+    merge_claimed(spark, lake, RETAINED, _keyed(rows), _UPSERT)
 
 
-def store(spark: SparkSession, lake: Lake, known: Mapping[str, Retained]) -> None:
-    """Replaces what is noted. `CLAIM` must be held."""
-    parts = []
-    for name, found in sorted(known.items()):
-        head = {"table": name, "format": FORMAT} | {column: getattr(found, column) for column, _ in _HEAD}
-        parts.append(pa.Table.from_pylist([head], _SCHEMA))
-        limits = found.limits
-        own = {column: limits[column] for column in LIMITS.names}
-        own["table"] = pa.array([name] * limits.num_rows, pa.string())
-        own |= {column: pa.nulls(limits.num_rows, kind) for column, kind in _HEAD}
-        own["format"] = pa.array([FORMAT] * limits.num_rows, pa.int32())
-        parts.append(pa.table({column: own[column] for column in _SCHEMA.names}).cast(_SCHEMA))
-    replace_claimed(spark, lake, RETAINED, pa.concat_tables(parts) if parts else _SCHEMA.empty_table())
+def _keyed(rows: pa.Table) -> pa.Table:
+    """Rows with values in the place of keys that they have not."""
+    for name, value in _KEYS.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
+    return rows
+
+
+def _renew(spark: SparkSession, lake: Lake) -> None:
+    """Writes what is of the first format anew."""
+    reader = lake.reader(spark)
+    if not reader.any(RETAINED, ("format", eq, 1)):
+        return
+    rows = reader.table(RETAINED).cast(_SCHEMA)
+    format_ = pa.array([FORMAT] * rows.num_rows, pa.int32())
+    rows = rows.set_column(rows.schema.get_field_index("format"), "format", format_)
+    replace_claimed(spark, lake, RETAINED, _keyed(rows))
 
 
 def forget(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
     """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held."""
-    known = retained(lake.reader(spark))
-    left = {name: found for name, found in known.items() if name not in set(tables)}
-    if left.keys() != known.keys():
-        store(spark, lake, left)
+    from pyspark.sql import functions as F
+
+    if known := sorted(heads(lake.reader(spark)).keys() & {*tables}):
+        delete_claimed(spark, lake, RETAINED, F.col("table").isin(known))
 
 
 @dataclass(frozen=True)

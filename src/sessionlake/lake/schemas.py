@@ -333,7 +333,6 @@ TABLES: dict[str, TableSchema] = {
             ("format", "int"),
         ),
         "What retention has removed: a row a table, and those of the places and sessions up to where rows are gone",
-        writes=Writes.REPLACE,
     ),
     ERASURES: TableSchema(
         (

@@ -18,7 +18,7 @@ from sessionlake.lake.names import BRONZE, GOLD, LEDGER, SILVER, SILVER_TABLES
 from sessionlake.lake.positions import carry_forward
 from sessionlake.lake.progress import batches_after, last_merged
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import LIMITS, Retained, retained, store
+from sessionlake.lake.retained import Retained, cut_of, note
 from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
@@ -31,18 +31,17 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     The retention's claim must be held.
     """
     reader = lake.reader(spark)
-    known = retained(reader)
-    before = known.get(LEDGER, Retained(LEDGER, bound, -1, 0, 0, LIMITS.empty_table()))
+    before = cut_of(reader, LEDGER) or Retained(LEDGER, bound)
     if before.pending:  # a process died
         before = replace(_finished(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
     if cut is None or not (count := lake.storage.count(spark, LEDGER, _older(cut))):
         return 0
     now = replace(before, before=cut, pending=count)
-    store(spark, lake, {**known, LEDGER: now})
+    note(spark, lake, now)
     carry_forward(spark, lake, cut)
     remove_rows(spark, lake, LEDGER, _older(cut))
-    store(spark, lake, {**known, LEDGER: replace(now, removed=now.gone, pending=0)})
+    note(spark, lake, replace(now, removed=now.gone, pending=0))
     return count
 
 

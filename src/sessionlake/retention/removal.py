@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from operator import eq, le
+from operator import eq
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Integrity, Settings, milliseconds
+from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import ClaimedError
-from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import remove_rows
 from sessionlake.lake.expired import LIMIT
@@ -32,15 +30,25 @@ from sessionlake.lake.names import (
     SNAPSHOTS,
 )
 from sessionlake.lake.progress import began_since, ends, first_batch_since, last_batch, last_merged
-from sessionlake.lake.retained import CLAIM, LIMITS, REMOVED_TOGETHER, Retained, expired, retained, store
+from sessionlake.lake.retained import (
+    CLAIM,
+    LIMITS,
+    REMOVED_TOGETHER,
+    Retained,
+    cut_of,
+    expired,
+    moved_last,
+    note,
+    retained,
+)
 from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.retention import rules
+from sessionlake.retention.by_session import BySession
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
-from sessionlake.silver.merge.kept_cuts import kept_cuts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +89,11 @@ class _Due:
     batch: int = -1
 
 
+def _keys(table: str) -> tuple[str, ...]:
+    """Of what a table's limits are noted."""
+    return _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
+
+
 class _WaitsError(Exception):
     """Nothing may go, and why."""
 
@@ -90,6 +103,7 @@ class Retention:
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark, self._settings, self._lake = spark, settings, Lake(settings)
+        self._by_session = BySession(spark, self._lake)
         self._looked: dict[str, datetime] = {}
 
     def span(self, table: str) -> timedelta | None:
@@ -121,14 +135,14 @@ class Retention:
             return Removed(waits=str(error))
 
     def _cut(self, table: str, bound: datetime) -> Removed:
-        known = retained(self._lake.reader(self._spark))
-        before = known.get(table, Retained(table, bound, -1, 0, 0, LIMITS.empty_table()))
+        before = self._before(table, bound)
         if before.pending:  # a process died: either all of them are gone, or none is
             left = self._count(table, before.batch, before.limits)
-            before = replace(before, removed=before.removed + before.pending - left, pending=0)
-        due = self._due(table, bound, known)
-        keys = _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
-        limits = rules.advanced(before.limits, due.limits, keys) if table != PROGRESS else due.limits
+            before = replace(before, removed=before.gone - left, pending=0)
+            if not left:
+                note(self._spark, self._lake, replace(before, limits=LIMITS.empty_table()))
+        due = self._due(table, bound)
+        limits = rules.advanced(before.limits, due.limits, _keys(table)) if table != PROGRESS else due.limits
         batch = max(before.batch, due.batch)
         if table == MESSAGES:
             count, limits = self._measured(limits)
@@ -138,11 +152,26 @@ class Retention:
             return Removed()
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
-        store(self._spark, self._lake, {**known, table: now})
+        note(self._spark, self._lake, now)
         for part in REMOVED_TOGETHER.get(table, (table,)):
             remove_rows(self._spark, self._lake, part, expired(part, limits, batch))
-        store(self._spark, self._lake, {**known, table: replace(now, removed=now.gone, pending=0)})
+        done = replace(now, removed=now.gone, pending=0, limits=LIMITS.empty_table())
+        note(self._spark, self._lake, done)
         return Removed(count)
+
+    def _before(self, table: str, bound: datetime) -> Retained:
+        """What is noted, with the limits of all places; of sessions, those that a process that died was moving."""
+        reader = self._lake.reader(self._spark)
+        found = cut_of(reader, table)
+        if found is None:
+            return Retained(table, bound)
+        if _keys(table) == _PLACE:
+            return retained(reader, [table])[table]
+        if not found.pending:
+            return found
+        if table == PROGRESS:
+            return replace(found, limits=self._by_session.of_progress(found.batch))
+        return replace(found, limits=moved_last(reader, found))
 
     def _count(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
@@ -166,8 +195,9 @@ class Retention:
 
     # -- what is known
 
-    def _due(self, table: str, bound: datetime, known: Mapping[str, Retained]) -> _Due:
-        if LEDGER in known and known[LEDGER].before > bound:
+    def _due(self, table: str, bound: datetime) -> _Due:
+        ledger = cut_of(self._lake.reader(self._spark), LEDGER)
+        if ledger is not None and ledger.before > bound:
             raise _WaitsError(f"{LEDGER} begins later, and says how old rows are")
         if table == MESSAGES:
             return _Due(rules.of_places(self._messages(bound)))
@@ -177,17 +207,10 @@ class Retention:
         batch = min(batch, last_merged(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
-            filled_late = self._lake.reader(self._spark).table(PROGRESS, ("beneath", eq, True), columns=list(SESSION))
-            rule = RuleBook(self._settings.capture)
-            kept = self._kept(batch)
-            once = {topic for topic in kept["topic"].to_pylist() if rule.of(topic).integrity is Integrity.ONCE}
-            return _Due(rules.of_changes(kept, filled_late, once), batch)
-        if table == SNAPSHOTS:
-            floors = known[CHANGES].limits if CHANGES in known else LIMITS.empty_table()
-            return _Due(rules.of_snapshots(self._kept(batch), floors), batch)
         if batch < 0:
-            return _Due(LIMITS.empty_table())  # no batch is old enough, by which its rows are bounded
-        return _Due(rules.of_progress(self._last_progress()), batch)
+            return _Due(LIMITS.empty_table())  # no batch is old enough
+        rule = {CHANGES: self._by_session.of_changes, SNAPSHOTS: self._by_session.of_snapshots}
+        return _Due(rule.get(table, self._by_session.of_progress)(batch), batch)
 
     def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
         """The last offset of bronze that may go, of each topic-partition."""
@@ -230,9 +253,6 @@ class Retention:
             raise _WaitsError(f"{GOLD} has not begun: it is computed from all changes")
         return int(max(read)) - 1  # of the last one, it may have read a part
 
-    def _kept(self, batch: int) -> pa.Table:
-        return kept_cuts(self._lake.reader(self._spark).table, ("_batch", le, batch))
-
     def _remembered(self) -> pa.Table:
         """Of each topic-partition, the least first offset of the sessions that silver may have in its state.
 
@@ -262,12 +282,6 @@ class Retention:
         found = [one for one in silences(reader) if one.behind <= judged.get(one.place, -1)]
         rows = [{"topic": one.topic, "partition": one.partition, "come": one.until} for one in found]
         return pa.Table.from_pylist(rows, _COME)
-
-    def _last_progress(self) -> pa.Table:
-        from pyspark.sql import functions as F
-
-        lives = self._lake.read(self._spark, PROGRESS).groupBy(*SESSION, "first_offset")
-        return lives.agg(F.max("_batch").alias("_batch")).toArrow()
 
 
 _COME = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("come", pa.int64())])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import eq
+from operator import eq, ge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,11 @@ from sessionlake.lake.names import (
     METRICS_1M,
     PROGRESS,
     QUARANTINE,
+    RETAINED,
     SILVER,
 )
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import retained
+from sessionlake.lake.retained import cut_of
 from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.lake.txn import REBUILD
 from sessionlake.streaming.checkpoint import way_on, write_whole
@@ -235,11 +236,11 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     Raises:
         LakeError: a topic has become one of class `once` since retention has removed changes of it.
     """
-    found = retained(reader, [CHANGES]).get(CHANGES)
+    found = cut_of(reader, CHANGES)
     if found is None:
         return
     rules = RuleBook(settings.capture)
-    for topic in found.limits["topic"].unique().to_pylist():
+    for (topic,) in sorted(reader.counts(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.of(topic).integrity is Integrity.ONCE:
             raise LakeError(
                 f"topic {topic} is of class once, whose sessions are folded from their first change on, but "

@@ -69,7 +69,7 @@ _KEPT = """(
     SELECT topic, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
   )"""
 _FLOORS = """SELECT topic, `limit` AS _floor FROM {retained}
-  WHERE `table` = '{table}' AND topic IS NOT NULL AND session_id = session_as_of.of_session"""
+  WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.of_session"""
 _NO_FLOORS = "SELECT 'none' AS topic, 0L AS _floor WHERE false"
 _REFUSAL = (
     f"{CHANGES} does not reach back so far, by maintain.retention: sessionlake session as-of says since when this "

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
-from sessionlake.lake.expired import LIMIT
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.lake.retained import by_table, expired, retained
+from sessionlake.lake.retained import by_table, expired, heads, limits_frame
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
 if TYPE_CHECKING:
@@ -62,16 +60,15 @@ class Verified:
 def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Verified:
     """Compares the live tables with those that a replay has left beside them: of cut ones, what is left for sure."""
     beside = Lake(settings).staging()
-    cut = retained(lake.reader(spark))
-    limits = by_table(cut)
+    cut = heads(lake.reader(spark))
+    noted = by_table(cut)
 
     def left(of: Lake, table: str) -> DataFrame:
         rows = of.read_near(spark, table)
-        if table not in limits:
+        if table not in noted:
             return rows
-        gone = expired(table, limits[table].limits)
-        up_to = as_frame(spark, gone.limits.select([*gone.keys, LIMIT]))
-        return rows.alias("t").join(up_to.alias("s"), gone.condition(), "left_anti")
+        up_to = limits_frame(spark, lake, noted[table].table).alias("s")
+        return rows.alias("t").join(up_to, expired(table).condition(), "left_anti")
 
     found = compare(lambda table: left(lake, table), lambda table: left(beside, table))
     return replace(found, cut=tuple(cut[table].since for table in sorted(cut) if table in COMPARED))
