@@ -30,10 +30,11 @@ from sessionlake.lake.books import (
 )
 from sessionlake.lake.commit import replace_claimed
 from sessionlake.lake.names import LEDGER, POSITIONS
-from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.reading import TableReader, begins_with
 from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.types import Row
 
 if TYPE_CHECKING:
@@ -153,15 +154,15 @@ def require_true(reader: TableReader) -> bool:
     return True
 
 
-def summed(entries: Callable[[Condition], Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
+def summed(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetime) -> pa.Table:
     """The rows of `ops.positions`.
 
     Args:
-        entries: the ledger's rows that meet a condition, each time from the first; old ones may be sums.
+        entries: the ledger's rows that meet conditions, each time from the first; old ones may be sums.
         until: rows count that were committed before.
     """
     before = ("committed_at", lt, until)
-    since = rebuilds(entries(before))
+    since = rebuilds(entries(before, ("app_id", begins_with, REBUILD)))
     held, rows = [_SUMMED.empty_table()], 0
     for batch in entries(before):
         flagged = pa.Table.from_batches([batch]).append_column("current", is_current(batch, since))
