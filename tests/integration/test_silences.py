@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.commands import doctor
 from sessionlake.commands.doctor import Level
-from sessionlake.config import Settings
+from sessionlake.config import OnTopicChange, Settings
 from sessionlake.integrity.state import ShardState
 from sessionlake.lab.compare import verify
 from sessionlake.lab.simulate.readback import truth_from_broker
+from sessionlake.lake.leases import Moment
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.lake.silences import silences
@@ -69,9 +70,20 @@ def assert_exact(world: World) -> None:
     assert verify_silver(world.spark, world.settings).exact
 
 
+class _Later:
+    """So much later, by both clocks; or by one, since the other was set."""
+
+    def __init__(self, by: timedelta, steady: timedelta | None = None) -> None:
+        self._by, self._steady = by, by if steady is None else steady
+
+    def __call__(self) -> Moment:
+        now = Moment.now()
+        return Moment(now.wall + self._by, now.steady + self._steady.total_seconds())
+
+
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """Bronze takes it to be so much later."""
-    monkeypatch.setattr("sessionlake.bronze.silences._now", lambda: datetime.now(UTC) + by)
+    monkeypatch.setattr("sessionlake.bronze.silences._now", _Later(by))
 
 
 def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
@@ -119,6 +131,9 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
         topic = world.name("t")
         assert [one.partition for one, _ in watch.found()] == [0, 1, 2]
         watch.advance([OffsetRange(topic, 0, 3, 3, 1)])
+        with monkeypatch.context() as set_forward:
+            set_forward.setattr("sessionlake.bronze.silences._now", _Later(48 * HOUR, steady=2.5 * HOUR))
+            assert [one.partition for one, _ in watch.found()] == [1, 2]
         world.send("t", 3, 1, partition=1)
         found = watch.found()
         assert [(one.partition, one.behind) for one, _ in found] == [(2, 2)]
@@ -156,4 +171,39 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
             lambda: statuses(world) == Counter(expired=1) and not remembered(world), 120, meanwhile=pipeline.check
         )
     assert len(told(world)) in (1, 2)  # if nobody looked sooner, both times at once
+    assert_exact(world)
+
+
+def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.settings = world.under(OnTopicChange.RESTART)
+    world.create("t", 2)
+    world.send("t", 0, 3)
+    take_in(world)
+    world.delete("t")
+    world.create("t", 2)
+    world.send("t", 0, 2, partition=1)
+    take_in(world)
+    assert statuses(world) == Counter(open=2)
+    later(monkeypatch, 1.5 * HOUR)
+    take_in(world)
+    assert statuses(world) == Counter(expired=2)
+    assert sorted(one.partition for one in told(world)) == [0, 1]
+
+
+def test_what_was_told_is_known_without_looking_through_bronze(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.create("t")
+    world.send("t", 0, 3)
+    take_in(world)
+    later(monkeypatch, 1.5 * HOUR)
+    run_layer(world.spark, world.settings, BRONZE)
+    assert len(told(world)) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.bronze.silences.silences", None)
+        run_layer(world.spark, world.settings, BRONZE)
+        later(patch, 2.5 * HOUR)
+        run_layer(world.spark, world.settings, BRONZE)
+    assert len(told(world)) == 2
+    take_in(world)
     assert_exact(world)

@@ -70,7 +70,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.rebuild.rebuild import rebuild, require_level
 from sessionlake.silver.rebuild.replay import Selection, replay
-from sessionlake.silver.stream_times import _of_bronze
+from sessionlake.silver.stream_times import StreamTimesLog, _of_bronze
 from sessionlake.silver.tables.as_of import AsOf
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
@@ -554,6 +554,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     write_bronze(spark, lake, found)
     judged = tuple(OffsetRange("a", n, 0, 1999, 2000) for n in range(3))
     Ledger(lake).write(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
+    StreamTimesLog.begin(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
     for place in (("a", 1), ("a", 2)):
         moment = datetime.fromtimestamp((START + silent[place]) / 1000, UTC)
         come[place] = max(come.get(place, moment), moment)

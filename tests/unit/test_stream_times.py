@@ -21,7 +21,7 @@ from sessionlake.silver.stream_times import StreamTimesLog, require_continued, s
 
 NAMES = [("t", 0), ("t", 1), ("t", 11), ("u", 1)]
 NOTHING = (NO_TIME, BEGINNING)
-BATCHES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), max_size=4), max_size=12)
+BATCHES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), max_size=4), max_size=12)
 
 
 def looked_up(times: object, name: tuple[str, int], first: int) -> tuple[int, int]:
@@ -31,22 +31,26 @@ def looked_up(times: object, name: tuple[str, int], first: int) -> tuple[int, in
 
 @given(BATCHES, st.integers(0, 9))
 def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[dict], recent: int) -> None:
-    """A batch is how many messages each topic-partition has in it; the stream time at an offset is its hundredfold."""
-    times, ends = StreamTimes(), dict.fromkeys(NAMES, BEGINNING)
+    """A batch is how many messages each topic-partition has in it, or none, where it was silent."""
+    times, ends = StreamTimes(), dict.fromkeys(NAMES, NOTHING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_times, "_RECENT", recent)
         for batch in batches:
             before = dict(ends)
-            ends |= {name: ends[name] + count for name, count in batch.items()}
+            for name, count in batch.items():
+                time, offset = ends[name]
+                if count:
+                    ends[name] = 100 * (offset + count) + max(time, 0), offset + count
+                elif offset != BEGINNING:
+                    ends[name] = time + 10_000, offset
             for _ in range(2):  # once more, though it is noted
                 for name in batch:
-                    for first in range(before[name] + 1, ends[name] + 1):  # as whichever task sees it
-                        known = (before[name] * 100, before[name]) if before[name] != BEGINNING else NOTHING
-                        assert looked_up(times, name, first) == known
-                times = times.noted(LaneTime(*name, ends[name] * 100, ends[name]) for name in batch)
-    names = [name for name in NAMES if ends[name] != BEGINNING]
-    time, offset = times.before(names, np.array([ends[name] + 1 for name in names], np.int64))
-    assert (time.tolist(), offset.tolist()) == ([ends[n] * 100 for n in names], [ends[n] for n in names])
+                    for first in range(before[name][1] + 1, ends[name][1] + 1):  # as whichever task sees it
+                        assert looked_up(times, name, first) == before[name]
+                times = times.noted(LaneTime(*name, *ends[name]) for name in batch if ends[name] != NOTHING)
+    names = [name for name in NAMES if ends[name] != NOTHING]
+    time, offset = times.before(names, np.array([ends[name][1] + 1 for name in names], np.int64))
+    assert [*zip(time.tolist(), offset.tolist(), strict=True)] == [ends[name] for name in names]
     assert times.settled.num_rows <= 2 * len(NAMES)
 
 

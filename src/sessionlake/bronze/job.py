@@ -260,10 +260,12 @@ def require_as_new(spark: SparkSession, lake: Lake, generation: Generation) -> i
 def _give_up(spark: SparkSession, lake: Lake, generation: Generation) -> None:
     """Sees to it that the last planned batch never comes into the tables: its messages are planned anew.
 
-    A process from which bronze was taken over may have it at hand.
+    A process from which bronze was taken over may have it at hand. Where a generation has none yet, that is the last
+    one of the generation before.
     """
-    if generation.app_id is not None and generation.newest is not None and lake.storage.token(LAYER):
-        retire(spark, lake, [MESSAGES], Txn(generation.app_id, generation.newest))
+    last = generation.next_batch - 1
+    if generation.app_id is not None and last >= 0 and lake.storage.token(LAYER):
+        retire(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
 def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> Planned:

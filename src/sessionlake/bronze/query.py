@@ -308,6 +308,8 @@ class BronzeQuery(LayerQuery):
         left_out, positions = self._book.prune(), self._book.positions()
         offsets = QueryOffsets(generation.folder)
         begun, as_before = offsets.begun, False
+        if not begun and generation.number:
+            self._give_up(generation)  # a process may have died before it did so
         if begun and not offsets.goes_on_at(positions, self._book.kafka_ends(), settled=settled):
             as_before = settled and offsets.ended_at(positions)
             left, begun = generation, False

@@ -122,12 +122,15 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
     Numbers that were planned and given up are in neither ledger nor table; that of a batch which died before its ledger
     row is in the table alone. Of a number that the table knows, or of one before it, Delta makes no commit.
     """
-    number = known
-    before = after = lake.last_commit(spark, MESSAGES).version
-    while after == before:
+    number, written = known, False
+    while not written:
         number += 1
+        before = lake.last_commit(spark, MESSAGES).version
         retire(spark, lake, [MESSAGES], Txn(app_id, number))
-        after = lake.last_commit(spark, MESSAGES).version
+        come = lake.last_commit(spark, MESSAGES).version - before
+        # Whoever merges files, or removes some, commits as well.
+        found = lake.storage.latest_commits(spark, MESSAGES, come) if come else []
+        written = any(commit.operation == "WRITE" for commit in found)
     return number
 
 

@@ -10,27 +10,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
 from itertools import count
-from operator import attrgetter, eq, ge
+from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
-from sessionlake.lake.books import Books, rows_of
+from sessionlake.errors import LakeError
 from sessionlake.lake.commit import append, retire
+from sessionlake.lake.leases import Moment
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import BRONZE, MESSAGES
 from sessionlake.lake.offset_ranges import within
+from sessionlake.lake.progress import latest_since
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.schemas import arrow_schema
 from sessionlake.lake.silences import messages_of, silences
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.streaming.checkpoint import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +62,8 @@ class Silences:
         self._spark, self._lake, self._book = spark, lake, book
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
-        self._last: dict[TopicPartition, datetime] = {}
+        self._notes = Path(f"{settings.checkpoint(BRONZE)}.silences.json")
+        self._last: dict[TopicPartition, Moment] = {}
         self._begun, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
         self._behind: dict[TopicPartition, tuple[int, int]] = {}  # what is next, and the last message's offset
@@ -90,7 +96,8 @@ class Silences:
             return []
         now = _now()
         ends = self._book.ends()
-        lasting = {place: now - last for place, last in self._since(now, self._after, ends).items()}
+        # Time by which a clock was set is no silence.
+        lasting = {place: now.surely_since(last) for place, last in self._since(now, self._after, ends).items()}
         due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
         silent = self._book.read_whole(due) if due else set()
         new: list[tuple[Silence, int]] = []
@@ -111,11 +118,11 @@ class Silences:
         values = [encode(some) for some in _some(silent)]
         written = _now()
         rows = pa.Table.from_pylist(
-            [{"value": value, "ingested_at": written} for value in values], arrow_schema(MESSAGES)
+            [{"value": value, "ingested_at": written.wall} for value in values], arrow_schema(MESSAGES)
         )
         append(self._spark, self._lake, MESSAGES, rows, self._txn())
-        for silence in silent:
-            self._noted[silence.place] = silence
+        self._noted |= {silence.place: silence for silence in silent}
+        self._note()
 
     def _txn(self) -> Txn:
         """The next; without leases the table's version tells them apart, whatever the clock says."""
@@ -124,20 +131,32 @@ class Silences:
         return Txn(f"{_APP}:after", self._lake.last_commit(self._spark, MESSAGES).version)
 
     def _since(
-        self, now: datetime, after: timedelta, ends: Mapping[TopicPartition, int]
-    ) -> Mapping[TopicPartition, datetime]:
+        self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, Moment]:
         """When each topic-partition's last message came, as far as that matters."""
         if not self._begun:
-            if not self._book.has_older(now - after):
+            if not self._book.has_older(now.wall - after):
                 return {}
             reader = self._lake.reader(self._spark)
-            long_ago = now - 3 * after
-            before = dict.fromkeys(ends, long_ago) | dict(_of_ledger(reader, long_ago))
-            self._noted = {one.place: one for one in sorted(silences(reader), key=attrgetter("behind", "lasted"))}
+            long_ago = now.wall - 3 * after
+            before = dict.fromkeys(ends, long_ago) | latest_since(reader, BRONZE, long_ago)
+            told = sorted(self._told(reader), key=attrgetter("behind", "lasted"))
+            self._noted = {one.place: one for one in told}
+            self._note()
             with self._lock:
-                self._begun, self._last = True, before | self._last
+                self._begun, self._last = True, {p: now.earlier(at) for p, at in before.items()} | self._last
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
+
+    def _told(self, reader: TableReader) -> Iterable[Silence]:
+        """The last silences of each topic-partition; all, looked for in all of bronze, where they are not noted."""
+        with suppress(OSError, LakeError):
+            return [*decode([self._notes.read_bytes()])]
+        return silences(reader)
+
+    def _note(self) -> None:
+        """Notes the last silences beside the checkpoint. One that is not, since the process died, may be told again."""
+        write_whole(self._notes, encode(self._noted.values()))
 
     def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Whether a silence before the offset `end` is to be told, for the first time or for the second."""
@@ -158,19 +177,9 @@ class Silences:
         return {(row[0], row[1]): (row[2], row[3]) for row in found.collect()}
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+def _now() -> Moment:
+    return Moment.now()
 
 
 def _some(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
-
-
-def _of_ledger(reader: TableReader, since: datetime) -> Iterator[tuple[TopicPartition, datetime]]:
-    """The topic-partitions that a batch of late had messages of, and when the last did."""
-    books = Books(reader, "offsets", whole=True, carried=False)
-    entries = rows_of(books.entries(("layer", eq, BRONZE), ("committed_at", ge, since)))
-    for entry in sorted(entries, key=lambda entry: entry["committed_at"]):
-        for item in entry["offsets"]:
-            if item["messages"]:
-                yield (item["topic"], item["partition"]), entry["committed_at"]

@@ -83,14 +83,17 @@ class TopicBook:
         return {place: part.end_offset - shift for place, part, shift in self._subscribed()}
 
     def ends(self) -> dict[TopicPartition, int]:
-        """One past the last offset that bronze has, of topic-partitions that it has any message of."""
+        """One past the last offset that bronze has, of topic-partitions that it has any message of.
+
+        That may be one of a topic that was there before the present one of its name.
+        """
+        found: dict[TopicPartition, int] = {}
         with self._lock:
-            parts = ((row.topic, part) for row in self.topics.values() for part in row.partitions)
-            return {
-                (topic, part.partition): part.next_offset
-                for topic, part in parts
-                if part.next_offset > part.first_offset
-            }
+            for row in self._rows.values():
+                for part in (part for part in row.partitions if part.next_offset > part.first_offset):
+                    place = row.topic, part.partition
+                    found[place] = max(part.next_offset, found.get(place, 0))
+        return found
 
     def has_older(self, moment: datetime) -> bool:
         """Whether a topic was seen before a moment."""
@@ -102,11 +105,12 @@ class TopicBook:
         Raises:
             BrokerError: Kafka does not answer, or has one of them no longer.
         """
-        known, ends = self.topics, self.ends()
+        known = self.topics
         lasting = {name for name, row in known.items() if row.state not in GONE and self._matches(name)}
         asked = [place for place in places if place[0] in lasting]
         held = self._admin.offsets(asked) if asked else {}
-        waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != ends[place]}
+        read = {(row.topic, part.partition): part.next_offset for row in known.values() for part in row.partitions}
+        waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read.get(place)}
         return {*places} - waiting
 
     @property

@@ -56,10 +56,12 @@ class StreamTimes:
             found = np.flatnonzero(place >= 0)
             place, at = place[found], notes["offset"].to_numpy()[found]
             found, place, at = (values[at < first[place]] for values in (found, place, at))
-            order = np.argsort(at, kind="stable")
-            order = order[at[order] > offset[place[order]]]
+            come = notes["time"].to_numpy()[found]
+            later = (at > offset[place]) | ((at == offset[place]) & (come > time[place]))  # a silence has no offset
+            order = np.lexsort((come, at))
+            order = order[later[order]]
             # Of several at one place, the last is the one that stays.
-            offset[place[order]], time[place[order]] = at[order], notes["time"].to_numpy()[found[order]]
+            offset[place[order]], time[place[order]] = at[order], come[order]
         return time, offset
 
     def noted(self, ends: Iterable[LaneTime]) -> StreamTimes:
@@ -80,7 +82,7 @@ def _key(topic: str, partition: int) -> str:
 def _last_of_each(notes: pa.Table) -> pa.Table:
     """The notes that are still needed, each once."""
     code, offset = codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
-    order = np.lexsort((offset, code))
+    order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]
     distinct = np.append((np.diff(code) != 0) | (np.diff(offset) != 0), True)[: len(order)]
     code, order = code[distinct], order[distinct]

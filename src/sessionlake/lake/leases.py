@@ -115,6 +115,14 @@ class Moment:
         """How long it is ago, by the clock by which it is longer."""
         return max(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
+    def surely_since(self, before: Moment) -> timedelta:
+        """As `since`, by the clock by which it is shorter."""
+        return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
+
+    def earlier(self, wall: datetime) -> Moment:
+        """The moment at which the clock that can be set showed this, if both have gone alike since."""
+        return Moment(wall, self.steady - (self.wall - wall).total_seconds())
+
 
 class Claim:
     """A lease that this process has, or had.

@@ -79,6 +79,20 @@ def began_since(reader: TableReader, layer: str, moment: datetime) -> dict[Topic
     return found
 
 
+def latest_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
+    """When the layer's last batch since a moment was committed that had messages of each topic-partition."""
+    found: dict[TopicPartition, datetime] = {}
+    columns = ["layer", "offsets", "committed_at"]
+    for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=columns):
+        ranges = _ranges(batch)
+        ranges = ranges.append_column("at", batch.column("committed_at").take(ranges["row"].combine_chunks()))
+        own = ranges.filter(pc.field("messages") > 0).group_by(_PLACE).aggregate([("at", "max")])
+        for row in own.to_pylist():
+            place = row["topic"], row["partition"]
+            found[place] = max(row["at_max"], found.get(place, row["at_max"]))
+    return found
+
+
 def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
     """The number of the layer's first batch since a moment; None if there is none."""
     late = reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["batch_id"])

@@ -227,10 +227,10 @@ class _ProcessorBatch:
                     **counts_of(partitions),
                     config_hash=self._hash,
                 )
+                self._times.advance(partitions, reports)
                 self._ledger.write(spark, entry)
         finally:
             frame.unpersist()
-        self._times.advance(partitions, reports)
         self._log.advance(ranges)
         note_going_on(self._settings, own.layer)
         self._few = entry.messages <= self._lake.limits.few_messages

@@ -168,6 +168,7 @@ class _Rebuild:
             rows = () if self._states is None else self._states.toLocalIterator()
             states = ((row["shard"], bytes(row["chunk"])) for row in rows)
             handover.prepare(self._settings, begin, states, self.own.layer)
+            self.lake.storage.require_claims()
         except BaseException:
             handover.let_go(self._settings, self.own.layer)
             raise

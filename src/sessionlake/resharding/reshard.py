@@ -81,6 +81,7 @@ def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) ->
     if not changed:
         return None
     fault_point("before:reshard.journal")
+    Lake(settings).storage.require_claims()  # what was prepared is of what nobody else has gone on from
     journal = Journal(name, shards, changed)
     journal.write(settings)
     return journal

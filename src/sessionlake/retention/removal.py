@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 from operator import eq
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings, milliseconds
 from sessionlake.errors import ClaimedError
+from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import remove_rows
 from sessionlake.lake.expired import LIMIT
@@ -41,7 +43,6 @@ from sessionlake.lake.retained import (
     note,
     retained,
 )
-from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
@@ -49,6 +50,7 @@ from sessionlake.retention import rules
 from sessionlake.retention.by_session import BySession
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
+from sessionlake.silver.stream_times import stored_times
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -267,7 +269,7 @@ class Retention:
         found = lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged(lake.reader(spark))).select(*columns)
         if lake.exists(spark, SESSIONS):
             found = found.unionByName(lake.read(spark, SESSIONS).select(*columns))
-        told = found.select(*_PLACE, F.col("last").alias("come")).unionByName(as_frame(spark, self._silent()))
+        told = found.select(*_PLACE, F.col("last").alias("come")).unionByName(as_frame(spark, self._come()))
         come = told.groupBy(*_PLACE).agg(F.max("come").alias("come"))
         each = found.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
         timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
@@ -275,13 +277,16 @@ class Retention:
         held = each.join(F.broadcast(come), [*_PLACE]).where(~over)
         return held.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()
 
-    def _silent(self) -> pa.Table:
-        """How far silences that silver has passed have moved stream time on, by topic-partition."""
-        reader = self._lake.reader(self._spark)
-        judged = ends(reader, SILVER)
-        found = [one for one in silences(reader) if one.behind <= judged.get(one.place, -1)]
-        rows = [{"topic": one.topic, "partition": one.partition, "come": one.until} for one in found]
-        return pa.Table.from_pylist(rows, _COME)
+    def _come(self) -> pa.Table:
+        """How far stream time has come where silver has read to, by topic-partition, as far as it is noted.
+
+        Silences have moved it on as messages have.
+        """
+        judged = ends(self._lake.reader(self._spark), SILVER)
+        places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
+        times, _ = stored_times(self._settings, SILVER).before(places, behind)
+        noted = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
+        return pa.Table.from_pylist([dict(zip(_COME.names, row, strict=True)) for row in noted], _COME)
 
 
 _COME = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("come", pa.int64())])

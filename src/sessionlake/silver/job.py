@@ -195,10 +195,10 @@ class _SilverBatch:
                     config_hash=config_hash(self._settings),
                     decisions=taken((place for report in reports for place in report.decided), self._decided),
                 )
+                self._times.advance(partitions, reports)
                 self._ledger.write(spark, entry)
         finally:
             frame.unpersist()
-        self._times.advance(partitions, reports)
         self._log.advance(ranges)
         note_going_on(self._settings)
         self._few = entry.messages <= self._lake.limits.few_messages

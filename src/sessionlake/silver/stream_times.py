@@ -28,7 +28,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.streaming.checkpoint import write_whole
+from sessionlake.streaming.checkpoint import last_planned, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,15 +75,19 @@ class StreamTimesLog:
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
         known |= _of_bronze(spark, Lake(settings), missing)
-        for silence in silences(Lake(settings).reader(spark)):
-            if silence.behind <= ends.get(silence.place, BEGINNING):  # read, or about to be, before what comes behind
-                known[silence.place] = max(known[silence.place], silence.until)
+        if missing or last_planned(settings.checkpoint(layer)) is None:  # all of bronze is looked through for them
+            for silence in silences(Lake(settings).reader(spark)):
+                if silence.behind <= ends.get(silence.place, BEGINNING):  # it comes before what is behind
+                    known[silence.place] = max(known[silence.place], silence.until)
         log = cls(layer, folder, StreamTimes())
         log._store(StreamTimes().noted(LaneTime(*name, known[name], end) for name, end in ends.items()))
         return log
 
     def advance(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
-        """Notes where a batch, of which all else is committed, has come to."""
+        """Notes where a batch has come to, before the ledger does: so all that is in the ledger is noted.
+
+        Of a batch that is made once more, what was before it is still found.
+        """
         self._store(self._times.noted(ends_of(batch, reports)))
         fault_point(f"after:{self._layer}.stream_times")
 

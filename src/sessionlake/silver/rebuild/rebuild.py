@@ -163,6 +163,7 @@ def rebuild(
         plan = _plan(spark, lake, replayed, found, started, readable=readable)
         begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
         handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
+        lake.storage.require_claims()
         write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
         _publish(spark, settings, lake, plan)
         return plan.outcome(found, columns)
