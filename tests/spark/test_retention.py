@@ -21,6 +21,7 @@ from sessionlake.commands.recover import recover
 from sessionlake.commands.show import OutputFormat
 from sessionlake.config import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
+from sessionlake.forgetting.rows import clean_books
 from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
@@ -37,6 +38,7 @@ from sessionlake.lake.names import (
     EVENTS,
     LEDGER,
     MESSAGES,
+    POSITIONS,
     PROGRESS,
     QUARANTINE,
     RETAINED,
@@ -63,8 +65,8 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
 from sessionlake.protocol.silence import Silence
+from sessionlake.retention import by_session
 from sessionlake.retention import removal as module
-from sessionlake.retention.by_session import BySession
 from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
@@ -391,11 +393,12 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
     before = {table: aging.reader.table(table).num_rows for table in (*cut, CUTS, SNAPSHOT_INDEX)}
     with monkeypatch.context() as patch:
         die_removing(patch, gone=gone)
-        for table in cut[:2]:
+        for table in cut:
             with pytest.raises(StoppedError):
                 aging.cut(1, table)
             assert heads(aging.reader)[table].pending
     aging.cut(2, *cut)
+    assert heads(aging.reader).keys() == {*cut}
     left = {table: aging.reader.table(table).num_rows for table in before}
     for table, found in heads(aging.reader).items():
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
@@ -473,7 +476,8 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     write_rows(spark, lake, SNAPSHOT_INDEX, [s | cut for s, own in zip(of, kept, strict=True) for cut in own])
     filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
     write_rows(spark, lake, PROGRESS, filled_late)
-    rules, noted = BySession(spark, lake), dict[tuple[str, str, str], int]()
+    rules = {CHANGES: by_session.of_changes, SNAPSHOTS: by_session.of_snapshots}
+    noted: dict[tuple[str, str, str], int] = {}
     # Of whole tables, more may be old than of changes, or less.
     for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
         for table, batch in steps:
@@ -488,12 +492,53 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
                     continue
                 if limit > noted.get((table, *name), -1):
                     expected[name] = limit
-            found = rules.of_changes(batch) if table == CHANGES else rules.of_snapshots(batch)
+            found = rules[table](spark, lake, batch)
             assert {(row["topic"], row["session_id"]): row["limit"] for row in found.to_pylist()} == expected
             assert found.schema == LIMITS
             note(spark, lake, Retained(table, datetime.now(UTC), batch, limits=found))
             noted |= {(table, *name): limit for name, limit in expected.items()}
     assert {table for table, *_ in noted} == {CHANGES, SNAPSHOTS}
+
+
+def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_late_fill(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    rnd, lake = random.Random(6), Lake(Settings(**location))
+    lake.ensure(spark, [PROGRESS])
+    rows = []
+    for number in range(200):
+        life = {"topic": TOPIC, "session_id": f"s{number % 80}", "first_offset": rnd.choice([None, 1, 2])}
+        rows.append(life | {"_batch": number // 10, "beneath": rnd.choice([None, False, True])})
+    write_rows(spark, lake, PROGRESS, rows)
+    for batch in (-1, 5, 12, 30):
+        expected: dict[tuple[str, int], int] = {}
+        for row in rows:
+            own = [r for r in rows if all(r[name] == row[name] for name in ("session_id", "first_offset"))]
+            last = max((r["_batch"] for r in own if r["_batch"] <= batch), default=-1)
+            if row["first_offset"] is not None and not row["beneath"] and row["_batch"] < last:
+                expected[row["session_id"], row["first_offset"]] = last - 1
+        found = by_session.of_progress(spark, lake, batch).to_pylist()
+        assert {(row["session_id"], row["first_offset"]): row["limit"] for row in found} == expected
+
+
+def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    lake, now = Lake(Settings(**location)), datetime.now(UTC)
+    rows = [{"topic": TOPIC, "session_id": name, "limit": 4} for name in ("somebody", "other")]
+    note(spark, lake, Retained(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
+    places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
+    note(spark, lake, Retained(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
+    lake.set_property(spark, RETAINED, "delta.enableDeletionVectors", "true")
+    lake.storage.delta(spark, RETAINED).update("session_id = 'somebody'", {"limit": "5"})  # the former row is marked
+    lake.ensure(spark, [LEDGER, POSITIONS])
+    for session in ("somebody", ""):  # of messages without an id of a session
+        clean_books(spark, lake, (TOPIC, session))
+    assert [floor_of(lake.reader(spark), TOPIC, name) for name in ("somebody", "other")] == [None, 4]
+    assert beginnings(lake.reader(spark))[TOPIC, 0].last == 7
+    lake.storage.purge(spark, RETAINED, "test")
+    held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
+    assert held == []
 
 
 def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they_are_a_24th_older(

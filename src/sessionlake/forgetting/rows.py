@@ -102,7 +102,8 @@ def clean_books(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Takes the session out of what the lake notes of itself."""
     for table in (LEDGER, POSITIONS):
         _without_decisions(spark, lake, table, session)
-    if lake.exists(spark, RETAINED):
+    # Rows of no session have an empty text: there is none of that id.
+    if session[1] and lake.exists(spark, RETAINED):
         remove(spark, lake, RETAINED, session)
 
 

@@ -50,7 +50,7 @@ FROM centered GROUP BY {keys}
 # it to who asks a warehouse.
 _FLOORS = """SELECT topic, max(`limit`) FILTER (WHERE `table` = '{days}') AS day,
   max(`limit`) FILTER (WHERE `table` = '{hours}') AS hour, max(`limit`) FILTER (WHERE `table` = '{minutes}') AS minute
-  FROM {retained} WHERE `limit` IS NOT NULL GROUP BY topic"""
+  FROM {retained} WHERE `limit` IS NOT NULL AND `table` IN ('{days}', '{hours}', '{minutes}') GROUP BY topic"""
 _NO_FLOORS = "SELECT 'none' AS topic, 0L AS day, 0L AS hour, 0L AS minute WHERE false"
 _GONE = """CASE
     WHEN {first_day} < {end_day} AND unix_millis({first_day}) <= floors.day THEN true

@@ -99,9 +99,10 @@ def note_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors
     known = retained(lake.reader(spark), tables)
     if any((_floors(known[table]) if table in known else {}) != dict(floors) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"makes {', '.join(sorted(tables))} anew"):
-            forget(spark, lake, tables)
             for table in tables if floors else ():
                 note(spark, lake, _noted(table, floors))
+            others = {topic for one in known.values() for topic in _floors(one)} - floors.keys()
+            forget(spark, lake, tables, sorted(others) if floors else None)
 
 
 class Expiry:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among
+from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among, is_null
 from sessionlake.lake.table_files import opened
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<="
 
 
 def _predicate(conditions: Sequence[Condition]) -> str | None:
-    """As SQL, those conditions that compare texts, numbers or times: by them files are left out."""
+    """As SQL, those conditions that compare with texts, numbers, times or nothing: by them files are left out."""
     told = [
         f'"{name}" {_SQL[compare]} {_literal(value)}'
         for name, compare, value in conditions
@@ -179,6 +179,7 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
         for name, compare, values in conditions
         if compare is among and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
+    told += [f'"{name}" IS NULL' for name, compare, _ in conditions if compare is is_null]
     return " AND ".join(told) or None
 
 

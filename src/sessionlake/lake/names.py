@@ -56,7 +56,7 @@ ERASURES = "ops.erasures"
 RETENTION_CLAIM = "retention"
 FORGET_CLAIM = "forget"
 CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
-"""By the claim, tables whose rows its holder alone changes: see `commit.replace_claimed`."""
+"""By the claim, tables whose rows its holder alone changes: see `replace_claimed` and `merge_claimed` of `commit`."""
 
 BRONZE = "bronze"
 SILVER = "silver"

@@ -8,7 +8,7 @@ sessions there are as many as ever were: their rows are changed where they are, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import eq, ge
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,7 @@ LIMITS = pa.schema(
 """The columns of limits: of places, or of sessions."""
 _HEAD = [("batch", pa.int64()), ("before", _TIME), ("removed", pa.int64()), ("pending", pa.int64())]
 _SCHEMA = pa.schema([("table", pa.string()), *LIMITS, *_HEAD, ("format", pa.int32())])
+_OF_HEADS = pa.schema([("table", pa.string()), ("limit", pa.int64()), *_HEAD, ("format", pa.int32())])
 _KEYS = {"table": "", "topic": "", "partition": -1, "session_id": ""}
 """What tells rows apart, and what is there in the place of one that a row has not."""
 _UPSERT = Upsert(tuple(_KEYS), tuple(name for name in _SCHEMA.names if name not in _KEYS), bounded=("table",))
@@ -129,22 +130,25 @@ def retained(reader: TableReader, tables: Collection[str] | None = None) -> dict
     """
     if tables is not None and not tables:
         return {}
-    return _retained(reader, [] if tables is None else [("table", among, list(tables))])
+    return _retained(reader, [] if tables is None else [("table", among, list(tables))], _SCHEMA)
 
 
 def heads(reader: TableReader) -> dict[str, Retained]:
     """As `retained`, without the limits, which are many."""
-    return _retained(reader, [("limit", is_null, None)])
+    return _retained(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
-def _retained(reader: TableReader, conditions: Sequence[Condition]) -> dict[str, Retained]:
+def _retained(reader: TableReader, conditions: Sequence[Condition], schema: pa.Schema) -> dict[str, Retained]:
     if not reader.exists(RETAINED):
         return {}
-    rows = reader.table(RETAINED, *conditions).cast(_SCHEMA)
+    rows = reader.table(RETAINED, *conditions, columns=schema.names).cast(schema)
     if not {*pc.unique(rows["format"]).to_pylist()} <= {1, FORMAT}:
         raise LakeError(f"{RETAINED} is of another format than {FORMAT}: a later version of sessionlake has written it")
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
-    return {head["table"]: Retained(**head, limits=_limits(rows, head["table"])) for head in own.to_pylist()}
+    found = {head["table"]: Retained(**head) for head in own.to_pylist()}
+    if schema is _OF_HEADS:
+        return found
+    return {table: replace(one, limits=_limits(rows, table)) for table, one in found.items()}
 
 
 def _limits(rows: pa.Table, table: str) -> pa.Table:
@@ -152,14 +156,14 @@ def _limits(rows: pa.Table, table: str) -> pa.Table:
 
 
 def moved_last(reader: TableReader, found: Retained) -> pa.Table:
-    """The limits of a table that may have been moved when its head was written last; those of the first format, too."""
+    """Limits of a table, among them those that were moved when its head was written last; of the first format, all."""
     own = ("table", eq, found.table), ("limit", ge, 0)
     parts = (reader.table(RETAINED, *own, one) for one in (("batch", eq, found.batch), ("batch", is_null, None)))
     return _limits(pa.concat_tables([part.cast(_SCHEMA) for part in parts]), found.table)
 
 
 def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
-    """The limits of a table's sessions or places, of which there may be many: `topic, partition, session_id, limit`."""
+    """The limits of a table's sessions or places, of which there may be many: the columns of `LIMITS`, and others."""
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, RETAINED):
@@ -210,12 +214,19 @@ def _renew(spark: SparkSession, lake: Lake) -> None:
     replace_claimed(spark, lake, RETAINED, _keyed(rows))
 
 
-def forget(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
-    """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held."""
+def forget(spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None) -> None:
+    """Takes note that tables are whole again: all of their rows were written anew. `CLAIM` must be held.
+
+    Args:
+        topics: only rows of these were; None for all.
+    """
     from pyspark.sql import functions as F
 
-    if known := sorted(heads(lake.reader(spark)).keys() & {*tables}):
+    known = sorted(heads(lake.reader(spark)).keys() & {*tables})
+    if known and topics is None:
         delete_claimed(spark, lake, RETAINED, F.col("table").isin(known))
+    elif known and topics:
+        delete_claimed(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
 
 
 @dataclass(frozen=True)

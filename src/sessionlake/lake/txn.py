@@ -12,7 +12,7 @@ _LAST = (1 << 63) - 1
 REBUILD = "rebuild:"
 """What the application id of a rebuild begins with: entries of its layer before it tell of tables replaced."""
 CLAIMED_APP = "replaced"
-"""Application id of those who replace rows of a table under a claim."""
+"""Application id of those who change rows of a table under a claim."""
 
 
 def merges_of(app_id: str) -> str:

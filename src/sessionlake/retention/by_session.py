@@ -25,77 +25,75 @@ if TYPE_CHECKING:
 _POSITION = "position"
 
 
-class BySession:
-    """The rules, on what a lake's tables hold now."""
+def of_changes(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+    """The last position that may go from `session_changes`: that of each session's last whole table that is old.
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark, self._lake = spark, lake
+    So each later moment is told from that table and the changes since. A session that has had a late fill, or may ever
+    get one, keeps all: its tables are folded in seq order, from its first change on, where no whole table will do.
 
-    def of_changes(self, batch: int) -> pa.Table:
-        """The last position that may go from `session_changes`: that of each session's last whole table that is old.
+    Args:
+        batch: the last one that is old enough, is merged, and that gold has read.
 
-        So each later moment is told from that table and the changes since. A session that has had a late fill, or may
-        ever get one, keeps all: its tables are folded in seq order, from its first change on, where no whole table will
-        do.
+    Returns:
+        Limits that are further than those noted, as `retained.LIMITS`.
+    """
+    from pyspark.sql import functions as F
 
-        Args:
-            batch: the last one that is old enough, is merged, and that gold has read.
+    rule, kept = RuleBook(lake.settings.capture), _kept(spark, lake, batch)
+    topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
+    once = [topic for topic in topics if rule.of(topic).integrity is Integrity.ONCE]
+    filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
+    last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
+    return _moved(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
 
-        Returns:
-            Limits that are further than those noted, as `retained.LIMITS`.
-        """
-        from pyspark.sql import functions as F
 
-        rule = RuleBook(self._lake.settings.capture)
-        kept = self._kept(batch)
-        topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
-        once = [topic for topic in topics if rule.of(topic).integrity is Integrity.ONCE]
-        filled_late = self._lake.read(self._spark, PROGRESS).where("beneath").select(*SESSION)
-        last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
-        return self._moved(last.join(filled_late, [*SESSION], "left_anti"), CHANGES)
+def of_snapshots(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+    """The last position up to which cuts and whole tables may go: before each session's last one that is old.
 
-    def of_snapshots(self, batch: int) -> pa.Table:
-        """The last position up to which cuts and whole tables may go: before each session's last one that is old.
+    That which its changes go on from stays as well.
 
-        That which its changes go on from stays as well.
+    Args, Returns: as of `of_changes`.
+    """
+    from pyspark.sql import functions as F
 
-        Args, Returns: as of `of_changes`.
-        """
-        from pyspark.sql import functions as F
+    last = _kept(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
+    floors = limits_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
+    first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
+    least = F.least("last", "floor") - 1  # of nulls the other
+    due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
+    # Most sessions have but one whole table.
+    due = due.join(first, [*SESSION]).where(F.col("first") <= F.col(LIMIT)).drop("first")
+    return _moved(spark, lake, SNAPSHOTS, due)
 
-        last = self._kept(batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
-        floors = limits_frame(self._spark, self._lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
-        first = self._lake.read(self._spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
-        least = F.least("last", "floor") - 1  # of nulls the other
-        due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
-        # Most sessions have but one whole table.
-        return self._moved(due.join(first, [*SESSION]).where(F.col("first") <= F.col(LIMIT)).drop("first"), SNAPSHOTS)
 
-    def of_progress(self, batch: int) -> pa.Table:
-        """The last batch that may go from `session_progress`, of each life of a session: the one before its last.
+def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
+    """The last batch that may go from `session_progress`, of each life of a session: the one before its last.
 
-        Args:
-            batch: the last one that is old enough, and merged.
+    Args:
+        batch: the last one that is old enough, and merged.
 
-        Returns:
-            `topic, session_id, first_offset, limit`, of lives that have more than one row.
-        """
-        from pyspark.sql import functions as F
+    Returns:
+        `topic, session_id, first_offset, limit`, of lives of which a row is to go: none with a late fill does.
+    """
+    from pyspark.sql import functions as F
 
-        old = self._lake.read(self._spark, PROGRESS).where(F.col("_batch") <= batch)
-        limit, rows = (F.max("_batch") - 1).alias(LIMIT), F.count("*").alias("rows")
-        lives = old.groupBy(*SESSION, "first_offset").agg(limit, rows)
-        return lives.where("rows > 1").drop("rows").toArrow()
+    old = lake.read(spark, PROGRESS).where((F.col("_batch") <= batch) & F.col("first_offset").isNotNull())
+    limit = (F.max("_batch") - 1).alias(LIMIT)
+    first = F.min(F.when(~F.coalesce("beneath", F.lit(False)), F.col("_batch"))).alias("first")  # noqa: FBT003
+    lives = old.groupBy(*SESSION, "first_offset").agg(limit, first)
+    return lives.where(F.col("first") <= F.col(LIMIT)).drop("first").toArrow()
 
-    def _kept(self, batch: int) -> DataFrame:
-        from pyspark.sql import functions as F
 
-        return kept_frame(self._spark, self._lake).where(F.col("_batch") <= batch)
+def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
+    from pyspark.sql import functions as F
 
-    def _moved(self, limits: DataFrame, table: str) -> pa.Table:
-        """Those that are further than what is noted."""
-        from pyspark.sql import functions as F
+    return kept_frame(spark, lake).where(F.col("_batch") <= batch)
 
-        noted = limits_frame(self._spark, self._lake, table).select(*SESSION, F.col(LIMIT).alias("noted"))
-        moved = limits.join(noted, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("noted", F.lit(-1)))
-        return as_limits(moved.drop("noted").toArrow())
+
+def _moved(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
+    """Those that are further than what is noted."""
+    from pyspark.sql import functions as F
+
+    noted = limits_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("noted"))
+    moved = limits.join(noted, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("noted", F.lit(-1)))
+    return as_limits(moved.drop("noted").toArrow())

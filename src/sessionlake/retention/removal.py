@@ -46,8 +46,7 @@ from sessionlake.lake.retained import (
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.retention import rules
-from sessionlake.retention.by_session import BySession
+from sessionlake.retention import by_session, rules
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.stream_times import stored_times
@@ -64,6 +63,7 @@ _SETTINGS = {
     EVENTS: "events",
     LEDGER: "ledger",
 }
+_RULES = {CHANGES: by_session.of_changes, SNAPSHOTS: by_session.of_snapshots, PROGRESS: by_session.of_progress}
 _PLACE = ("topic", "partition")
 # Rows are removed when some are so much of its span older than that.
 _STEPS = 24
@@ -105,7 +105,6 @@ class Retention:
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark, self._settings, self._lake = spark, settings, Lake(settings)
-        self._by_session = BySession(spark, self._lake)
         self._looked: dict[str, datetime] = {}
 
     def span(self, table: str) -> timedelta | None:
@@ -138,7 +137,7 @@ class Retention:
 
     def _cut(self, table: str, bound: datetime) -> Removed:
         before = self._before(table, bound)
-        if before.pending:  # a process died: either all of them are gone, or none is
+        if before.pending:  # a process died: what is there of them was not removed
             left = self._count(table, before.batch, before.limits)
             before = replace(before, removed=before.gone - left, pending=0)
             if not left:
@@ -172,7 +171,7 @@ class Retention:
         if not found.pending:
             return found
         if table == PROGRESS:
-            return replace(found, limits=self._by_session.of_progress(found.batch))
+            return replace(found, limits=by_session.of_progress(self._spark, self._lake, found.batch))
         return replace(found, limits=moved_last(reader, found))
 
     def _count(self, table: str, batch: int, limits: pa.Table) -> int:
@@ -211,8 +210,7 @@ class Retention:
             batch = min(batch, self._read_by_gold())
         if batch < 0:
             return _Due(LIMITS.empty_table())  # no batch is old enough
-        rule = {CHANGES: self._by_session.of_changes, SNAPSHOTS: self._by_session.of_snapshots}
-        return _Due(rule.get(table, self._by_session.of_progress)(batch), batch)
+        return _Due(_RULES[table](self._spark, self._lake, batch), batch)
 
     def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
         """The last offset of bronze that may go, of each topic-partition."""
