@@ -18,7 +18,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.positions import advance
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import RETENTION, interval
+from sessionlake.lake.table_schema import RETENTION, interval, span_of
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.retention.removal import Retention
@@ -194,10 +194,10 @@ class Maintenance:
         Of one of an earlier version, Delta leaves the log alone from then on.
         """
         storage = self._lake.storage
-        wanted = interval(storage.files_stay(table))
-        if storage.set_missing(self._spark, table, storage.log).get(RETENTION) == wanted:
+        wanted = self._settings.maintain.keep
+        if span_of(storage.set_missing(self._spark, table, storage.log).get(RETENTION)) >= wanted:
             return ""
-        return f"its {RETENTION} is not {wanted}: the next start of its layer sets it"
+        return f"its {RETENTION} is not {interval(wanted)}: the next start of its layer sets it"
 
 
 def readers(settings: Settings, table: str) -> list[Reader]:

@@ -15,6 +15,7 @@ from spark.test_maintenance import (  # noqa: F401
     eager,
     test_a_merge_that_meets_an_optimize_is_done_again,
     test_bronze_is_left_alone_before_silver_has_begun,
+    test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_others,
     test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag,
 )
 from spark.test_silver_law import Pipeline, streams

@@ -42,6 +42,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.storage import writing
 from sessionlake.lake.table_files import opened
+from sessionlake.lake.table_schema import RETENTION
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Kept
@@ -306,6 +307,26 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
     assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
+
+
+def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_others(
+    spark: Any, location: dict[str, Any]
+) -> None:
+    """Delta goes by the table's property, whatever VACUUM is told."""
+    lake = Lake(Settings(**location))
+    lake.ensure(spark, [ROWS])
+    for n in range(3):
+        rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
+        merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
+    lake.set_property(spark, ROWS, RETENTION, "interval 1 seconds")
+    since = lake.last_commit(spark, ROWS).version - 2  # the last two MERGEs are yet to be read
+    before = {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()}
+    time.sleep(3)
+    lake.storage.vacuum(spark, ROWS, Kept(timedelta(seconds=1), since=since))
+    assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
+    lake.ensure(spark, [ROWS])
+    assert lake.storage.vacuum(spark, ROWS, NOW).files > 0
+    assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
 
 
 def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read_them(

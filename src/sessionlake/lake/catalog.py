@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,19 +12,19 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.catalog_history import age_of, first_read, last_vacuum
+from sessionlake.lake.catalog_history import files_stay, first_read, last_vacuum
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, overtook, require_held, token_of
-from sessionlake.lake.names import CHANGES, CLAIMED_TABLES, LEASES, MESSAGES
+from sessionlake.lake.names import CLAIMED_TABLES, LEASES
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote, text, writing
-from sessionlake.lake.table_schema import TableSchema
+from sessionlake.lake.table_schema import RETENTION, TableSchema, interval, span_of
 from sessionlake.lake.txn import CLAIMED_APP, Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Upsert
@@ -42,9 +41,6 @@ _MANY_FILES = 50
 _WASTE = 2
 _FULL_BYTES = 128 << 20
 _VACUUM_EVERY = timedelta(days=1)
-# Of tables that layers read as they grow, as long as the log: a platform that vacuums by itself knows of no reader that
-# rests. Few files of them go; each that does is in every checkpoint of the log so long.
-_RESTS = {MESSAGES: timedelta(days=30), CHANGES: timedelta(days=30)}
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 _VACUUMS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
@@ -203,7 +199,7 @@ class Catalog(Storage):
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
         properties = ", ".join(
-            f"'{key}' = '{value}'" for key, value in schema.properties(self.files_stay(table)).items()
+            f"'{key}' = '{value}'" for key, value in schema.properties(self._settings.maintain.keep).items()
         )
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
@@ -211,7 +207,7 @@ class Catalog(Storage):
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:
-            self._known[table] = schema.properties(self.files_stay(table))
+            self._known[table] = schema.properties(self._settings.maintain.keep)
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`."""
@@ -355,16 +351,23 @@ class Catalog(Storage):
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
     def vacuum(self, spark: SparkSession, table: str, kept: Kept) -> Vacuumed:
-        """See `Storage`; the log is the platform's own matter."""
-        behind = timedelta(0) if kept.since is None else age_of(self.delta(spark, table), kept.since)
-        hours = math.ceil(max(kept.span, behind) / timedelta(hours=1))
+        """See `Storage`; the log is the platform's own matter.
+
+        How long files stay is the table's property: VACUUM goes by that, whatever it is told, and so does whoever else
+        vacuums the table.
+        """
+        span = files_stay(self.delta(spark, table), kept)
+        if span is None:
+            return Vacuumed(0, 0)
+        self.set_missing(spark, table, {RETENTION: interval(span)})
         with conf(spark, _VACUUMS):
-            spark.sql(f"VACUUM {self.identifier(table)} RETAIN {hours} HOURS").collect()
+            spark.sql(f"VACUUM {self.identifier(table)}").collect()
         return self._vacuumed(spark, table)
 
-    def files_stay(self, table: str) -> timedelta:
-        """See `Storage`."""
-        return max(super().files_stay(table), _RESTS.get(table, timedelta(0)))
+    def retain(self, spark: SparkSession, table: str) -> None:
+        """See `Storage`; maintenance, which knows who has yet to read, may have found that more is to stay."""
+        if span_of(self.properties(spark, table).get(RETENTION)) < self._settings.maintain.keep:
+            super().retain(spark, table)
 
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = last_vacuum(self.delta(spark, table))

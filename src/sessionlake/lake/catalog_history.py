@@ -1,12 +1,14 @@
-"""What the history of a table in a catalog says: when it was vacuumed, how old a version is, and what was merged."""
+"""What the history of a table in a catalog says: when it was vacuumed, what was merged, how long files are to stay."""
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.commits import DEFINES
+from sessionlake.lake.upkeep import Kept
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 # Each commit that is looked at is a file to read. A table that was not vacuumed for so many is vacuumed.
 _LATEST = 1_000
+_MANY = 20_000
+_HOUR = timedelta(hours=1)
+# Entries of the log are removed by the platform when they are so old: of what is older, nothing can be read.
+_LOG_STAYS = timedelta(days=30)
 
 
 def last_vacuum(table: DeltaTable) -> Row | None:
@@ -22,14 +28,24 @@ def last_vacuum(table: DeltaTable) -> Row | None:
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
-def age_of(table: DeltaTable, version: int) -> timedelta:
-    """How old a version is; 0 if the log has it no longer."""
+def files_stay(table: DeltaTable, kept: Kept) -> timedelta | None:
+    """How long files are to stay that no version names any more; None if somebody has too much to read for that.
+
+    Where a reader rests, it is a power of two, in hours: so a property that says so changes few times.
+    """
+    if kept.since is None:
+        return kept.span
     latest = table.history(1).select("version").first()
-    if latest is None or latest["version"] < version:
-        return timedelta(0)
-    since = table.history(latest["version"] - version + 1)
-    row = since.where(f"version = {int(version)}").select("timestamp").first()
-    return timedelta(0) if row is None else datetime.now(UTC) - row["timestamp"].astimezone(UTC)
+    if latest is None or latest["version"] < kept.since:
+        return kept.span
+    if latest["version"] - kept.since > _MANY:
+        return None
+    since = table.history(latest["version"] - kept.since + 1)
+    row = since.where(f"version = {int(kept.since)}").select("timestamp").first()
+    if row is None:
+        return kept.span  # the log has it no longer
+    hours = math.ceil((datetime.now(UTC) - row["timestamp"].astimezone(UTC)) / _HOUR)
+    return max(kept.span, min(_HOUR * (1 << max(0, hours - 1).bit_length()), _LOG_STAYS))
 
 
 def first_read(table: DeltaTable, name: str) -> dict[str, int]:

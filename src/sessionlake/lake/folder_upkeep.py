@@ -44,7 +44,10 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
 # What is to be kept is known better than by the check, which knows of no stream that has yet to read.
-_VACUUM = {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}
+_VACUUM = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",  # it would go by the table's property alone
+}
 
 
 def live_files(delta: DeltaTable) -> list[LiveFile]:

@@ -163,7 +163,7 @@ class Folders(Storage):
         del spark
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         declared = Schema.from_json(StructType.fromDDL(columns).json())
-        wanted = {**schema.properties(self.files_stay(table)), **self.log}
+        wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.config import Settings
@@ -226,12 +226,7 @@ class Storage(ABC):
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""
-        self.set_missing(spark, table, {RETENTION: interval(self.files_stay(table)), **self.log})
-
-    def files_stay(self, table: str) -> timedelta:
-        """How long files stay that no version names, by the table's property: whoever vacuums goes by it."""
-        del table
-        return self._settings.maintain.keep
+        self.set_missing(spark, table, {RETENTION: interval(self._settings.maintain.keep), **self.log})
 
     def set_missing(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets those of these Delta properties that the table does not have so; returns what it had."""

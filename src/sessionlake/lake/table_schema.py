@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -32,6 +33,12 @@ _MERGED = {DELETION_VECTORS: "true"}
 def interval(span: timedelta) -> str:
     """A duration as Delta's properties have it."""
     return f"interval {int(span.total_seconds())} seconds"
+
+
+def span_of(told: str | None) -> timedelta:
+    """What a property says that `interval` wrote; zero for anything else."""
+    found = re.fullmatch(r"interval (\d+) seconds", told or "")
+    return timedelta(seconds=int(found[1])) if found else timedelta(0)
 
 
 class Writes(StrEnum):

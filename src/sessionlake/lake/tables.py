@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 
     from sessionlake.lake.txn import Txn
 
-# Delta's conditions: a version that the log does not begin so early for, or does not have.
-_NO_VERSION = {"DELTA_VERSION_NOT_FOUND", "DELTA_CANNOT_RECREATE_SNAPSHOT", "DELTA_TRUNCATED_TRANSACTION_LOG"}
+# Delta's conditions: a version that the log does not begin so early for or does not have, or older than files stay.
+_NO_VERSION = {
+    "DELTA_VERSION_NOT_FOUND",
+    "DELTA_CANNOT_RECREATE_SNAPSHOT",
+    "DELTA_TRUNCATED_TRANSACTION_LOG",
+    "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
+}
 PASSING_REMOVALS = {"skipChangeCommits": "true"}
 """A stream's option: it goes on where retention has removed rows, which it has read. Such a commit appends none."""
 # Up to so many rows a table is small.

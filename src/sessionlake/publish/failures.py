@@ -44,6 +44,7 @@ _CAUSES = (
         "To have a topic with the table as it is, {anew}",
         conditions=(
             "FAILED_READ_FILE.FILE_NOT_EXIST",
+            "FAILED_READ_FILE.DBR_FILE_NOT_EXIST",
             "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
             "DELTA_LOG_FILE_NOT_FOUND",
             "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",

@@ -210,6 +210,8 @@ _LAPTOP = {
     # Twice as many tasks at once as there are cores, fairly shared: many wait for Kafka, a disk or a Python worker, and
     # the layers' small jobs must not queue behind each other.
     "spark.scheduler.mode": "FAIR",
+    # What a reader that rests goes on with stays, by maintenance, though it is older than other files stay.
+    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.allFilesInCrc.enabled": "false",  # a job with most commits, for what nobody reads
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(_CORES),  # VACUUM lists folders in so many tasks

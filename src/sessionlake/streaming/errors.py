@@ -73,6 +73,7 @@ _CAUSES = (
             "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
             "DELTA_VERSIONS_NOT_CONTIGUOUS",
             "FAILED_READ_FILE.FILE_NOT_EXIST",
+            "FAILED_READ_FILE.DBR_FILE_NOT_EXIST",
         ),
     ),
 )

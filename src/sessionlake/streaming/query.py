@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import milliseconds
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.lake.txn import Txn
 from sessionlake.runtime.callbacks import ending_this_thread
 from sessionlake.streaming.checkpoint import last_committed
@@ -64,7 +64,10 @@ class _Run:
 
 
 def _query_id(rows: DataFrame) -> str:
-    return str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+    found = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not found:  # by it, Delta tells batches of queries apart
+        raise LakeError("Spark does not say which query a batch is of (sql.streaming.queryId): nothing was written")
+    return str(found)
 
 
 class LayerQuery:
