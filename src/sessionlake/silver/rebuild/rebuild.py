@@ -163,10 +163,15 @@ def rebuild(
         plan = _plan(spark, lake, replayed, found, started, readable=readable)
         begin = Handover(version, plan.batch + 1, settings.silver.shards, plan.rebuild)
         handover.prepare(settings, begin, _states(spark, settings, replayed, selection))
-        lake.storage.require_claims()
-        write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
+        _note(settings, lake, plan)
         _publish(spark, settings, lake, plan)
         return plan.outcome(found, columns)
+
+
+def _note(settings: Settings, lake: Lake, plan: _Plan) -> None:
+    """Notes a publication, which is finished from then on, unless somebody else has gone on meanwhile."""
+    lake.storage.require_claims()
+    write_whole(rebuild_journal(settings), msgspec.json.encode(plan))
 
 
 def interrupted(settings: Settings) -> _Plan | None:
