@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -380,6 +381,15 @@ def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
     assert events.left() == (2 if gone else 4)
     assert events.cut(2) == (1 if gone else 3)
     assert (events.noted(), events.left()) == ((3, 0), 1)
+
+
+def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str, Any]) -> None:
+    events = Events(spark, location)
+    assert events.cut(0) == 1
+    spark.sql(f"RESTORE TABLE {events.lake.identifier(RETAINED)} TO VERSION AS OF 1")
+    waits = Retention(spark, events.settings).remove(EVENTS, events.moments[2] + SPAN).waits
+    assert re.match(rf"{RETAINED} was set back: .* Bring the newer version back", waits)
+    assert events.left() == 3
 
 
 @pytest.mark.parametrize("gone", [False, True])

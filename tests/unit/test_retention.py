@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from sessionlake.config import RetentionSettings, Settings
 from sessionlake.lake.expired import Expired
 from sessionlake.lake.names import LEDGER
+from sessionlake.lake.progress import latest_since
 from sessionlake.lake.retained import LIMITS
 from sessionlake.lake.tables import Lake
 from sessionlake.retention import removal, rules
@@ -118,3 +119,18 @@ def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
     )
     aged = Retention(None, settings)._aged("bronze", ledgers.NOON + 20 * ledgers.SPACING)
     assert aged == {("capture.a", number): 49 for number in range(ledgers.PLACES - 1)}
+
+
+def test_when_the_last_batch_came_that_had_messages_of_a_topic_partition_is_told_by_the_ledger(
+    settings: Settings,
+) -> None:
+    lake, rows = Lake(settings), ledgers.entries(0, 40)
+    write_deltalake(folder_of(lake, LEDGER), rows)
+    since, expected = ledgers.NOON + 20 * ledgers.SPACING, {}
+    for row in rows.to_pylist():
+        if row["layer"] == "bronze" and row["committed_at"] >= since:
+            for item in (item for item in row["offsets"] if item["messages"]):
+                place = item["topic"], item["partition"]
+                expected[place] = max(row["committed_at"], expected.get(place, since))
+    assert expected
+    assert latest_since(lake.reader(), "bronze", since) == expected

@@ -14,12 +14,13 @@ from sessionlake.config import Settings
 from sessionlake.lake.books import Books, stored_sums
 from sessionlake.lake.commit import remove_rows
 from sessionlake.lake.expired import Expired
-from sessionlake.lake.names import BRONZE, GOLD, LEDGER, SILVER, SILVER_TABLES
+from sessionlake.lake.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
 from sessionlake.lake.positions import carry_forward
 from sessionlake.lake.progress import batches_after, last_merged
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import Retained, cut_of, note
 from sessionlake.lake.tables import Lake
+from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     cut = due(reader, lake.settings, bound)
     if cut is None or not (count := lake.storage.count(spark, LEDGER, _older(cut))):
         return 0
+    refuse_set_back(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     note(spark, lake, now)
     carry_forward(spark, lake, cut)

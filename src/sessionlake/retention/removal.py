@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.errors import ClaimedError
+from sessionlake.errors import ClaimedError, LossError
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import remove_rows
@@ -27,6 +27,7 @@ from sessionlake.lake.names import (
     MESSAGES,
     PROGRESS,
     QUARANTINE,
+    RETAINED,
     SESSIONS,
     SILVER,
     SNAPSHOTS,
@@ -50,6 +51,7 @@ from sessionlake.retention import by_session, rules
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.stream_times import stored_times
+from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +134,7 @@ class Retention:
         except ClaimedError as error:
             del self._looked[table]
             return Removed(waits=str(error))
-        except _WaitsError as error:
+        except (_WaitsError, LossError) as error:
             return Removed(waits=str(error))
 
     def _cut(self, table: str, bound: datetime) -> Removed:
@@ -151,6 +153,7 @@ class Retention:
             count = self._count(table, batch, limits)
         if not count:
             return Removed()
+        refuse_set_back(self._spark, self._lake, [RETAINED])
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
         note(self._spark, self._lake, now)
