@@ -178,18 +178,19 @@ def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.settings = world.under(OnTopicChange.RESTART)
-    world.create("t", 2)
+    world.create("t", 3)
     world.send("t", 0, 3)
+    world.send("t", 0, 3, partition=2)
     take_in(world)
     world.delete("t")
     world.create("t", 2)
     world.send("t", 0, 2, partition=1)
     take_in(world)
-    assert statuses(world) == Counter(open=2)
+    assert statuses(world) == Counter(open=3)
     later(monkeypatch, 1.5 * HOUR)
     take_in(world)
-    assert statuses(world) == Counter(expired=2)
-    assert sorted(one.partition for one in told(world)) == [0, 1]
+    assert statuses(world) == Counter(expired=3)
+    assert sorted(one.partition for one in told(world)) == [0, 1, 2]
 
 
 def test_what_was_told_is_known_without_looking_through_bronze(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, 
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import ROWS
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.processors import keyed
@@ -24,7 +25,7 @@ from sessionlake.protocol.types import Row
 from sessionlake.silver.decisions import decide, stopped_at
 from support.checkpoints import lose_last_commit
 from support.clocks import set_clock_back
-from support.lakes import rows_of, write_bronze, write_rows
+from support.lakes import folder_of, rows_of, write_bronze, write_rows
 
 HOUR = 3_600_000
 MODULE = """
@@ -420,3 +421,44 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     counted.run()
     assert sorted({row["row_id"] for row in rows_of(counted.spark, counted.lake, "silver.changes")}) == ["a", "b", "c"]
     assert not keyed.compared(counted.spark, counted.settings, own)
+
+
+def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_rows_that_there_are(
+    counted: Counted,
+) -> None:
+    (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
+    own = ProcessorSettings(
+        name="rows", target="keyed_v1:Changes", source=ROWS, key=("topic", "row_id"), order=("_ts",)
+    )
+    counted.settings = counted.settings.model_copy(update={"processors": (own,)})
+    spark, lake = counted.spark, counted.lake
+    lake.ensure(spark, [ROWS])
+    checkpoint, place = Path(counted.settings.checkpoint(own.layer)), folder_of(lake, ROWS)
+
+    def arrive(*rows: str) -> None:
+        told = {"topic": "capture.a", "session_id": "s", "_ts": 0, "x": 1}
+        write_rows(spark, lake, ROWS, [told | {"row_id": row} for row in rows])
+
+    def held() -> list[str]:
+        return sorted({row["row_id"] for row in rows_of(spark, lake, "silver.rows")})
+
+    arrive("a", "b", "c")
+    counted.run()
+    shutil.rmtree(checkpoint)
+    lake.delta(spark, ROWS).delete("row_id = 'b'")
+    counted.run()  # no change that it reads tells of it
+    assert held() == ["a", "c"]
+
+    shutil.copytree(place, counted.folder / "backup")
+    arrive("d")
+    counted.run()
+    assert held() == ["a", "c", "d"]
+    shutil.rmtree(place)
+    shutil.copytree(counted.folder / "backup", place)
+    with pytest.raises(LossError, match=r"has read versions of silver\.session_rows that are gone"):
+        counted.run()
+    keyed.rebuild(spark, counted.settings, own)
+    arrive("e")
+    counted.run()
+    assert held() == ["a", "c", "e"]
+    assert not keyed.compared(spark, counted.settings, own)

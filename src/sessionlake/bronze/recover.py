@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from sessionlake.bronze.job import LAYER, entry_of, ranges_behind, require_as_new
+from sessionlake.bronze.silences import notes_of
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
@@ -87,6 +88,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     number = _retired(spark, lake, app_id, known)
     fault_point("after:bronze.retired")
     booked = _book(spark, lake, settings, Txn(app_id, number - 1))
+    notes_of(settings).unlink(missing_ok=True)  # the table may be older than they are
     begun = generations.begin(number + 1, app_id)
     return RecoveredBronze(found, booked, begun.number, begun.first_batch)
 
@@ -128,7 +130,7 @@ def _retired(spark: SparkSession, lake: Lake, app_id: str, known: int) -> int:
         before = lake.last_commit(spark, MESSAGES).version
         retire(spark, lake, [MESSAGES], Txn(app_id, number))
         come = lake.last_commit(spark, MESSAGES).version - before
-        # Whoever merges files, or removes some, commits as well.
+        # A platform that merges files commits as well.
         found = lake.storage.latest_commits(spark, MESSAGES, come) if come else []
         written = any(commit.operation == "WRITE" for commit in found)
     return number

@@ -62,7 +62,7 @@ class Silences:
         self._spark, self._lake, self._book = spark, lake, book
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
-        self._notes = Path(f"{settings.checkpoint(BRONZE)}.silences.json")
+        self._notes = notes_of(settings)
         self._last: dict[TopicPartition, Moment] = {}
         self._begun, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
@@ -121,6 +121,7 @@ class Silences:
             [{"value": value, "ingested_at": written.wall} for value in values], arrow_schema(MESSAGES)
         )
         append(self._spark, self._lake, MESSAGES, rows, self._txn())
+        self._lake.storage.require_claims()
         self._noted |= {silence.place: silence for silence in silent}
         self._note()
 
@@ -175,6 +176,11 @@ class Silences:
         last = messages.where(within({place: (end - _LAST, end - 1) for place, end in ends.items()}))
         found = last.groupBy("topic", "partition").agg(F.max("offset"), F.unix_millis(F.max("timestamp")))
         return {(row[0], row[1]): (row[2], row[3]) for row in found.collect()}
+
+
+def notes_of(settings: Settings) -> Path:
+    """Where the last silences are noted: a copy of what bronze holds."""
+    return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 
 
 def _now() -> Moment:

@@ -106,11 +106,11 @@ class TopicBook:
             BrokerError: Kafka does not answer, or has one of them no longer.
         """
         known = self.topics
-        lasting = {name for name, row in known.items() if row.state not in GONE and self._matches(name)}
-        asked = [place for place in places if place[0] in lasting]
+        lasting = [row for name, row in known.items() if row.state not in GONE and self._matches(name)]
+        read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
+        asked = [place for place in places if place in read]  # others are of a topic that was there before
         held = self._admin.offsets(asked) if asked else {}
-        read = {(row.topic, part.partition): part.next_offset for row in known.values() for part in row.partitions}
-        waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read.get(place)}
+        waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
         return {*places} - waiting
 
     @property

@@ -17,6 +17,7 @@ from sessionlake.lake.positions import drop_carried
 from sessionlake.lake.retained import CLAIM
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.maintenance import CLAIM as MAINTENANCE
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver import handover
 from sessionlake.silver.rebuild import recover as silver
@@ -61,7 +62,9 @@ def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, sh
     }
     if shorten and lost not in {Lost.GOLD, Lost.LEDGER}:
         raise UsageError(f"--shorten-gold goes with gold and ledger: recover {lost} empties no gold for good")
-    with claimed(spark, settings, layers, f"recovers {lost}", *([CLAIM] if layers is Layer.ALL else [])):
+    # What tells bronze's last batch are the table's commits: of nobody else.
+    also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
+    with claimed(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
 

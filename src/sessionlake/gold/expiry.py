@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -163,7 +162,7 @@ class Expiry:
         if count:
             note(spark, self._lake, noted)
             self._floors[table] = now
-            txn = Txn(f"expiry-{uuid4().hex[:12]}", 0)
+            txn = Txn("expiry", self._lake.last_commit(spark, table).version + 1)
             fault_point(f"before:expire:{table}")
             repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")

@@ -3,7 +3,8 @@
 A shard keeps the stream time of its sessions' topic-partitions alone. One that a batch brings to it for the first time
 has messages behind it all the same, so who packs the batch looks up what they left. A note is a fact of the messages:
 it is never wrong, and the one to go on from is the last before the batch's own messages. So a batch that is made once
-more finds what it found the first time, though its own notes are there by then.
+more finds what it found the first time, though its own notes are there by then. A silence has the offset of the message
+before it, and its note takes that one's place: no message is between them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sessionlake.protocol.types import Int64s, TopicPartition
 
 SCHEMA = pa.schema(
     [("topic_partition", pa.string()), ("offset", pa.int64()), ("time", pa.int64())],
-    metadata={"format": "sessionlake.stream_times/1"},
+    metadata={"format": "sessionlake.stream_times/2"},
 )
 # Recent notes are written anew with every batch: up to so many, or to this share of all.
 _RECENT = 4_096

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.catalog_history import files_stay, first_read, last_vacuum
+from sessionlake.lake.catalog_history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
@@ -199,7 +199,8 @@ class Catalog(Storage):
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
         properties = ", ".join(
-            f"'{key}' = '{value}'" for key, value in schema.properties(self._settings.maintain.keep).items()
+            f"'{key}' = '{value}'"
+            for key, value in schema.properties(at_least(table, self._settings.maintain.keep)).items()
         )
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
@@ -207,7 +208,7 @@ class Catalog(Storage):
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:
-            self._known[table] = schema.properties(self._settings.maintain.keep)
+            self._known[table] = schema.properties(at_least(table, self._settings.maintain.keep))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`."""
@@ -356,9 +357,7 @@ class Catalog(Storage):
         How long files stay is the table's property: VACUUM goes by that, whatever it is told, and so does whoever else
         vacuums the table.
         """
-        span = files_stay(self.delta(spark, table), kept)
-        if span is None:
-            return Vacuumed(0, 0)
+        span = files_stay(self.delta(spark, table), table, kept)
         self.set_missing(spark, table, {RETENTION: interval(span)})
         with conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)}").collect()
@@ -366,8 +365,9 @@ class Catalog(Storage):
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """See `Storage`; maintenance, which knows who has yet to read, may have found that more is to stay."""
-        if span_of(self.properties(spark, table).get(RETENTION)) < self._settings.maintain.keep:
-            super().retain(spark, table)
+        wanted = at_least(table, self._settings.maintain.keep)
+        if span_of(self.properties(spark, table).get(RETENTION)) < wanted:
+            self.set_missing(spark, table, {RETENTION: interval(wanted)})
 
     def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
         last = last_vacuum(self.delta(spark, table))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.commits import DEFINES
+from sessionlake.lake.names import CHANGES, MESSAGES
 from sessionlake.lake.upkeep import Kept
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 _LATEST = 1_000
 _MANY = 20_000
 _HOUR = timedelta(hours=1)
+# Of tables that layers read as they grow: a platform that vacuums by itself knows of no reader that rests.
+_RESTS = {MESSAGES: timedelta(days=7), CHANGES: timedelta(days=7)}
+# Files are written before their commit; and until the next look, others may vacuum by what this one says.
+_UNTIL_NEXT = timedelta(hours=3)
 # Entries of the log are removed by the platform when they are so old: of what is older, nothing can be read.
 _LOG_STAYS = timedelta(days=30)
 
@@ -28,24 +33,30 @@ def last_vacuum(table: DeltaTable) -> Row | None:
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
-def files_stay(table: DeltaTable, kept: Kept) -> timedelta | None:
-    """How long files are to stay that no version names any more; None if somebody has too much to read for that.
+def at_least(name: str, keep: timedelta) -> timedelta:
+    """How long files stay that no version names any more, also while nobody maintains the table; 0 if none are to."""
+    return max(keep, _RESTS.get(name, keep)) if keep else keep
+
+
+def files_stay(table: DeltaTable, name: str, kept: Kept) -> timedelta:
+    """How long files are to stay that no version names any more.
 
     Where a reader rests, it is a power of two, in hours: so a property that says so changes few times.
     """
+    span = at_least(name, kept.span)
     if kept.since is None:
-        return kept.span
+        return span
     latest = table.history(1).select("version").first()
     if latest is None or latest["version"] < kept.since:
-        return kept.span
+        return span
     if latest["version"] - kept.since > _MANY:
-        return None
+        return max(span, _LOG_STAYS)
     since = table.history(latest["version"] - kept.since + 1)
     row = since.where(f"version = {int(kept.since)}").select("timestamp").first()
     if row is None:
-        return kept.span  # the log has it no longer
-    hours = math.ceil((datetime.now(UTC) - row["timestamp"].astimezone(UTC)) / _HOUR)
-    return max(kept.span, min(_HOUR * (1 << max(0, hours - 1).bit_length()), _LOG_STAYS))
+        return span  # the log has it no longer
+    hours = math.ceil((datetime.now(UTC) - row["timestamp"].astimezone(UTC) + _UNTIL_NEXT) / _HOUR)
+    return max(span, min(_HOUR * (1 << max(0, hours - 1).bit_length()), _LOG_STAYS))
 
 
 def first_read(table: DeltaTable, name: str) -> dict[str, int]:

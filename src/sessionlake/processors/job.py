@@ -227,6 +227,7 @@ class _ProcessorBatch:
                     **counts_of(partitions),
                     config_hash=self._hash,
                 )
+                self._lake.storage.require_claims()  # the notes may be of whoever has taken the layer over
                 self._times.advance(partitions, reports)
                 self._ledger.write(spark, entry)
         finally:

@@ -39,7 +39,7 @@ from sessionlake.processors.output import BATCH
 from sessionlake.streaming.checkpoint import last_planned, read_to
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import other_column
+from sessionlake.streaming.source_columns import can_be_told, is_ahead, other_column
 from sessionlake.streaming.stores import put_aside as put_checkpoint_aside
 
 if TYPE_CHECKING:
@@ -120,12 +120,14 @@ class KeyedTable:
     def put_aside(self, spark: SparkSession) -> None:
         """Has a stream that cannot go on begin once more, when the table has all that it has read and will.
 
-        That is one that has read another table than the source, or one before it, or a source of other columns.
+        That is one that has read another table than the source, or one before it, or a source of other columns; or one
+        of which it cannot be told, since the table was put back from a backup or what it has read last is gone.
         """
         own, checkpoint = self._own, Path(self._settings.checkpoint(self._own.layer))
         last = last_planned(checkpoint)
         of_another = last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark))
-        if of_another or other_column(spark, self.lake, own.source, str(checkpoint)) is not None:
+        place = spark, self.lake, own.source, str(checkpoint)
+        if of_another or is_ahead(*place) or not can_be_told(*place) or other_column(*place) is not None:
             put_checkpoint_aside(spark, self.lake, [checkpoint], uuid.uuid4().hex[:12])
 
     def begin_anew(self, spark: SparkSession) -> None:
@@ -211,6 +213,11 @@ def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, on
             f"{own.layer}: {own.source} had a column {other} when it was read last, and does not have it so any more: "
             f"run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now"
         )
+    if is_ahead(spark, table.lake, own.source, settings.checkpoint(own.layer)):
+        raise LossError(
+            f"{own.layer} has read versions of {own.source} that are gone: it was put back from a backup",
+            f"Run `sessionlake rebuild {own.rebuilt_as}`, which makes {own.into} of the rows as they are now",
+        )
     query = LayerQuery(own.layer, settings.checkpoint(own.layer))
     return query.start(
         table.feed(spark), _KeyedBatch(table, Ledger(table.lake), settings, own), trigger=own.trigger, once=once
@@ -250,7 +257,7 @@ class _KeyedBatch:
         keys = self.table.work.given(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.made(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.keys)
-        former = lake.read(spark, own.into).join(keys, list(by), "left_semi")
+        former = self._former(spark, keys, begins=not txn.version)
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
         source = rows.withColumn(DELETE, F.lit(col=False)).unionByName(gone).localCheckpoint()
         count, outputs = source.count(), list[TableOutput]()
@@ -263,6 +270,18 @@ class _KeyedBatch:
             own.layer, txn, own.source, started, outputs=tuple(outputs), config_hash=config_hash_of(self.settings, own)
         )
         self.ledger.write(spark, told)
+
+    def _former(self, spark: SparkSession, keys: DataFrame, *, begins: bool) -> DataFrame:
+        """The table's rows that the batch replaces.
+
+        Args:
+            begins: whether the stream does: of a key that the source has no more, no later batch would tell.
+        """
+        work, held = self.table.work, self.table.lake.read(spark, self.own.into)
+        if not begins:
+            return held.join(keys, list(work.by), "left_semi")
+        there = work.given(self.table.source(spark)).select(*map(quote, work.by)).distinct()
+        return held.join(there.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
 def rebuild(spark: SparkSession, settings: Settings, own: ProcessorSettings) -> tuple[int, Difference]:

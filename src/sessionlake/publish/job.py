@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
-from sessionlake.errors import BrokerError, LakeError, MachineError
+from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
 from sessionlake.lake.names import GOLD, LEDGER
@@ -27,7 +27,7 @@ from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import other_column
+from sessionlake.streaming.source_columns import is_ahead, other_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,6 +107,11 @@ def start(
         raise LakeError(
             f"publish: {publication.table} had a column {other} when it was published last, and has it not so any "
             f"more: a change feed is not read across that. To have a topic with the table as it is, {query.anew}"
+        )
+    if is_ahead(spark, lake, publication.table, checkpoint):
+        raise LossError(
+            f"publish: versions of {publication.table} that were published are gone: it was put back from a backup",
+            f"To have a topic with the table as it is, {query.anew}",
         )
     written = prepare(settings, publication.topic, first=first, anew=query.anew)
     if written == 0 and not first:

@@ -195,6 +195,7 @@ class _SilverBatch:
                     config_hash=config_hash(self._settings),
                     decisions=taken((place for report in reports for place in report.decided), self._decided),
                 )
+                self._lake.storage.require_claims()  # the notes may be of whoever has taken the layer over
                 self._times.advance(partitions, reports)
                 self._ledger.write(spark, entry)
         finally:

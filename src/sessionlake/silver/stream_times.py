@@ -2,7 +2,8 @@
 
 They follow from bronze, so nothing is lost with them: what is missing when a stream starts is looked up there. And
 each batch must go on from the offsets where the ledger ends, by what its shards say they went on from: so notes that
-are incomplete, or not those that were written last, stop a batch before anything of it is committed.
+lack messages stop a batch before anything of it is committed. They are stored before the ledger's entry is: those of a
+batch that is in the ledger lack no silence either.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pyarrow as pa
 
@@ -23,12 +22,12 @@ from sessionlake.gold.enrich.reference import Reference
 from sessionlake.gold.enrich.table import BATCH, Enriched, Join, joins_of
 from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
+from sessionlake.gold.references.taken import next_txn
 from sessionlake.gold.references.writing import write_reference
 from sessionlake.lake.commit import merge
 from sessionlake.lake.names import LOOKUP_FAILURES
 from sessionlake.lake.reading import Condition, among, is_null
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, Upsert
 from sessionlake.protocol.types import Row
 from sessionlake.reference_settings import LookupSettings
@@ -171,7 +170,8 @@ class Lookups:
         if rows:
             schema = self._lake.reader(self._spark).schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
             source = pa.Table.from_pylist(rows, schema)
-            merge(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE, Txn(f"lookups-{uuid4()}", 0))
+            txn = next_txn(self._spark, self._lake, LOOKUP_FAILURES)
+            merge(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE, txn)
 
     def _failures(self, keys: Collection[Key]) -> dict[Key, Row]:
         """What failed last time of these keys."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow import csv, parquet
@@ -16,10 +15,9 @@ from pyarrow import csv, parquet
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 from sessionlake.gold.enrich.upsert import Key, upserted
-from sessionlake.gold.references.taken import read_reference
+from sessionlake.gold.references.taken import next_txn, read_reference
 from sessionlake.lake.commit import merge
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import DELETE, Upsert
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def write_reference(
             keys = (*reference.key_names, FROM)
             others = (TO, *(name for name, _ in reference.columns))
             upsert = Upsert(keys, others, bounded=reference.key_names[:1], deletes=True)
-            merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, Txn(f"reference-{uuid4()}", 0))
+            merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table))
         return Written(*counts, found.refused)
 
 
