@@ -310,9 +310,10 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
 
 
 def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_others(
-    spark: Any, location: dict[str, Any]
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delta goes by the table's property, whatever VACUUM is told."""
+    limit(monkeypatch, rewritten_rows=0)
     lake = Lake(Settings(**location))
     lake.ensure(spark, [ROWS])
     for n in range(3):

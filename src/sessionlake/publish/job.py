@@ -103,16 +103,7 @@ def start(
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
-    if not first and (other := other_column(spark, lake, publication.table, checkpoint)) is not None:
-        raise LakeError(
-            f"publish: {publication.table} had a column {other} when it was published last, and has it not so any "
-            f"more: a change feed is not read across that. To have a topic with the table as it is, {query.anew}"
-        )
-    if is_ahead(spark, lake, publication.table, checkpoint):
-        raise LossError(
-            f"publish: versions of {publication.table} that were published are gone: it was put back from a backup",
-            f"To have a topic with the table as it is, {query.anew}",
-        )
+    _require_same(spark, lake, publication, query)
     written = prepare(settings, publication.topic, first=first, anew=query.anew)
     if written == 0 and not first:
         if _has_sent(spark, lake, publication.layer):
@@ -124,6 +115,26 @@ def start(
     stream = lake.stream(spark, publication.table, limit, feed)
     batch = _PublishBatch(lake, settings, publication, on_batch)
     return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
+
+
+def _require_same(spark: SparkSession, lake: Lake, publication: Publication, query: PublishQuery) -> None:
+    """Returns if the table can be read on from where it was published to.
+
+    Raises:
+        LakeError: a column of it is another since.
+        LossError: it was put back from a backup.
+    """
+    other = other_column(spark, lake, publication.table, query.checkpoint)
+    if other is not None:
+        raise LakeError(
+            f"publish: {publication.table} had a column {other} when it was published last, and has it not so any "
+            f"more: a change feed is not read across that. To have a topic with the table as it is, {query.anew}"
+        )
+    if is_ahead(spark, lake, publication.table, query.checkpoint):
+        raise LossError(
+            f"publish: versions of {publication.table} that were published are gone: it was put back from a backup",
+            f"To have a topic with the table as it is, {query.anew}",
+        )
 
 
 class _PublishBatch:
