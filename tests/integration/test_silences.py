@@ -193,6 +193,7 @@ def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
     assert sorted(one.partition for one in told(world)) == [0, 1, 2]
 
 
+@pytest.mark.soak
 def test_what_was_told_is_known_without_looking_through_bronze(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.create("t")
     world.send("t", 0, 3)

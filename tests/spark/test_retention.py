@@ -392,7 +392,7 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
     assert events.left() == 3
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("gone", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
