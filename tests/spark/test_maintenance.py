@@ -31,6 +31,7 @@ from sessionlake.lake.names import (
     CHANGES,
     CUTS,
     EVENTS,
+    LEASES,
     LEDGER,
     MESSAGES,
     POSITIONS,
@@ -107,7 +108,8 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     pipeline.arrive(batches[4])
     pipeline.stream()
     assert pipeline.merge() == 1
-    assert len(list(Maintenance(spark, pipeline.settings).once())) == len(TABLES) + 3  # bronze, decisions, the ledger
+    tended = {done.table for done in Maintenance(spark, pipeline.settings).once()} - {LEASES}  # which catalogs have
+    assert len(tended) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
     assert require_true(reader)
     last = pipeline.batches()[-1]
