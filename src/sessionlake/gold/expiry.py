@@ -20,13 +20,12 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_kept
 from sessionlake.gold.aggregate.product import START, Product, starts
 from sessionlake.gold.aggregate.tiers import TIERS
-from sessionlake.lake.commit import delete_rows
+from sessionlake.lake.commit import delete_rows, next_txn
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.txn import Txn
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
@@ -162,7 +161,7 @@ class Expiry:
         if count:
             note(spark, self._lake, noted)
             self._floors[table] = now
-            txn = Txn("expiry", self._lake.last_commit(spark, table).version + 1)
+            txn = next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             repeated(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")

@@ -198,17 +198,15 @@ class Catalog(Storage):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
-        properties = ", ".join(
-            f"'{key}' = '{value}'"
-            for key, value in schema.properties(at_least(table, self._settings.maintain.keep)).items()
-        )
+        wanted = schema.properties(at_least(table, self._settings.maintain.keep))
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in wanted.items())
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
             + (f" CLUSTER BY ({keys})" if keys else "")
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:
-            self._known[table] = schema.properties(at_least(table, self._settings.maintain.keep))
+            self._known[table] = wanted
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`."""

@@ -82,7 +82,12 @@ def _claimed(spark: SparkSession, lake: Lake, table: str) -> Txn:
     What one of them, which stood still, would yet commit is passed over.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return Txn(CLAIMED_APP, lake.last_commit(spark, table).version + 1).under(lake.storage.token(claim))
+    return next_txn(spark, lake, table, CLAIMED_APP).under(lake.storage.token(claim))
+
+
+def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
+    """Of a write that no plan of Spark's settles: its version is the one that the table is to have, or a lower one."""
+    return Txn(app_id, lake.last_commit(spark, table).version + 1)
 
 
 def empty(spark: SparkSession, lake: Lake, table: str, txn: Txn) -> None:

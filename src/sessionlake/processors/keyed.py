@@ -36,10 +36,10 @@ from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.output import BATCH
-from sessionlake.streaming.checkpoint import last_planned, read_to
+from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import can_be_told, is_ahead, other_column
+from sessionlake.streaming.source_columns import can_be_told, is_ahead, other_column, place_read, table_id
 from sessionlake.streaming.stores import put_aside as put_checkpoint_aside
 
 if TYPE_CHECKING:
@@ -123,12 +123,11 @@ class KeyedTable:
         That is one that has read another table than the source, or one before it, or a source of other columns; or one
         of which it cannot be told, since the table was put back from a backup or what it has read last is gone.
         """
-        own, checkpoint = self._own, Path(self._settings.checkpoint(self._own.layer))
-        last = last_planned(checkpoint)
-        of_another = last is not None and _read_by(checkpoint, last) not in (None, self._source_id(spark))
-        place = spark, self.lake, own.source, str(checkpoint)
+        own, checkpoint = self._own, self._settings.checkpoint(self._own.layer)
+        read, place = place_read(checkpoint), (spark, self.lake, own.source, checkpoint)
+        of_another = read is not None and read.table != table_id(spark, self.lake, own.source)
         if of_another or is_ahead(*place) or not can_be_told(*place) or other_column(*place) is not None:
-            put_checkpoint_aside(spark, self.lake, [checkpoint], uuid.uuid4().hex[:12])
+            put_checkpoint_aside(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
     def begin_anew(self, spark: SparkSession) -> None:
         """Sees to it that a product's table has the columns that it is to have, and is not whole until it is made."""
@@ -137,11 +136,6 @@ class KeyedTable:
             lake.set_property(spark, own.into, LOGIC, "")
             if self._is_by(spark) != self.work.by:
                 lake.drop(spark, own.into)
-
-    def _source_id(self, spark: SparkSession) -> str:
-        """What Delta calls the source, and no table that was there before it."""
-        found = self.lake.delta(spark, self._own.source).detail().select("id").first()
-        return "" if found is None else str(found["id"])
 
     def note_logic(self, spark: SparkSession) -> None:
         """Notes what a product's rows rest on: from then on the table is whole."""
@@ -192,14 +186,6 @@ class KeyedTable:
         if keys is not None:
             rows = rows.join(keys, list(self.work.by), "left_semi")
         return self.work.made(rows)
-
-
-def _read_by(checkpoint: Path, batch: int) -> str | None:
-    """What Delta calls the table that a batch has read; None of a damaged checkpoint, which its next start tells."""
-    try:
-        return read_to(checkpoint, batch).table
-    except (OSError, ValueError):
-        return None
 
 
 def start(spark: SparkSession, settings: Settings, own: ProcessorSettings, *, once: bool = False) -> LayerQuery:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.tables import Lake
-from sessionlake.streaming.checkpoint import last_planned, read_to
+from sessionlake.streaming.checkpoint import TablePlace, last_planned, read_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,12 +22,12 @@ def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -
     Returns:
         Its name and type; None if there is none, or that version cannot be told: of it, Delta says what is wrong.
     """
-    last = last_planned(checkpoint)
-    if last is None:
+    place = place_read(checkpoint)
+    if place is None:
         return None
     try:
-        before = lake.read(spark, table, read_to(checkpoint, last).latest).dtypes
-    except (OSError, ValueError, LakeError):
+        before = lake.read(spark, table, place.latest).dtypes
+    except LakeError:
         return None
     now = set(lake.read(spark, table).dtypes)
     return next((f"{name} ({sql})" for name, sql in before if (name, sql) not in now), None)
@@ -35,23 +35,36 @@ def other_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -
 
 def is_ahead(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Whether a stream has read versions of the table that it does not have any more; of another table it has not."""
-    last = last_planned(checkpoint)
-    if last is None:
+    place = place_read(checkpoint)
+    if place is None or place.latest <= lake.last_commit(spark, table).version:
         return False
-    try:
-        place = read_to(checkpoint, last)
-    except (OSError, ValueError):
-        return False  # of a damaged checkpoint, its start says what is wrong
-    if place.latest <= lake.last_commit(spark, table).version:
-        return False
-    present = lake.delta(spark, table).detail().select("id").first()
-    return present is not None and present["id"] == place.table
+    return table_id(spark, lake, table) == place.table
 
 
 def can_be_told(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Whether the version that a stream has read last can be read still: else what came behind it may be gone."""
+    place = place_read(checkpoint)
+    if place is None:
+        return last_planned(checkpoint) is None
+    try:
+        return bool(lake.read(spark, table, place.latest).columns)
+    except LakeError:
+        return False
+
+
+def place_read(checkpoint: str) -> TablePlace | None:
+    """Where the last batch that a stream has planned ends; None before the first, or of a damaged checkpoint.
+
+    What is wrong with that one, its start says.
+    """
     last = last_planned(checkpoint)
     try:
-        return last is None or bool(lake.read(spark, table, read_to(checkpoint, last).latest).columns)
-    except (OSError, ValueError, LakeError):
-        return False
+        return None if last is None else read_to(checkpoint, last)
+    except (OSError, ValueError):
+        return None
+
+
+def table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
+    """What Delta calls the table, and no table that was there before it."""
+    found = lake.delta(spark, table).detail().select("id").first()
+    return None if found is None else str(found["id"])

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
+from sessionlake.lake import commit
 from sessionlake.lake.commit import append, merge, retire
 from sessionlake.lake.names import GOLD
 from sessionlake.lake.reading import Condition, TableReader, TooLargeError, is_null
@@ -137,8 +138,8 @@ def frame_of_held(spark: SparkSession, lake: Lake, reference: Reference) -> Data
 
 
 def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
-    """Of a write that no plan of Spark's settles: its version is the one that the table is to have, or a lower one."""
-    return Txn("references", lake.last_commit(spark, table).version + 1)
+    """See `commit.next_txn`, of what is taken and looked up."""
+    return commit.next_txn(spark, lake, table, "references")
 
 
 def retire_others(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:

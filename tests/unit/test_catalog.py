@@ -1,0 +1,16 @@
+"""How long a catalog's tables keep files that no version names, as far as no session is asked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sessionlake.lake.catalog_history import at_least
+from sessionlake.lake.names import CHANGES, MESSAGES, ROWS
+
+
+def test_files_that_layers_may_yet_read_stay_though_the_platform_vacuums_by_itself():
+    keep, longer = timedelta(hours=6), timedelta(days=9)
+    assert at_least(MESSAGES, keep) == at_least(CHANGES, keep) == timedelta(days=7)
+    assert at_least(ROWS, keep) == keep
+    assert at_least(MESSAGES, longer) == longer
+    assert at_least(MESSAGES, timedelta(0)) == timedelta(0)
