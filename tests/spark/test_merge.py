@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from operator import ge
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sessionlake.config import Settings
-from sessionlake.lake.commit import merge
-from sessionlake.lake.names import METRICS_1M, SESSIONS
+from sessionlake.lake.commit import append, merge
+from sessionlake.lake.names import LEDGER, METRICS_1M, SESSIONS
 from sessionlake.lake.reading import TooLargeError, among
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
@@ -114,6 +116,18 @@ def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_othe
             reader.table(SESSIONS, columns=names, at_most=500)
 
 
+@contextmanager
+def letting_through(spark: Any, size: str) -> Iterator[None]:
+    """Tasks' results up to a size; they are held against it as it is when the task is made."""
+    java = spark.sparkContext._jsc.sc().conf()
+    most = java.get("spark.driver.maxResultSize", "1g")
+    java.set("spark.driver.maxResultSize", size)
+    try:
+        yield
+    finally:
+        java.set("spark.driver.maxResultSize", most)
+
+
 def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
     lake.ensure(spark, [SESSIONS])
@@ -121,16 +135,31 @@ def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark
     content = pa.table([["a"] * 60, [f"{n}".zfill(10_000) for n in range(60)], list(range(60))], names)
     merge(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
-    # A task's results are held against it as it is when the task is made.
-    java = spark.sparkContext._jsc.sc().conf()
-    most = java.get("spark.driver.maxResultSize", "1g")
-    java.set("spark.driver.maxResultSize", "300k")
-    try:
-        with pytest.raises(TooLargeError, match=rf"{SESSIONS}: .*maxResultSize"):
-            reader.table(SESSIONS, columns=names, at_most=1 << 20)
-    finally:
-        java.set("spark.driver.maxResultSize", most)
+    with letting_through(spark, "300k"), pytest.raises(TooLargeError, match=rf"{SESSIONS}: .*maxResultSize"):
+        reader.table(SESSIONS, columns=names, at_most=1 << 20)
     assert reader.table(SESSIONS, columns=names, at_most=1 << 20).num_rows == len(content)
+
+
+@pytest.mark.usefixtures("berlin")
+def test_more_rows_than_a_driver_is_let_have_at_once_come_by_parts(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [LEDGER])
+    entry = {"app_id": "app", "committed_at": TIMES[2], "offsets": [{"topic": "a", "first": 2**40, "messages": 3}]}
+    for layer in ("bronze", "silver"):
+        own = [entry | {"layer": layer, "batch_id": n, "source": "s" * 10_000} for n in range(30)]
+        append(spark, lake, LEDGER, pa.Table.from_pylist(own, lake.reader(spark).schema(LEDGER)), Txn(layer, 0))
+    reader = SparkReader(lake.storage, spark)
+
+    def found(*columns: str) -> list[tuple[Any, ...]]:
+        batches = list(reader.batches(LEDGER, ("batch_id", ge, 1), columns=columns))
+        assert batches[0].schema == pa.schema([reader.schema(LEDGER).field(name) for name in columns])
+        return sorted(((*row.values(),) for batch in batches for row in batch.to_pylist()), key=str)
+
+    columns = ("layer", "batch_id", "committed_at", "offsets", "source")
+    at_once = found(*columns)
+    with letting_through(spark, "400k"):
+        assert found(*columns) == at_once
+    assert len(at_once) == 58
 
 
 def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made(

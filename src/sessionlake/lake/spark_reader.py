@@ -13,7 +13,7 @@ from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSiz
 from sessionlake.lake.storage import Storage, quote
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
-from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.frames import as_frame, by_parts
 from sessionlake.runtime.interpreted import interpreted
 
 if TYPE_CHECKING:
@@ -44,13 +44,20 @@ class SparkReader(TableReader):
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """See `TableReader`."""
+        """See `TableReader`; all at once, unless that is more than Spark lets through to the driver."""
         if not self.exists(table):
             return
         frame = self._where(table, conditions)
-        with interpreted(self._spark):
-            found = (frame if columns is None else frame.select(*map(quote, columns))).toArrow()
-        yield from found.to_batches()
+        frame = frame if columns is None else frame.select(*map(quote, columns))
+        try:
+            with interpreted(self._spark):
+                found = frame.toArrow()
+        except Exception as error:
+            if not RESULT_TOO_BIG.fits(failure_of(error)):
+                raise
+            yield from by_parts(frame)
+        else:
+            yield from found.to_batches()
 
     def table(
         self,

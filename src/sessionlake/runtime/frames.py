@@ -91,6 +91,25 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
         stored._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: FBT003, SLF001  (py4j has no keywords)
 
 
+def by_parts(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """The frame's rows, as `toArrow` gives them; of these, one task's are in the driver at once."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    for row in frame.mapInArrow(_serialized, "part binary").toLocalIterator():
+        with pa.ipc.open_stream(row["part"]) as parts:
+            yield from parts.read_all().cast(schema).to_batches()
+
+
+def _serialized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A `mapInArrow` function: each batch as an Arrow stream."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        yield pa.RecordBatch.from_pydict({"part": pa.array([sink.getvalue().to_pybytes()], pa.binary())})
+
+
 def read_whole(frame: DataFrame) -> int:
     """Reads every column of every row, and returns how many rows there are.
 
