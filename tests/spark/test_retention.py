@@ -22,6 +22,7 @@ from sessionlake.commands.recover import recover
 from sessionlake.commands.show import OutputFormat
 from sessionlake.config import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
+from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.rows import clean_books
 from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
@@ -357,6 +358,10 @@ class StoppedError(Exception):
     pass
 
 
+def stop(*_: Any) -> None:
+    raise StoppedError
+
+
 def die_removing(patch: pytest.MonkeyPatch, *, gone: bool) -> None:
     """Has retention die before it removes rows, or right behind it."""
 
@@ -414,6 +419,28 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
         assert found.removed
+    assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
+
+
+def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aging = Aging(spark, location)
+    for _ in range(3):
+        aging.take_in()
+    with monkeypatch.context() as patch:
+        die_removing(patch, gone=False)
+        with pytest.raises(StoppedError):
+            aging.cut(1, CHANGES)
+    (first, *_) = moved_last(aging.reader, heads(aging.reader)[CHANGES])["session_id"].to_pylist()
+    with monkeypatch.context() as patch:
+        patch.setattr("sessionlake.forgetting.rows.remove", stop)  # counted, and not yet removed
+        with pytest.raises(StoppedError):
+            Forgetting(spark, aging.settings, shorten=True).run(first)
+    assert not heads(aging.reader)[CHANGES].pending
+    waits = Retention(spark, aging.settings).remove(CHANGES, aging.moments[2] + SPAN).waits
+    assert waits.startswith("the forgetting of a session was interrupted")
+    Forgetting(spark, aging.settings, shorten=True).run(first)
     assert _as_booked(spark, aging.lake).startswith("hold what the ledger says")
 
 

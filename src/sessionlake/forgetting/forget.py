@@ -34,6 +34,7 @@ from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import to_the_end
 from sessionlake.processors.rebuild import made_beside
+from sessionlake.retention.removal import Retention
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
 from sessionlake.silver.rebuild.rebuild import interrupted, require_level
 from sessionlake.silver.rebuild.replay import REPLAYED, clear
@@ -115,6 +116,7 @@ class Forgetting:
         tables = dict.fromkeys([*rows.tables_of(self._spark, self._lake), *self._gold()])
         publications.refuse_given_up(self._spark, self._lake, tables)
         self._catch_up()
+        Retention(self._spark, self._settings).finish()  # its rows are counted once
         known = self._known()
         salt = salt_of(known)
         mine = (one.receipt for one in known if one.done_at is None and one.is_of(topic, session))  # it died at once

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.config import Settings, milliseconds
-from sessionlake.errors import ClaimedError, LossError
+from sessionlake.errors import ClaimedError, LakeError, LossError
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import remove_rows
@@ -40,6 +40,7 @@ from sessionlake.lake.retained import (
     Retained,
     cut_of,
     expired,
+    heads,
     moved_last,
     note,
     retained,
@@ -51,6 +52,7 @@ from sessionlake.retention import by_session, rules
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.stream_times import stored_times
+from sessionlake.streaming.guards import refuse_interrupted_rebuild
 from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class Retention:
         self._looked[table] = now
         try:
             with self._lake.storage.claim(self._spark, CLAIM, "removes old rows"):
+                self._refuse_half_changed()
                 if table == LEDGER:
                     return Removed(cut_ledger(self._spark, self._lake, now - span))
                 return self._cut(table, now - span)
@@ -137,13 +140,27 @@ class Retention:
         except (_WaitsError, LossError) as error:
             return Removed(waits=str(error))
 
+    def finish(self) -> None:
+        """Removes what a process that died was removing. `retained.CLAIM` must be held.
+
+        Of the ledger nobody counts what a session had.
+        """
+        for table, found in heads(self._lake.reader(self._spark)).items():
+            if found.pending and table != LEDGER:
+                self._finished(self._before(table, found.before))
+
+    def _refuse_half_changed(self) -> None:
+        """Rows that a forgetting or rebuild has counted, and that died, are its own to remove."""
+        try:
+            refuse_interrupted_rebuild(self._settings)
+        except LakeError as error:
+            raise _WaitsError(str(error)) from None
+
     def _cut(self, table: str, bound: datetime) -> Removed:
-        before = self._before(table, bound)
-        if before.pending:  # a process died: what is there of them was not removed
-            left = self._count(table, before.batch, before.limits)
-            before = replace(before, removed=before.gone - left, pending=0)
-            if not left:
-                note(self._spark, self._lake, replace(before, limits=LIMITS.empty_table()))
+        before, finished = self._before(table, bound), 0
+        if before.pending:
+            finished = self._finished(before)
+            before = self._before(table, bound)
         due = self._due(table, bound)
         limits = rules.advanced(before.limits, due.limits, _keys(table)) if table != PROGRESS else due.limits
         batch = max(before.batch, due.batch)
@@ -152,16 +169,27 @@ class Retention:
         else:
             count = self._count(table, batch, limits)
         if not count:
-            return Removed()
-        refuse_set_back(self._spark, self._lake, [RETAINED])
+            return Removed(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
+        refuse_set_back(self._spark, self._lake, [RETAINED])
         note(self._spark, self._lake, now)
-        for part in REMOVED_TOGETHER.get(table, (table,)):
-            remove_rows(self._spark, self._lake, part, expired(part, limits, batch))
-        done = replace(now, removed=now.gone, pending=0, limits=LIMITS.empty_table())
+        self._removed(now, limits)
+        return Removed(finished + count)
+
+    def _finished(self, found: Retained) -> int:
+        """Ends a cut that a process that died had begun; how many rows of it were still there."""
+        left = self._count(found.table, found.batch, found.limits)
+        refuse_set_back(self._spark, self._lake, [RETAINED])
+        self._removed(found, found.limits)
+        return left
+
+    def _removed(self, found: Retained, limits: pa.Table) -> None:
+        """Removes what is noted, and notes that it is gone."""
+        for part in REMOVED_TOGETHER.get(found.table, (found.table,)):
+            remove_rows(self._spark, self._lake, part, expired(part, limits, found.batch))
+        done = replace(found, removed=found.gone, pending=0, limits=LIMITS.empty_table())
         note(self._spark, self._lake, done)
-        return Removed(count)
 
     def _before(self, table: str, bound: datetime) -> Retained:
         """What is noted, with the limits of all places; of sessions, those that a process that died was moving."""
