@@ -69,6 +69,11 @@ def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
     assert traced["topic"] == topic
     rows = called("session", "show", session, "--topic", topic)
     assert len(rows) == len(truth.session_rows.get((topic, session), {}))
+    assert called("query", "SELECT count(*) AS n FROM silver.sessions") == [{"n": len(truth.sessions)}]
+    summary = "SELECT sum(s.messages) AS n FROM gold.session_summary AS s JOIN silver.sessions USING (session_id)"
+    assert called("query", summary) == [{"n": sum(one["messages"] for one in truth.sessions.values())}]
+    as_of = called("query", "SELECT count(*) AS n FROM silver.sessions", "--as-of-batch", "0")
+    assert as_of == [{"n": len(truth.sessions)}]
 
 
 def test_live_jobs_take_in_what_comes(mine: Settings, spark: Any) -> None:

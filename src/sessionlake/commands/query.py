@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.commands.context import say
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
-from sessionlake.commands.sql_names import COMMENT, QUOTED
+from sessionlake.commands.sql_names import COMMENT, QUOTED, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.tiers import TIERS
@@ -106,18 +106,31 @@ def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str],
     named, lake = mentioned(sql, tables(settings)), Lake(settings)
     opened = tables(settings) if first_word(sql) in _LISTS and not named else named
     lake.register(spark, [name for name in opened if name not in DEFINITIONS])
-    if not lake.storage.keeps_functions:
+    if not lake.storage.keeps_functions:  # else those that write have created them
         create_views(spark, lake, [name for name in opened if name in DEFINITIONS])
-    for function, create in FUNCTIONS.items():
-        if re.search(rf"\b{function.split('.')[1]}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
-            create(spark, lake)
+        for function, create in FUNCTIONS.items():
+            if re.search(rf"\b{function.split('.')[1]}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
+                create(spark, lake)
     try:
-        return collected(spark.sql(sql))
+        return collected(spark.sql(placed(lake, sql)))
     except PySparkException as error:
         hint = "" if named else f" Tables: {', '.join(tables(settings))}"
         raise UsageError(f"query: {one_line(str(error))}{hint}") from error
     except Py4JError as error:  # what is raised while it is computed need not be one of Spark's
         raise UsageError(f"query: {failure_of(error)}") from error
+
+
+def placed(lake: Lake, sql: str) -> str:
+    """The statement with the names that the lake's tables, views and functions have where they are.
+
+    Others are columns of what the statement itself calls so, or are named in full.
+    """
+    known = {*tables(lake.settings), *FUNCTIONS}
+
+    def name_of(schema: str, name: str) -> str | None:
+        return lake.storage.sql_name(f"{schema}.{name}") if f"{schema}.{name}" in known else None
+
+    return renamed(sql, name_of)
 
 
 def tables(settings: Settings) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.commands.query import FUNCTIONS, tables
-from sessionlake.commands.sql_names import renamed
+from sessionlake.commands.query import placed
 from sessionlake.config import ENV_PREFIX, SchemaSettings, Settings
 from sessionlake.errors import ConfigError
 from sessionlake.lake.tables import Lake
@@ -62,11 +61,5 @@ def _placed(client: WorkspaceClient, settings: Settings, jobs: Iterable[Deployed
         schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.name_of(schema)
         for schema in SchemaSettings.model_fields
     }
-    lake = Lake(settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)}))
-    known = {*tables(settings), *FUNCTIONS}
-
-    def placed(schema: str, name: str) -> str | None:
-        # Any other is a column of what the statement itself calls so, or is named in full.
-        return lake.identifier(f"{schema}.{name}") if f"{schema}.{name}" in known else None
-
-    return renamed(sql, placed)
+    there = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})
+    return placed(Lake(there), sql)

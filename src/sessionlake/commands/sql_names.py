@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 QUOTED = re.compile(rf"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|{COMMENT.pattern}", re.DOTALL)
-_NAME = r"(?<![\w.`])`?(bronze|silver|gold|ops)`?\s*\.\s*`?(\w+)`?(?![\w`])"
+_NAME = r"(?<![\w.`])`?(bronze|silver|gold|ops|reference)`?\s*\.\s*`?(\w+)`?(?![\w`])"
 _TOKEN = re.compile(f"({QUOTED.pattern})|{_NAME}", re.DOTALL | re.IGNORECASE)
 
 

@@ -79,6 +79,8 @@ class Catalog(Storage):
         schema, name = table.split(".")
         return f"{self._schema(schema)}.{quote(name)}"
 
+    sql_name = identifier  # a schema may have a name of its own, and the catalog others'
+
     def _schema(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
 

@@ -89,6 +89,10 @@ class Folders(Storage):
         """See `Storage`."""
         return upkeep.identifier(self.path(table))
 
+    def sql_name(self, table: str) -> str:
+        """See `Storage`."""
+        return table
+
     def function(self, schema: str, name: str) -> tuple[str, str]:
         """See `Storage`."""
         del schema

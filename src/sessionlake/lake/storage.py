@@ -111,6 +111,10 @@ class Storage(ABC):
         """What SQL calls the table."""
 
     @abstractmethod
+    def sql_name(self, table: str) -> str:
+        """What SQL calls a table, view or function that `sessionlake query` knows by this name: see `register`."""
+
+    @abstractmethod
     def function(self, schema: str, name: str) -> tuple[str, str]:
         """How SQL creates a function: what kind (`FUNCTION`, `TEMPORARY FUNCTION`), and under which name."""
 

@@ -34,5 +34,8 @@ def create_table_function(
         spark.sql(f"CREATE OR REPLACE {kind} {name}({parameters}) RETURNS TABLE ({columns}) RETURN {body}")
     except PySparkException as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise LakeError(f"function {name} cannot be created ({reason}): grant CREATE FUNCTION on its schema") from error
+        way_on = "`sessionlake run all --once` makes the tables that it reads"
+        if lake.storage.keeps_functions:
+            way_on = "grant CREATE FUNCTION on its schema"
+        raise LakeError(f"function {name} cannot be created ({reason}): {way_on}") from error
     return name

@@ -143,10 +143,10 @@ class Retention:
     def finish(self) -> None:
         """Removes what a process that died was removing. `retained.CLAIM` must be held.
 
-        Of the ledger nobody counts what a session had.
+        Of the ledger nobody counts what a session had, and gold's tables are made anew.
         """
         for table, found in heads(self._lake.reader(self._spark)).items():
-            if found.pending and table != LEDGER:
+            if found.pending and table in _SETTINGS and table != LEDGER:
                 self._finished(self._before(table, found.before))
 
     def _refuse_half_changed(self) -> None:
