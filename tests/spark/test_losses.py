@@ -358,6 +358,19 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     refuse_set_back(spark, lake, [table])
 
 
+def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spark: Any, settings: Settings) -> None:
+    lake = Lake(settings)
+    lake.ensure(spark, [SESSIONS, LEDGER])
+    for name in "ab":
+        write_rows(spark, lake, SESSIONS, [{"topic": "t", "session_id": name}])
+    last = lake.last_commit(spark, SESSIONS).version
+    spark.sql(f"RESTORE TABLE {lake.identifier(SESSIONS)} TO VERSION AS OF {last - 1}").collect()
+    for number in range(25):
+        lake.set_property(spark, SESSIONS, "upkeep", str(number))
+    with pytest.raises(LossError, match=rf"{SESSIONS} was set back: version {last + 1} restored an older one"):
+        refuse_set_back(spark, lake, [SESSIONS])
+
+
 def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created(
     spark: Any, settings: Settings
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -606,6 +608,17 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
         MESSAGES: "processor-logins has not begun",
         CHANGES: "gold has not begun",
     }
+    entry = LedgerEntry("gold", Txn("g", 0), CHANGES, datetime.now(UTC), source_from=0, source_to=3)
+    Ledger(events.lake).write(spark, entry)
+    checkpoint = Path(settings.checkpoint("gold"))
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir(parents=True)
+    (checkpoint / "commits" / "0").touch()
+    for first, waits in ((True, "gold is still at what silver.session_changes held when it began"), (False, "")):
+        place = {"reservoirId": "a", "reservoirVersion": 1, "index": 2, "isStartingVersion": first}
+        (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(place)}")
+        done = Retention(spark, settings).remove(CHANGES, events.moments[3] + SPAN)
+        assert done.waits.partition(",")[0] == waits
 
 
 def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_partition(

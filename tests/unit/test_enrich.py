@@ -30,6 +30,7 @@ from sessionlake.gold.enrich.reference import (
 )
 from sessionlake.gold.enrich.table import OF_CHANGE, Enriched, Join
 from sessionlake.gold.enrich.upsert import FIRST_MICROS, Given, Version, put, upserted
+from sessionlake.gold.references.step import _together, _without
 from sessionlake.gold.references.taken import read_reference
 from sessionlake.gold.references.writing import rows_of_file
 from sessionlake.lake.tables import Lake
@@ -338,3 +339,16 @@ def test_names_that_a_reference_table_cannot_have_for_a_column_are_refused(name:
 def test_a_name_that_an_enriched_table_cannot_have_for_a_column_is_refused():
     with pytest.raises(ValidationError, match="'~to' is no name"):
         JoinSettings.model_validate({"reference": "sites", "keys": {"site": "session_id"}, "take": {"~to": "place"}})
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=8))
+def test_silver_s_batches_are_all_added_and_none_that_a_batch_before_has_added_whole(spans: list[tuple[int, int]]):
+    added, seen = range(0), set[int]()
+    for first, length in spans:
+        read = range(first, first + length)
+        left = _without(read, added)
+        assert {*read} - {*added} <= {*left} <= {*read}
+        assert bool(left) == bool({*read} - {*added})
+        seen |= {*left}
+        added = _together(added, left) if left else added
+        assert {*read} <= {*added} <= seen

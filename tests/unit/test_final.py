@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ from sessionlake.gold.aggregate.late import latest, stream_times
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of, schemas_of
+from sessionlake.gold.final import _conditions
 from sessionlake.gold.testing import Change, check
+from sessionlake.protocol.columns import FIRST_MS
 from sessionlake.protocol.types import Row
 from support.seeds import examples
 
@@ -205,6 +208,18 @@ def test_rows_of_a_session_that_has_moved_between_topic_partitions_are_apart():
     rows = OWN.of_changes(pa.Table.from_pylist(changes, SCHEMA), DECLARED).to_pylist()
     assert [(row["partition"], row["n"], row["all"]) for row in rows] == [(0, 1, 1.0), (1, 1, 2.0)]
     assert check(OWN, [Change(9, price=1.0)])[0]["partition"] == 0
+
+
+def test_all_that_ever_was_is_read_of_topics_alone_with_a_topic_partition_that_is_new():
+    since = {("a", 0): 5_000, ("b", 0): 7_000, ("b", 1): 6_000}
+    until = {("a", 0): 9_000, ("a", 2): 4_000, ("b", 0): 8_000, ("b", 1): 9_500}
+    found = {tuple(topics[2]): [_ms(one[2]) for one in times] for topics, _, *times in _conditions(since, until)}
+    assert found == {("b",): [6_000, 9_500], ("a",): [FIRST_MS, 9_000]}
+    assert [*_conditions(since, {})] == []
+
+
+def _ms(moment: datetime) -> int:
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
 
 
 def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_path):

@@ -62,9 +62,15 @@ _SCHEMA = pa.schema(
 class Gold:
     """The fold over several shards and the tables it writes, in memory."""
 
-    def __init__(self, shards: int, idle_ms: int = HOUR, series: tuple[RollingAverage, ...] = (BY_SESSION,)) -> None:
+    def __init__(
+        self,
+        shards: int,
+        idle_ms: int = HOUR,
+        series: tuple[RollingAverage, ...] = (BY_SESSION,),
+        resting_ms: int | None = None,
+    ) -> None:
         self.shards, self.series = shards, series
-        self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms)
+        self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms, resting_ms or idle_ms)
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
         self.restated: list[Change] = []
@@ -240,7 +246,7 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
     known = pa.table({"shard": [0, 1], "mark": marks_of(["capture.a\0s", "capture.a\0t"]), "newest": [4000, 9000]})
-    gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known),), (), HOUR)
+    gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known),), (), HOUR, HOUR)
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
     new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
     for batch in after:
@@ -285,6 +291,19 @@ def test_a_session_idle_for_just_the_limit_is_kept():
     gold.batch([change("quiet", "r", 0, 0, 0, price=1.0)])
     gold.batch([change("busy", "r", 1, 0, HOUR, price=1.0)])
     assert len(gold.state().owners.name) == 2
+
+
+def test_a_row_that_sessions_tell_of_one_after_the_other_rests_for_longer_than_they():
+    across = next(one for one in SERIES if not one.of_session)
+    gold = Gold(1, idle_ms=HOUR, series=(across,), resting_ms=24 * HOUR)
+    rows = [change(f"s{n}", "r", n, n * 1000, 3 * HOUR * n, price=float(n)) for n in range(4)]
+    for n, row in enumerate(rows):
+        gold.batch([row])
+        gold.batch([change("busy", "other", 10 + n, 0, 3 * HOUR * n + 2 * HOUR, price=1.0)])
+    assert gold.beyond == 0
+    gold.batch([change("busy", "other", 20, 0, 40 * HOUR, price=1.0)])
+    gold.batch([change("s5", "r", 21, 5000, 41 * HOUR, price=5.0)])
+    assert gold.beyond == 1
 
 
 def test_null_and_absent_values_are_no_points_and_zero_has_no_sign():
@@ -384,7 +403,7 @@ def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {shard_field(0): 0}], _SCHEMA).select(names)
     packed = next(ChangePacker(Declared(()), owners_of([BY_SESSION]))([batch]))
-    state, out = GoldFold(Declared(()), (Kept(BY_SESSION),), (), HOUR)(0, None, packed["chunk"].to_pylist())
+    state, out = GoldFold(Declared(()), (Kept(BY_SESSION),), (), HOUR, HOUR)(0, None, packed["chunk"].to_pylist())
     assert state is None
     assert [kind for kind, _ in out] == [SeriesOutput.REPORT]
     assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {("capture.a", 0): 0})
@@ -395,7 +414,7 @@ def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pyte
     monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", few)
     monkeypatch.setattr("sessionlake.gold.fold.outputs._PAYLOAD_ROWS", 3)
     declared, gold = Declared(METRICS), Gold(4)
-    fold = GoldFold(declared, (), STANDARD, HOUR)
+    fold = GoldFold(declared, (), STANDARD, HOUR, HOUR)
     changes = [
         change(f"s{i % 5}", f"r{i % 3}", i, i * 7_000_000, price=float(i), **({"qty": 1.0} if i % 2 else {}))
         for i in range(40)

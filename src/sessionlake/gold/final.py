@@ -14,6 +14,8 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -30,6 +32,7 @@ from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.reading import Condition, TableReader, TooLargeError, among
+from sessionlake.lake.spark_reader import literal
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -40,7 +43,7 @@ from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -106,12 +109,14 @@ class Finals:
 
     def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
         names = [name for name, _ in final.shown]
-        reader, conditions = self._lake.reader(spark), _conditions(since, until)
-        floors = [self._expiry.floors(table) for table in (final.product.table, final.table)]
+        reader, table = self._lake.reader(spark), final.product.table
+        floors = [self._expiry.floors(table) for table in (table, final.table)]
+        most = self._lake.limits.driver_bytes
         try:
-            rows = reader.table(final.product.table, *conditions, columns=names, at_most=self._lake.limits.driver_bytes)
+            found = (reader.table(table, *some, columns=names, at_most=most) for some in _conditions(since, until))
+            rows = pa.concat_tables(found)
         except TooLargeError:
-            frame = _between(self._lake.read(spark, final.product.table), since, until)
+            frame = _between(self._lake.read(spark, table), since, until)
             frame = stamped(above(frame, *floors), final, txn.version)
             count = frame.count()
             if count:
@@ -191,12 +196,19 @@ def _times_in_part(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]
     return places_of(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
 
 
-def _conditions(since: Limits, until: Limits) -> list[Condition]:
-    """What holds of all rows that are final by `until` and were not by `since`: files are left out by it."""
-    low, high = min(since.get(place, NEVER) for place in until), max(until.values())
-    topics, partitions = ({*part} for part in zip(*until, strict=True))
-    conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
-    return [*conditions, (START, operator.ge, _moment(low)), (START, operator.lt, _moment(high))]
+def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
+    """What holds of all rows that are final by `until` and were not by `since`: files are left out by it.
+
+    Of topics with a place that has none by `since`, all that ever was is read: for these alone.
+    """
+    begun = {topic for topic, _ in until} - {place[0] for place in until if place not in since}
+    for topics in (begun, {topic for topic, _ in until} - begun):
+        some = {place: end for place, end in until.items() if place[0] in topics}
+        if some:
+            low, high = min(since.get(place, NEVER) for place in some), max(some.values())
+            partitions = {partition for _, partition in some}
+            conditions: list[Condition] = [("topic", among, sorted(topics)), (PARTITION, among, sorted(partitions))]
+            yield [*conditions, (START, operator.ge, _moment(low)), (START, operator.lt, _moment(high))]
 
 
 def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
@@ -213,8 +225,16 @@ def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
     frame = F.broadcast(as_frame(rows.sparkSession, pa.table(dict(bounds), pa.schema(kinds))))
     start = F.unix_millis(START)
     within = (start >= F.col("_since")) & (start < F.col("_until"))
-    coarse = F.col(START) < F.lit(_moment(max(until.values())))
-    return rows.where(coarse).join(frame, list(_PLACE)).where(within).drop("_since", "_until")
+    coarse = (reduce(and_, map(_column, some)) for some in _conditions(since, until))
+    return rows.where(reduce(or_, coarse)).join(frame, list(_PLACE)).where(within).drop("_since", "_until")
+
+
+def _column(condition: Condition) -> Column:
+    from pyspark.sql import functions as F
+
+    name, compare, value = condition
+    found: Column = compare(F.col(name), literal(value))
+    return found
 
 
 def _earliest(rows: DataFrame) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 LAYER = GOLD
 # Silver forgets a session at twice its timeout, too.
 _IDLE_TIMEOUTS = 2
+# A row that tells something once a day is not looked up each time.
+_RESTING = timedelta(days=7)
 
 
 def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> AccompaniedQuery:
@@ -168,7 +170,8 @@ def folded(
     changes = read.select(*shards, *marks(declared))
     packed = changes.mapInArrow(ChangePacker(declared, owners), PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
-    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms)
+    resting_ms = max(idle_ms, milliseconds(_RESTING))
+    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, resting_ms)
     if begin is not None:
         fold = HandedOver(fold, str(folder(settings, LAYER)))
     return fold_shards(packed, fold, Files.of(lake.storage.scratch, LAYER))

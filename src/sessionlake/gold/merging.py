@@ -107,7 +107,7 @@ class ProductMerger:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]
-        held = self.lake.read(self.spark, product.table).join(part.select(*keys), list(product.row_keys), "left_semi")
+        held = self._touched(product).join(part.select(*keys), list(product.row_keys), "left_semi")
         fresh = part.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
         shard = F.pmod(F.xxhash64(*keys), F.lit(GROUPS))
@@ -122,8 +122,17 @@ class ProductMerger:
         commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, rows.count())
 
+    def _touched(self, product: Product) -> DataFrame:
+        """The table's rows that the batch may touch, and others: files are left out by it."""
+        from pyspark.sql import functions as F
+
+        rows, span = self.lake.read(self.spark, product.table), self.rows.span(product)
+        if START not in product.row_keys:
+            return rows
+        return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))
+
 
 def _upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
-    bounded = (START,) if START in product.row_keys else product.row_keys[-1:]
+    bounded = (START,) if START in product.row_keys else product.row_keys
     return Upsert(product.row_keys, others, bounded=bounded)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, LossError
 from sessionlake.lake.books import VERSIONS, Books, rows_of, stored_sums
-from sessionlake.lake.commits import set_back
+from sessionlake.lake.commits import LoggedCommit, set_back
 from sessionlake.lake.erasures import erasures
 from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import BRONZE, GOLD, LEDGER, MESSAGES, POSITIONS, PROCESSOR_ERRORS, SILVER, TOPICS
@@ -32,8 +32,9 @@ from sessionlake.streaming.sharded import stored_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of each table so many of the latest commits are looked at.
+# Of each table so many of the latest commits that change rows are looked at, and all that do not among them.
 _LATEST = 20
+_AT_MOST = 20**3
 # Of the files that are gone, as many are named.
 _NAMED = 3
 # What to do about a table of bronze's that nothing else has the rows of.
@@ -298,17 +299,28 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         LossError: naming one that was.
     """
     known = versions_left(lake.reader(spark))
-    with_ledger = lake.exists(spark, LEDGER) and set_back(lake.storage.latest_commits(spark, LEDGER, _LATEST))
+    with_ledger = lake.exists(spark, LEDGER) and set_back(_latest_commits(spark, lake, LEDGER))
     for table in tables:
         if not lake.exists(spark, table):
             continue
-        commits = lake.storage.latest_commits(spark, table, _LATEST)
+        commits = _latest_commits(spark, lake, table)
         last, left = commits[-1].version, _left_at(spark, lake, table, commits[-1].version, known)
         why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else set_back(commits)
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
             raise LossError(f"{table} was set back: {why}", _forward(lake.settings, table))
+
+
+def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
+    """The table's latest commits, with as many that change rows as are looked at: upkeep may have come since."""
+    count = _LATEST
+    while True:
+        commits = lake.storage.latest_commits(spark, table, count)
+        changing = sum(commit.changes_rows for commit in commits)
+        if changing >= _LATEST or len(commits) < count or count >= _AT_MOST:
+            return commits
+        count *= _LATEST
 
 
 def _forward(settings: Settings, table: str) -> str:

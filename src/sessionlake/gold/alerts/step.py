@@ -40,7 +40,7 @@ from sessionlake.runtime.frames import as_frame
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MATCHED = Upsert((*MATCH.names[:-1],), ("value",), bounded=("event",))
+_MATCHED = Upsert((*MATCH.names[:-1],), ("value",), bounded=("event", "ts"))
 _TIME = pa.timestamp("us", "UTC")
 _LOGGED = pa.schema(
     [(name, pa.string()) for name in ("rule", "rule_version", *KEY, "event", "retracts")]

@@ -68,12 +68,14 @@ class GoldFold:
         kept: the tables of averages.
         products: each behind the one that it is made from; what a batch comes to in each is emitted under its name.
         idle_ms: how long a session may be silent, in its topic-partition's Kafka time, before its tails are dropped.
+        resting_ms: likewise a row of which sessions tell one after the other, in series across them.
     """
 
     declared: Declared
     kept: tuple[Kept, ...]
     products: tuple[Product, ...]
     idle_ms: int
+    resting_ms: int
 
     def __call__(
         self, shard: int, state: bytes | None, chunks: list[bytes]
@@ -121,7 +123,8 @@ class GoldFold:
         tail = Points.concat(known.tail.take(apart), found.tail.under(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
         rows = rows_out(series, found, new, causes, _names(series, after.rows, self.declared.numbers, touched))
-        return after.without_idle(self.idle_ms, _topic_of).encode(), rows, len(new)
+        idle_ms = self.idle_ms if series.of_session else self.resting_ms
+        return after.without_idle(idle_ms, _topic_of).encode(), rows, len(new)
 
     def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))

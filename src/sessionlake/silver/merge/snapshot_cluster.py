@@ -17,8 +17,10 @@ from sessionlake.silver.merge.kept_cuts import kept_frame
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, SnapshotTables, change_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
+NAMED_SESSIONS = 500
+"""Up to so many sessions are named to the files."""
 # A task takes about so many cuts.
 _CUTS_A_TASK = 2_000
 
@@ -54,7 +56,8 @@ class ClusterSnapshots:
         from pyspark.sql import functions as F
 
         due, last = self._weighed(batches)
-        anew = self._anew(due, last, batches.last)
+        since = self._since(due, last, batches.last)
+        anew = self._anew(since, last, batches.last)
         own = {"changes": "_changes", "rows": "_rows", "since": "_since"}  # columns may be declared by these names
         weights = last.select(*SESSION, "rows", "since")
         heads = (
@@ -62,7 +65,7 @@ class ClusterSnapshots:
         )
         heads = heads.withColumn("_anew", F.coalesce("_anew", F.lit(col=False))).withColumnsRenamed(own)
         held = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-        whole = self._changes(due, last, anew, batches.last).withColumn("_kind", F.lit("change"))
+        whole = self._changes(since, anew, batches.last).withColumn("_kind", F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
             whole = whole.unionByName(part.withColumn("_kind", F.lit(kind)), allowMissingColumns=True)
         tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
@@ -79,11 +82,12 @@ class ClusterSnapshots:
         from pyspark.sql import functions as F
 
         due = self._read(CUTS).where(F.col("_batch").between(batches.first, batches.last))
-        before = F.col("_batch") < batches.first
+        before = (F.col("_batch") < batches.first) & _of(due)
         kept = kept_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
-        last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*")
-        passed = self._read(CUTS).where(before).select(*SESSION, F.col("position").alias("_at"), "changes")
+        last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
+        passed = self._read(CUTS).where(before & (F.col("_batch") >= _least(last, "_batch")))
+        passed = passed.select(*SESSION, F.col("position").alias("_at"), "changes")
         since = passed.join(last.select(*SESSION, "position"), list(SESSION)).where(F.col("_at") > F.col("position"))
         since = since.groupBy(*SESSION).agg(F.sum("changes").alias("since"))
         last = last.join(since, list(SESSION), "left").localCheckpoint()
@@ -94,13 +98,37 @@ class ClusterSnapshots:
         kept_now = weighed.where(F.col("always") | outweighed).select(*SESSION).localCheckpoint()
         return due.join(kept_now, list(SESSION), "left_semi"), last.join(kept_now, list(SESSION), "left_semi")
 
-    def _anew(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """The sessions that had a late fill since their last tables were kept, marked as `_anew`."""
+    def _since(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
+        """What was applied since the sessions' last kept tables; all that ever was, of those that have none."""
         from pyspark.sql import functions as F
 
-        filled_late = self._read(PROGRESS).where(F.col("beneath") & (F.col("_batch") <= last_batch))
+        begun = last.select(*SESSION, F.col("position").alias("_last"), F.col("snapshot_at").alias("_last_at"))
+        # Every change since a cut is as late as that; without a table before, as late as the first of them.
+        times = F.unix_micros(F.coalesce("_last_at", "changed_at")).alias("at")
+        oldest = _least(due.join(begun, list(SESSION), "left").select(times), "at")
+        late = F.col("_applied_at") >= F.timestamp_micros(oldest)
+        history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & late & _of(due))
         return (
-            filled_late.join(due, list(SESSION), "left_semi")
+            history.select(*map(quote, change_columns(self._columns)), "_batch")
+            .join(due, list(SESSION), "left_semi")
+            .join(begun.drop("_last_at"), list(SESSION), "left")
+            .where(F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
+            .drop("_last")
+        )
+
+    def _anew(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
+        """The sessions that had a late fill since their last tables were kept, marked as `_anew`.
+
+        Args:
+            since: what was applied since then, what was filled late among it.
+        """
+        from pyspark.sql import functions as F
+
+        within = F.col("_batch").between(_least(since, "_batch"), F.lit(last_batch))
+        return (
+            self._read(PROGRESS)
+            .where(F.col("beneath") & within)
+            .join(since, list(SESSION), "left_semi")
             .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
             .where(F.col("_last").isNull() | (F.col("_batch") >= F.col("_last")))
             .select(*SESSION)
@@ -109,25 +137,31 @@ class ClusterSnapshots:
             .localCheckpoint()
         )
 
-    def _changes(self, due: DataFrame, last: DataFrame, anew: DataFrame, last_batch: int) -> DataFrame:
+    def _changes(self, since: DataFrame, anew: DataFrame, last_batch: int) -> DataFrame:
         """What was applied since the sessions' last kept tables; all that ever was, of those that are folded anew."""
         from pyspark.sql import functions as F
 
-        begun = last.select(*SESSION, F.col("position").alias("_last"), F.col("snapshot_at").alias("_last_at"))
-        # Every change since a cut is as late as that; without a table before, as late as the first of them.
-        oldest = F.min(F.coalesce("_last_at", "changed_at"))
-        since = due.join(begun, list(SESSION), "left").agg(oldest).first()
-        history = self._read(CHANGES).where(F.col("_batch") <= last_batch)
-        if since and since[0] is not None and anew.isEmpty():
-            history = history.where(F.col("_applied_at") >= F.lit(since[0]))
-        return (
-            history.select(*map(quote, change_columns(self._columns)))
-            .join(due, list(SESSION), "left_semi")
-            .join(begun.drop("_last_at"), list(SESSION), "left")
-            .join(anew, list(SESSION), "left")
-            .where(F.col("_anew").isNotNull() | F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
-            .drop("_anew", "_last")
-        )
+        columns = [*map(quote, change_columns(self._columns))]
+        if anew.isEmpty():
+            return since.select(*columns)
+        history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & _of(anew)).select(*columns)
+        whole = history.join(anew, list(SESSION), "left_semi")
+        return since.select(*columns).join(anew, list(SESSION), "left_anti").unionByName(whole)
 
     def _read(self, table: str) -> DataFrame:
         return self._lake.read(self._spark, table)
+
+
+def _of(sessions: DataFrame) -> Column:
+    """What holds of all rows of these sessions: if they are few, files are left out by it."""
+    from pyspark.sql import functions as F
+
+    found = sessions.select("session_id").distinct().limit(NAMED_SESSIONS + 1).collect()
+    return F.col("session_id").isin([row[0] for row in found]) if len(found) <= NAMED_SESSIONS else F.lit(col=True)
+
+
+def _least(rows: DataFrame, column: str) -> Column:
+    """The least number of a column, as a literal; null without rows."""
+    from pyspark.sql import functions as F
+
+    return F.lit(rows.agg(F.min(column)).collect()[0][0]).cast("bigint")

@@ -25,7 +25,7 @@ from sessionlake.protocol.arrow import SESSION, are_of, session_keys
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
-from sessionlake.silver.merge.snapshot_cluster import ClusterSnapshots, KeptTables
+from sessionlake.silver.merge.snapshot_cluster import NAMED_SESSIONS, ClusterSnapshots, KeptTables
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
     change_columns,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-# Sessions up to this number are named to the files.
-_NAMED_SESSIONS = 500
 
 
 class SnapshotSource:
@@ -133,7 +131,7 @@ class SnapshotSource:
 def _named(due: pa.Table) -> tuple[Condition, ...]:
     """The sessions by name, if they are few."""
     ids = pc.unique(due["session_id"]).to_pylist()
-    return (("session_id", among, ids),) if len(ids) <= _NAMED_SESSIONS else ()
+    return (("session_id", among, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
 def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
