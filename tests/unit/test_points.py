@@ -245,8 +245,11 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     gold = Gold(1)
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
-    known = pa.table({"shard": [0, 1], "mark": marks_of(["capture.a\0s", "capture.a\0t"]), "newest": [4000, 9000]})
-    gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known),), (), HOUR, HOUR)
+    known = {
+        shard: pa.table({"mark": marks_of([f"capture.a\0{name}"]), "newest": [newest]})
+        for shard, name, newest in ((0, "s", 4000), (1, "t", 9000))
+    }
+    gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR)
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
     new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
     for batch in after:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,7 +189,8 @@ def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_
     marks = marks_of(names)
     former, new = [[shard_of("capture.a", name[-1:].encode(), n) for name in names] for n in (3, 4)]
     rows = pa.table({"shard": pa.array(former, pa.int32()), "newest": range(8), "mark": pa.array(marks, pa.uint64())})
-    kept = Kept(series, "made", rows)
+    rows = rows.sort_by("mark")
+    kept = Kept(series, "made", lambda shard: rows.filter(pc.field("shard") == shard))
     marked = MarkedShards.of(pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())}))
     # One shard has a state, of a making before.
     stale = encode_states({series.name: GoldShardState.empty("before", METRICS).encode()})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -17,9 +18,11 @@ from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import Kept
 from sessionlake.gold.fold.state import marks_of
+from sessionlake.lake.commit import next_txn, retire
 from sessionlake.lake.names import GOLD, SESSIONS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import write_whole
@@ -33,10 +36,24 @@ MADE = "sessionlake.made"
 In front of a dash it has the last of gold's batches that the table was made of.
 """
 
+_NOBODY = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
+# Application id of what puts a table's rows in the place of all that it has.
+_MADE = "made"
+
 
 def folder(settings: Settings) -> Path:
     """Where is noted what tables held that were made anew."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
+
+
+def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
+    """Puts rows in the place of all that a table of gold has; what a holder of gold before may yet put there is not."""
+    token = lake.storage.token(GOLD)
+    if token:
+        retire(spark, lake, [table], Txn.before(_MADE, token))
+    txn = next_txn(spark, lake, table, _MADE).under(token)
+    lake.storage.make_sure(table)
+    lake.overwrite(spark, table, rows, txn, "{}", changes=True)
 
 
 def shard_of(owner: Sequence[str], shards: int) -> Column:
@@ -73,13 +90,22 @@ def kept(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAve
         return Kept(series)
     if not made:
         return Kept(series)
-    file = _file(settings, series, made)
-    if file.exists():
-        return Kept(series, made, read_ipc(file.read_bytes()))
-    # Rows that came since do no harm: their shards have states already.
-    held = _held(series, settings.gold.shards, lake.read(spark, series.table))
-    _store(settings, series, made, held)
+    held = _Held(str(folder(settings) / f"{series.name}.{made}"))
+    if not Path(held.folder).is_dir():
+        # Rows that came since do no harm: their shards have states already.
+        _store(settings, series, made, _held(series, settings.gold.shards, lake.read(spark, series.table)))
     return Kept(series, made, held)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a table was made of, by shard: all owners that ever were, read where the shard is folded."""
+
+    folder: str
+
+    def __call__(self, shard: int) -> pa.Table:
+        file = Path(self.folder) / f"{shard}.arrow"
+        return read_ipc(file.read_bytes()) if file.exists() else _NOBODY
 
 
 def _held(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
@@ -93,9 +119,17 @@ def _held(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
 
 def _marked(named: DataFrame) -> pa.Table:
     """With hashes in the place of names."""
-    found = named.toArrow()
-    mark = pa.array(marks_of(found["name"].to_pylist()), pa.uint64())
-    return found.drop_columns(["name"]).append_column("mark", mark).combine_chunks()
+    columns = ", ".join(f"{name} {kind}" for name, kind in named.dtypes if name != "name")
+    found = named.mapInArrow(_with_marks, f"{columns}, mark bigint").toArrow().combine_chunks()
+    place = found.schema.get_field_index("mark")
+    return found.set_column(place, "mark", found["mark"].combine_chunks().view(pa.uint64()))
+
+
+def _with_marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A `mapInArrow` function; Spark has no unsigned numbers."""
+    for batch in batches:
+        marks = pa.array(marks_of(batch.column("name").to_pylist()).view(np.int64))
+        yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
 def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> MarkedShards:
@@ -117,12 +151,14 @@ def forget_held(settings: Settings) -> None:
 
 
 def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table) -> None:
-    file = _file(settings, series, made)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for older in file.parent.glob(f"{series.name}.*"):
-        older.unlink()
-    write_whole(file, write_ipc(held))
-
-
-def _file(settings: Settings, series: RollingAverage, made: str) -> Path:
-    return folder(settings) / f"{series.name}.{made}.arrow"
+    beside = folder(settings)
+    for older in beside.glob(f"{series.name}.*"):
+        shutil.rmtree(older) if older.is_dir() else older.unlink()
+    partial = beside / f"{series.name}.partial"
+    partial.mkdir(parents=True)
+    held = held.sort_by([("shard", "ascending"), ("mark", "ascending")])
+    shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
+    for shard, first, end in zip(shards, firsts, [*firsts[1:], held.num_rows], strict=True):
+        own = held.slice(first, end - first).select(_NOBODY.column_names)
+        write_whole(partial / f"{shard}.arrow", write_ipc(own))
+    partial.rename(beside / f"{series.name}.{made}")

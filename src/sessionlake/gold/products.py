@@ -19,7 +19,7 @@ from sessionlake.gold.expiry import above, due, note_floors
 from sessionlake.gold.final import make_final_anew, places_of
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.late import make_late_anew
-from sessionlake.gold.making import note_making
+from sessionlake.gold.making import note_making, replace_table
 from sessionlake.gold.recompute import changes_read, recomputed, refuse_removed, version_read
 from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.lake.commit import retire
@@ -209,9 +209,7 @@ def make_anew(spark: SparkSession, lake: Lake, settings: Settings, product: Gold
             rows = above(rows, floors)
         rows = rows.localCheckpoint()
         made = Made(rows.count(), _first_other(lake.read_near(spark, table), rows, product))
-        lake.storage.make_sure(table)
-        lake.storage.save(rows.write.format("delta").mode("overwrite"), table)
-        lake.cluster(spark, table)
+        replace_table(spark, lake, table, rows)
         _pass_over_batches_read(spark, lake, settings, table)
         for final in finals_of([product]):
             make_final_anew(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)

@@ -6,6 +6,7 @@ written whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,19 +45,19 @@ class Kept:
 
     Attributes:
         made: which making of the table its states belong to; those of another are passed over.
-        held: what it was made of, as if that had been forgotten: `shard int, mark uint64, newest bigint`.
+        held: of a shard, what it was made of, as if that had been forgotten: `mark uint64, newest bigint`, in order.
     """
 
     series: RollingAverage
     made: str = ""
-    held: pa.Table | None = None
+    held: Callable[[int], pa.Table] | None = None
 
     def begin(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
         """The state of a shard before its first batch since the making."""
         state = GoldShardState.empty(self.made, metrics)
         if self.held is None:
             return state
-        own = self.held.filter(pc.equal(self.held["shard"], shard)).sort_by("mark")
+        own = self.held(shard)
         return replace(state, forgotten=Forgotten(own["mark"].to_numpy(), own["newest"].to_numpy()))
 
 
