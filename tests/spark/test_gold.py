@@ -12,9 +12,12 @@ from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from sessionlake.commands.explain import show_explained
 from sessionlake.commands.query import fetch
+from sessionlake.commands.show import OutputFormat
 from sessionlake.config import GoldSettings, Settings
 from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
 from sessionlake.gold import job, recover
@@ -26,18 +29,24 @@ from sessionlake.gold.query import metrics
 from sessionlake.gold.verify import verify_gold
 from sessionlake.gold_settings import AverageSettings, ProductSettings
 from sessionlake.history.explain import Offsets, explain
+from sessionlake.lake.commit import empty, remove_rows
 from sessionlake.lake.folders import Folders
+from sessionlake.lake.ledger import Ledger, LedgerEntry
 from sessionlake.lake.names import (
     AVERAGES,
     LATE_POINTS,
     LEDGER,
+    MESSAGES,
     METRICS_1H,
     METRICS_1M,
     PRODUCTS,
     RESTATEMENTS,
     SENSOR_AVERAGES,
+    SILVER,
 )
+from sessionlake.lake.retained import LIMITS, Retained, expired, note
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import Row
 from sessionlake.streaming.carried import Files
 from support.checkpoints import lose_last_commit
@@ -458,6 +467,8 @@ def test_a_difference_is_found_and_told(feed: Feed):
 
 
 def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether_it_is_in_it(feed: Feed):
+    with pytest.raises(LakeError, match=r"gold\.metrics_1m is not there yet"):
+        explain(feed.spark, feed.settings, METRICS_1M, "")
     points = [change("s", "r", i, i * 20 * SECOND, price=float(i), status="on") for i in range(6)]
     feed.write(points[:2]).run().write(points[2:4]).run().write([*points[4:], change("t", "r", 9, 0, price=1.0)]).run()
     where = "session_id = 's' AND window_start = '1970-01-01 00:00:00'"
@@ -487,6 +498,57 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
         explain(feed.spark, feed.settings, "silver.sessions", "")
     with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
+    for mistyped in ("sesion_id = 's'", "session_id ="):
+        with pytest.raises(UsageError, match=r"explain: \["):
+            show_explained(feed.spark, feed.settings, METRICS_1M, mistyped, None, OutputFormat.JSON)
+    feed.lose_last_commit()  # as while a batch is being made
+    assert explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))[0] == [one]
+
+
+def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_nothing_said(
+    feed: Feed, capsys: pytest.CaptureFixture[str]
+):
+    points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
+    feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
+    limits = pa.Table.from_pylist([{"topic": "capture.a", "session_id": "s", "limit": 1}], LIMITS)
+    remove_rows(feed.spark, feed.lake, CHANGES, expired(CHANGES, limits))
+    cut = Retained(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
+    note(feed.spark, feed.lake, cut)
+
+    def told(table: str, where: str, offset: int) -> tuple[int, bool | None, datetime | None]:
+        ([one], _) = explain(feed.spark, feed.settings, table, where, message=(0, offset))
+        return one.events, one.holds, one.gone_before
+
+    first = "session_id = '{}' AND window_start = '1970-01-01 00:00:00'"
+    assert told(METRICS_1M, first.format("s"), 0) == (1, None, cut.before)
+    assert told(METRICS_1M, first.format("s"), 2) == (1, True, cut.before)
+    assert told(METRICS_1M, first.format("t"), 0) == (1, False, None)
+    assert told(AVERAGES, "session_id = 's' AND ts = 2000", 0) == (1, None, cut.before)
+    assert told(AVERAGES, "session_id = 't'", 0) == (1, False, None)
+    show_explained(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "made of 1 values that are still there gone changes from before 2026-01-01T00:00:00" in shown
+    assert "message unknown whether it is in it" in shown
+
+
+def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_of_silver(feed: Feed):
+    points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
+    feed.write(points[:1]).run().write(points[1:2]).run()
+    empty(feed.spark, feed.lake, CHANGES, Txn("rebuild:r", 2))
+    feed.batch = 2
+    feed.write(points[:2])  # gold has read them, and does not read them again
+    entry = LedgerEntry(SILVER, Txn("rebuild:r", 2), MESSAGES, datetime.now(UTC))
+    Ledger(feed.lake).write(feed.spark, entry)
+    rows = [row | {"source_from": 3, "source_to": 3, "batch_id": 2} for row in feed.ledger()[:1]]
+    schema = feed.lake.reader(feed.spark).schema(LEDGER)
+    write_rows(feed.spark, feed.lake, LEDGER, [{name: row[name] for name in schema.names} for row in rows])
+    feed.write(points[2:])
+    ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, "window_start = '1970-01-01 00:00:00'", message=(0, 0))
+    assert (one.events, one.holds) == (3, True)
+    assert sorted((batch.batch, batch.silver_batches, batch.with_earlier) for batch in one.batches) == [
+        (1, (0, 1), True),
+        (2, (3, 3), False),
+    ]
 
 
 def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkeypatch: pytest.MonkeyPatch):

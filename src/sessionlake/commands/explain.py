@@ -8,9 +8,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.commands.context import say
+from sessionlake.commands.query import one_line
 from sessionlake.commands.show import OutputFormat, console_on, plain, show
 from sessionlake.config import Settings
+from sessionlake.errors import UsageError
 from sessionlake.history.explain import Explained, explain
+from sessionlake.runtime.failures import failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +24,20 @@ _SHOWN_BATCHES = 5
 def show_explained(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
-    """Writes what the figures that meet a condition are made of."""
-    found, more = explain(spark, settings, table, where, message=message)
+    """Writes what the figures that meet a condition are made of.
+
+    Raises:
+        UsageError: Spark does not accept the condition, or it fails while it is computed; and as `explain`.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        found, more = explain(spark, settings, table, where, message=message)
+    except PySparkException as error:
+        raise UsageError(f"explain: {one_line(str(error))}") from error
+    except Py4JError as error:
+        raise UsageError(f"explain: {failure_of(error)}") from error
     if more:
         say(f"these are the first; further rows of {table} meet the condition: name their keys in --where")
     if form is not OutputFormat.TABLE:
@@ -36,14 +51,16 @@ def show_explained(
     for one in found:
         console.print(Text(f"{one.table}: ").append(_told(one.key), style="bold"))
         grid = Table.grid(padding=(0, 2))
-        for name, said in _lines(one):
+        for name, said in _lines(one, asked=message is not None):
             grid.add_row(Text(f"  {name}", style="dim"), Text(said))
         console.print(grid)
 
 
-def _lines(one: Explained) -> Iterator[tuple[str, str]]:
+def _lines(one: Explained, *, asked: bool) -> Iterator[tuple[str, str]]:
     yield "figures", _told(one.figures)
-    yield "made of", f"{one.events:,} values"
+    yield "made of", f"{one.events:,} values{' that are still there' if one.gone_before else ''}"
+    if one.gone_before:
+        yield "gone", f"changes from before {plain(one.gone_before)}, by maintain.retention: it may be made of more"
     for span in one.offsets:
         whole = span.last - span.first + 1 == span.messages
         between = "" if whole else f", not all between: {span.messages:,}"
@@ -51,15 +68,15 @@ def _lines(one: Explained) -> Iterator[tuple[str, str]]:
     for batch in one.batches[:_SHOWN_BATCHES]:
         first, last = batch.silver_batches
         silver = f"silver's {first}" if first == last else f"silver's {first} to {last}"
-        yield (
-            "gold batch",
-            f"{batch.batch}, of {silver}, committed {plain(batch.committed_at)}, by {batch.code_version}",
-        )
+        name = "gold batches up to" if batch.with_earlier else "gold batch"
+        yield name, f"{batch.batch}, of {silver}, committed {plain(batch.committed_at)}, by {batch.code_version}"
     if len(one.batches) > _SHOWN_BATCHES:
         yield "", f"and {len(one.batches) - _SHOWN_BATCHES:,} batches more: --format json has all"
     if one.logic:
         yield "logic", one.logic
-    if one.holds is not None:
+    if asked and one.holds is None:
+        yield "message", "unknown whether it is in it: it is not among what is still there"
+    elif asked:
         yield "message", "is in it" if one.holds else "is not in it"
 
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from operator import and_, eq, ge, le
+from operator import and_, eq, ge, itemgetter, le, lt
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from sessionlake.config import Settings
-from sessionlake.errors import NotThereError, UsageError
+from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import APPLIED, PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import MARKS
+from sessionlake.gold.aggregate.sources import MARKS, Declared
 from sessionlake.gold.changes import declared_in, events_of, is_late, marks
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
 from sessionlake.gold.expiry import floors_in, told
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.products import LOGIC
-from sessionlake.gold.recompute import version_read
 from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER
+from sessionlake.lake.progress import changes_taken_in
+from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_OF_BATCH = ("batch_id", "source_from", "source_to", "committed_at", "code_version")
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,19 @@ class Offsets:
 
 @dataclass(frozen=True)
 class GoldBatch:
-    """A batch of gold that brought some of a figure's events, by the ledger."""
+    """A batch of gold that brought some of a figure's events, by the ledger.
+
+    Attributes:
+        silver_batches: the first and last of silver's that it took in.
+        with_earlier: whether it stands for all of gold's batches up to it, too: silver was rebuilt since, so that
+            nothing tells any more which of them brought the events.
+    """
 
     batch: int
     silver_batches: tuple[int, int]
     committed_at: datetime
     code_version: str
+    with_earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,9 +75,11 @@ class Explained:
     Attributes:
         key: what tells it apart.
         figures: its results.
-        events: how many it was made of.
+        events: how many it was made of, of the changes that are still there.
         logic: what the table's rows rest on.
-        holds: whether the message that was asked for is in it; None if none was.
+        holds: whether the message that was asked for is in it; None if none was, or it cannot be told.
+        gone_before: retention has removed changes that were committed before, of which the row may be made, too; None
+            if all of its are there.
     """
 
     table: str
@@ -75,6 +90,20 @@ class Explained:
     batches: tuple[GoldBatch, ...]
     logic: str | None
     holds: bool | None
+    gone_before: datetime | None
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """Silver's changes that gold has taken in.
+
+    Attributes:
+        renumbered: see `lake.progress.ChangesTakenIn`.
+    """
+
+    rows: DataFrame
+    declared: Declared
+    renumbered: int | None
 
 
 def explain(
@@ -98,9 +127,9 @@ def explain(
 
     Raises:
         UsageError: the table is none of gold's.
+        LakeError: it has not been made yet.
         NotThereError: no row meets the condition.
     """
-    lake = Lake(settings)
     known = {one.table: one for one in tables_of(settings)}
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
@@ -111,39 +140,75 @@ def explain(
             )
     if table not in known:
         raise UsageError(f"{table!r} cannot be explained: name one of {', '.join(known)}")
-    keys = known[table].row_keys
+    lake = Lake(settings)
+    if not lake.exists(spark, table):
+        raise LakeError(f"{table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
     frame = lake.read(spark, table).where(where) if where else lake.read(spark, table)
-    rows = _rows(frame.orderBy(*map(quote, keys)).limit(at_most + 1))
+    rows = _rows(frame.orderBy(*map(quote, known[table].row_keys)).limit(at_most + 1))
+    reader = lake.reader(spark)
     if not rows:
-        begins = "".join(f"; {told(*found)}" for found in floors_in(lake.reader(spark), [table]).items())
+        begins = "".join(f"; {told(*found)}" for found in floors_in(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
-    explained = [_explained(spark, lake, settings, known[table], row, message) for row in rows[:at_most]]
+    changes = _taken_in(spark, lake, reader)
+    logic = lake.storage.properties(spark, table).get(LOGIC)
+    explained = [_explained(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 
 
+def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
+    from pyspark.sql import functions as F
+
+    taken = changes_taken_in(reader)
+    last = -1 if taken is None else taken.batch
+    rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
+    return _Changes(rows, declared_in(lake.settings), None if taken is None else taken.renumbered)
+
+
 def _explained(
-    spark: SparkSession,
-    lake: Lake,
-    settings: Settings,
+    reader: TableReader,
+    changes: _Changes,
     table: GoldTable,
     row: Row,
     message: tuple[int, int] | None,
+    logic: str | None,
 ) -> Explained:
     keys = table.row_keys
-    events = _of_row(spark, lake, settings, table, row)
+    events = _of_row(changes, table, row)
     found = _rows(events.groupBy("topic", "partition").agg(*_spans()))
+    brought = [one["batch"] for one in _rows(events.select("batch").distinct())]
+    made_of = sum(one["events"] for one in found)
+    gone = None if _is_whole(table, row, made_of) else _gone_before(reader, row)
+    holds = None if message is None else _holds(events, message)
     return Explained(
         table=table.table,
         key={name: row[name] for name in keys},
         figures={name: value for name, value in row.items() if name not in keys and not name.startswith("_")},
-        events=sum(one["events"] for one in found),
+        events=made_of,
         offsets=tuple(
             Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
         ),
-        batches=tuple(_gold_batches(lake, spark, [one["batch"] for one in _rows(events.select("batch").distinct())])),
-        logic=lake.storage.properties(spark, table.table).get(LOGIC),
-        holds=None if message is None else _holds(events, message),
+        batches=tuple(_gold_batches(reader, sorted(brought), changes.renumbered)),
+        logic=logic,
+        holds=None if gone is not None and not holds else holds,
+        gone_before=gone,
     )
+
+
+def _is_whole(table: GoldTable, row: Row, events: int) -> bool:
+    """Whether the row itself says that it is made of so many events."""
+    if isinstance(table, Enriched):
+        return events == 1
+    return isinstance(table, RollingAverage) and bool(events == row["points"])
+
+
+def _gone_before(reader: TableReader, row: Row) -> datetime | None:
+    """Before when changes were committed that are gone and of which a row may be made."""
+    cut = heads(reader).get(CHANGES)
+    if cut is None or not cut.gone:
+        return None
+    if {"topic", "session_id"} <= row.keys() and floor_of(reader, row["topic"], row["session_id"]) is None:
+        return None  # none of the row's session
+    return cut.before
 
 
 def _rows(frame: DataFrame) -> list[Row]:
@@ -161,18 +226,18 @@ def _spans() -> list[Any]:
     ]
 
 
-def _of_row(spark: SparkSession, lake: Lake, settings: Settings, table: GoldTable, row: Row) -> DataFrame:
+def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     """The events that a row is made of."""
     from pyspark.sql import functions as F
 
     if isinstance(table, Enriched):
-        changes = lake.read(spark, CHANGES, version_read(settings)).select(
+        found = changes.rows.select(
             *(F.col(quote(SOURCES.get(name, name))).alias(name) for name in table.names), F.col(BATCH).alias("batch")
         )
-        return changes.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
+        return found.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):
-        return _of_average(spark, lake, settings, table, row)
-    events = _events(spark, lake, settings, row, numbers=table.source.numbers).where(~is_late(table))
+        return _of_average(changes, table, row)
+    events = _events(changes, row, numbers=table.source.numbers).where(~is_late(table))
     if START in row and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -181,28 +246,27 @@ def _of_row(spark: SparkSession, lake: Lake, settings: Settings, table: GoldTabl
     return events
 
 
-def _of_average(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, row: Row) -> DataFrame:
+def _of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFrame:
     """The points that an average is of: the row's own, and those before it."""
     from pyspark.sql import functions as F
 
-    events = _events(spark, lake, settings, row, numbers=True).where(F.col("metric") == row["metric"])
+    events = _events(changes, row, numbers=True).where(F.col("metric") == row["metric"])
     order = F.struct(*series.order)
     place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.order))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _events(spark: SparkSession, lake: Lake, settings: Settings, row: Row, *, numbers: bool) -> DataFrame:
+def _events(changes: _Changes, row: Row, *, numbers: bool) -> DataFrame:
     """Those of the row's topic, session and table row, where the row is of one."""
     from pyspark.sql import functions as F
 
-    declared = declared_in(settings)
-    changes = lake.read(spark, CHANGES, version_read(settings))
+    found = changes.rows
     for name in ("topic", "session_id", "row_id"):
         if name in row:
-            changes = changes.where(F.col(name) == F.lit(row[name]))
-    changes = changes.select(*marks(declared))
-    return events_of(changes, declared, (*MARKS, APPLIED, *PLACE, "batch"), numbers=numbers)
+            found = found.where(F.col(name) == F.lit(row[name]))
+    found = found.select(*marks(changes.declared))
+    return events_of(found, changes.declared, (*MARKS, APPLIED, *PLACE, "batch"), numbers=numbers)
 
 
 def _holds(events: DataFrame, message: tuple[int, int]) -> bool:
@@ -210,14 +274,28 @@ def _holds(events: DataFrame, message: tuple[int, int]) -> bool:
     return not events.where(f"partition = {int(partition)} AND offset = {int(offset)}").isEmpty()
 
 
-def _gold_batches(lake: Lake, spark: SparkSession, brought: Sequence[int]) -> Iterator[GoldBatch]:
-    """Gold's batches that took in these of silver's, since it was emptied."""
+def _gold_batches(reader: TableReader, brought: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
+    """Gold's batches that took in these of silver's, which are in order, since it was emptied."""
     if not brought:
         return
-    reader, of_gold = lake.reader(spark), ("layer", eq, GOLD)
-    since = ("committed_at", ge, rebuilt_by(reader, GOLD))
-    rows = reader.rows(LEDGER, of_gold, ("source_to", ge, min(brought)), ("source_from", le, max(brought)), since)
-    for row in sorted(rows, key=lambda found: found["committed_at"]):
-        span = (row["source_from"], row["source_to"])
-        if any(span[0] <= batch <= span[1] for batch in brought):
+    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_by(reader, GOLD))]
+    if renumbered in brought:
+        yield from _before_rebuild(reader, own, renumbered)
+    between = ("source_to", ge, brought[0]), ("source_from", le, brought[-1])
+    rows = reader.rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
+    for row in sorted(rows, key=itemgetter("committed_at")):
+        first, last = span = row["source_from"], row["source_to"]
+        place = bisect_left(brought, first)
+        if place < len(brought) and brought[place] <= last:
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
+
+
+def _before_rebuild(reader: TableReader, own: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
+    """The last of gold's batches that took in what has the number of silver's rebuild by now, for all of them."""
+    if not reader.exists(LEDGER):
+        return
+    found = reader.table(LEDGER, *own, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])
+    if found.num_rows:
+        span = pc.min(found["source_from"]).as_py(), pc.max(found["source_to"]).as_py()
+        (last,) = found.sort_by("committed_at").slice(found.num_rows - 1).to_pylist()
+        yield GoldBatch(last["batch_id"], span, last["committed_at"], last["code_version"], with_earlier=True)

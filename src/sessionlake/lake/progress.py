@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.lake.books import Books, is_current, rows_of
-from sessionlake.lake.names import LEDGER, SILVER_TABLES
-from sessionlake.lake.reading import Condition, TableReader
-from sessionlake.lake.txn import Txn
+from sessionlake.lake.names import GOLD, LEDGER, SILVER, SILVER_TABLES
+from sessionlake.lake.reading import Condition, TableReader, begins_with
+from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
@@ -104,6 +104,38 @@ def last_merged(reader: TableReader) -> int:
     """The last of silver's batches that the merged tables have; -1 before the first."""
     merges = Books(reader, "source_to").entries(*_of(SILVER_TABLES))
     return max((row["source_to"] for row in rows_of(merges)), default=-1)
+
+
+class ChangesTakenIn(NamedTuple):
+    """Which changes gold has taken in since it was emptied.
+
+    Attributes:
+        batch: the last of silver's batches that they are of.
+        renumbered: the number of silver's last rebuild that left gold as it was: all changes from before have it.
+    """
+
+    batch: int
+    renumbered: int | None
+
+
+def changes_taken_in(reader: TableReader) -> ChangesTakenIn | None:
+    """Which of silver's changes gold has, by the ledger; None before its first batch, or behind its being emptied."""
+    books = Books(reader, "source_to")
+    rebuilds = list(rows_of(books.entries(("app_id", begins_with, REBUILD))))
+    emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
+    since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
+    ends = [pc.max(batch.column("source_to")).as_py() for batch in books.entries(*_of(GOLD), *since)]
+    last = max((end for end in ends if end is not None), default=None)
+    if last is None:
+        return None
+    kept = (
+        row["batch_id"]
+        for row in rebuilds
+        if row["layer"] == SILVER and f"{row['app_id']}:{GOLD}" not in emptied
+        if all(row["committed_at"] > moment for moment in emptied.values())
+    )
+    renumbered = max(kept, default=None)
+    return ChangesTakenIn(last if renumbered is None else max(last, renumbered), renumbered)
 
 
 def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
