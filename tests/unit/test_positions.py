@@ -21,7 +21,7 @@ from sessionlake.lake import books, positions, progress
 from sessionlake.lake.books import SUMS, VERSIONS, Books, rows_of, stored_sums
 from sessionlake.lake.names import CHANGES, EVENTS, LEDGER, POSITIONS, QUARANTINE, ROWS, SESSIONS, SNAPSHOTS
 from sessionlake.lake.positions import SCHEMA, carried_to, require_true, summed
-from sessionlake.lake.progress import batches_after, covering, ends, last_batch, last_merged, spans
+from sessionlake.lake.progress import batches_after, changes_taken_in, covering, ends, last_batch, last_merged, spans
 from sessionlake.lake.retained import Retained
 from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import Lake
@@ -166,7 +166,7 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     patch.setattr(Lake, "exists", lambda *_: True)
     patch.setattr(status, "kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
-    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader)]
+    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader), changes_taken_in(reader)]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
         found += [ends(reader, layer), last_batch(reader, layer)]
@@ -183,7 +183,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     layers = sorted({row["layer"] for row in rows})
     last = last_batch(reader, "silver") or -1
     txns = {Txn(row["app_id"], row["batch_id"] - back) for row in rows[-3:] for back in (0, 1)}
-    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader)]
+    found: list[Any] = [spans(reader), last_merged(reader), _followed(reader), left(reader), changes_taken_in(reader)]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
         found += [ends(reader, layer), last_batch(reader, layer)]

@@ -1,4 +1,7 @@
-"""How far each layer is, by the ledger: totals, what is behind it, when it last committed."""
+"""How far each layer is: totals, what is behind it, when it last committed.
+
+All of it is by the ledger, but what gold is behind: changes that it has not taken in may have been removed since.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from operator import gt
 from typing import Any, NamedTuple
 
 from sessionlake.config import Settings
@@ -13,7 +17,7 @@ from sessionlake.errors import AccessError, BrokerError, ConfigError
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
-from sessionlake.lake.progress import Span, spans
+from sessionlake.lake.progress import Span, changes_taken_in, spans
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
@@ -80,8 +84,8 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _lag(kafka, bronze),
         "silver": _lag(bronze, silver),
-        SILVER_TABLES: _after(batches, SILVER_TABLES, "messages"),
-        "gold": _after(batches, "gold", "changes"),
+        SILVER_TABLES: max(0, _messages(batches, SILVER) - _messages(batches, SILVER_TABLES)),
+        "gold": _changes_behind(reader, _messages(batches, GOLD)),
     }
     for own in settings.processors:
         if own.key:  # its ledger knows no offsets
@@ -125,7 +129,7 @@ _SUMMED = ("batches", "messages", "duplicates", "quarantined", "held", "unaccoun
 
 
 class _Batches(NamedTuple):
-    """Batches of a layer, added up: `rows` written in all, and of those to `session_changes` and `integrity_events`."""
+    """Batches of a layer, added up: `rows` written in all, and of those to `integrity_events`."""
 
     layer: str
     last_batch: int
@@ -137,7 +141,6 @@ class _Batches(NamedTuple):
     held: int
     unaccounted: int
     rows: int
-    changes: int
     events: int
 
 
@@ -155,7 +158,6 @@ def _narrow(row: Row) -> _Batches:
         last_batch=row["batch_id"],
         committed_at=row["committed_at"],
         rows=written(),
-        changes=written(CHANGES),
         events=written(EVENTS),
         **{name: row[name] for name in _SUMMED},
     )
@@ -174,10 +176,22 @@ def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:
     return sum(max(0, end - reader.get(place, 0)) for place, end in source.items())
 
 
-def _after(batches: list[_Batches], layer: str, what: str) -> int:
-    """How much more silver's batches hold than the layer has taken in."""
-    held = sum(getattr(b, what) for b in batches if b.layer == SILVER)
-    return max(0, held - sum(b.messages for b in batches if b.layer == layer))
+def _messages(batches: Iterable[_Batches], layer: str) -> int:
+    return sum(b.messages for b in batches if b.layer == layer)
+
+
+def _changes_behind(reader: TableReader, read: int) -> int:
+    """How many changes there are that gold has not taken in.
+
+    Args:
+        read: how many it has, since it was emptied; of these, some may have been removed.
+    """
+    taken = changes_taken_in(reader)
+    if taken is None:
+        return reader.count(CHANGES)
+    later = reader.counts(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
+    # A gold that begins reads files of the table in the order in which they were written, merged ones late.
+    return max(later, reader.count(CHANGES) - read)
 
 
 def _status(layer: str, batches: list[_Batches], behind: int | None, now: datetime) -> LayerStatus:
