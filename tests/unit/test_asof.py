@@ -6,28 +6,36 @@ import random
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
+from sessionlake.integrity.clock import LaneTime
+from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.reading import Condition
+from sessionlake.lake.retained import _SCHEMA
+from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.protocol.types import Row
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
+from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf
 from support.folding import Folder, plain, truth_of
 from support.seeds import seeds
 from support.snapshots import Cutter
-from support.streams import COLUMNS, LIGHT, WILD, Fact, StreamMaker, cut, messages_of, with_silences
+from support.streams import COLUMNS, LIGHT, SESSION_TIMEOUT, WILD, Fact, StreamMaker, cut, messages_of, with_silences
 from support.tables import Tables
 
 Lane = tuple[str, int]
 MOMENTS = 12
 """Stream times that are asked for, of a topic-partition."""
+UNTOLD: dict[str, Row] = {"untold": {}}
 _COLUMNS = ("topic", "partition", "offset", "timestamp")
 
 
@@ -101,11 +109,15 @@ def truth(facts: Sequence[Fact], settings: Settings) -> dict[str, dict[str, Row]
     return {session: rows for (_, session), rows in truth_of(facts, settings.capture).session_rows.items()}
 
 
-def at(tables: Tables, settings: Settings, topic: str, session: str, moment: AsOf) -> dict[str, Row] | None:
-    """The table by row id; None before it begins."""
+def at(
+    tables: Tables, settings: Settings, topic: str, session: str, moment: AsOf, *, untold: bool = False
+) -> dict[str, Row] | None:
+    """The table by row id; None before it begins; `UNTOLD` if it may be so, and bronze has no more what tells it."""
     try:
         found = table_as_of(tables, settings, find_session(tables, settings, session, topic), moment)
     except LakeError as error:
+        if untold and "cannot be told" in str(error):
+            return UNTOLD
         if "its table begins" not in str(error):
             raise
         return None
@@ -148,6 +160,76 @@ def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity:
             for session in truth(lane, settings):
                 found = at(tables, settings, topic, session, AsOf(ts=ts))
                 assert_equal(found, expected.get(session), (topic, partition, session, ts))
+
+
+def without_first(tables: Tables, lane: Sequence[Fact], last: int) -> Tables:
+    """The lake, of which retention has removed a topic-partition's messages up to an offset."""
+    place, gone = lane[0].topic, [m for m in messages_of(lane) if m.offset <= last]
+    head = {"table": "bronze.messages", "before": datetime(2026, 1, 1, tzinfo=UTC), "removed": len(gone), "pending": 0}
+    highest = datetime.fromtimestamp(max(m.timestamp for m in gone) / 1000, UTC)
+    limit = {"table": "bronze.messages", "topic": place, "partition": lane[0].partition, "limit": last}
+    rows = [row | {"batch": -1, "format": 2} for row in (head, limit | {"highest_timestamp": highest})]
+    raw = tables.tables["bronze.messages"]
+    own = (pc.field("topic") == place) & (pc.field("partition") == lane[0].partition) & (pc.field("offset") <= last)
+    kept = raw.filter(~pc.coalesce(own, pc.scalar(value=False)))
+    return Tables(tables.tables | {"bronze.messages": kept, "ops.retained": pa.Table.from_pylist(rows, _SCHEMA)})
+
+
+@pytest.mark.parametrize("integrity", Integrity)
+@pytest.mark.parametrize("seed", seeds(1, 4))
+def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_is_not_told(
+    seed: int, integrity: Integrity
+) -> None:
+    whole, settings, facts = scene(seed, integrity, silent=True)
+    for (topic, partition), lane in lanes(facts).items():
+        messages = messages_of(lane)
+        tables = without_first(whole, lane, messages[-1].offset)
+        changes = plain(tables.tables["silver.session_changes"])
+        by_time = {(row["topic"], row["session_id"]) for row in changes if row["_applied_by"] is None}
+        for message in messages[:-1]:
+            expected = truth(lane[: lane.index(message) + 1], settings)
+            for session in truth(lane, settings):
+                moment = AsOf(offset=message.offset)
+                found = at(tables, settings, topic, session, moment, untold=(topic, session) in by_time)
+                if found != UNTOLD:
+                    assert_equal(found, expected.get(session), (topic, partition, session, moment))
+
+
+def test_as_of_a_time_in_a_silence_it_is_told_if_silver_has_noted_that(tmp_path: Path) -> None:
+    rnd, capture = random.Random(1), CaptureSettings(columns=COLUMNS, on_violation=OnViolation.ISOLATE)
+    messages = StreamMaker(rnd, LIGHT).make(20)
+    ends = {place: messages_of(lane)[-1].offset for place, lane in lanes(messages).items()}
+    until = max(message.timestamp for message in messages) + SESSION_TIMEOUT + 1
+    facts = [*messages, *(Silence(*place, end, until, SESSION_TIMEOUT) for place, end in ends.items())]
+    tables, settings = lake(rnd, facts, capture, 3_000), Settings(capture=capture, home=tmp_path)
+    place, end = next(iter(ends.items()))
+    expected = truth([fact for fact in facts if (fact.topic, fact.partition) == place], settings)
+    session = next(iter(expected))
+    with pytest.raises(LakeError, match="stream time has not come to"):
+        at(tables, settings, place[0], session, AsOf(ts=until))
+    notes = Path(stored_times(settings, "silver").folder)
+    notes.mkdir(parents=True)
+    noted = StreamTimes().noted([LaneTime(*place, until, end)])
+    (notes / "recent.arrow").write_bytes(write_ipc(noted.recent))
+    for session, rows in expected.items():
+        assert_equal(at(tables, settings, place[0], session, AsOf(ts=until)), rows, session)
+        with pytest.raises(LakeError, match="stream time has not come to"):
+            at(tables, settings, place[0], session, AsOf(ts=until + 1))
+
+
+def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, _, facts = scene(1, Integrity.STRICT)
+    read: list[int] = []
+    rows = tables.rows
+    monkeypatch.setattr(
+        tables, "rows", lambda *given, **named: (read.append(1) or row for row in rows(*given, **named))
+    )
+    monkeypatch.setattr("sessionlake.history.asof._LOOKED_AT", 3)
+    with pytest.raises(UsageError, match=rf"session 'x' is unknown; there are .*\({facts[0].topic}\)"):
+        find_session(tables, settings, "x")
+    assert len(read) == 3
 
 
 @pytest.mark.parametrize("integrity", Integrity)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,6 +26,7 @@ from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.kept_cuts import kept_cuts
+from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after
 from sessionlake.silver.tables.snapshots import change_columns, rows_schema
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NAMED = 5
+# Among so many rows, others of the sessions that there are, are looked for.
+_LOOKED_AT = 1_000
 _SEEN_BY = ["_applied_at", "_applied_by"]
 
 
@@ -120,11 +124,8 @@ def find_session(reader: TableReader, settings: Settings, session: str, topic: s
 
 
 def _unknown(reader: TableReader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
-    known: set[tuple[str, str]] = set()
-    for row in reader.rows(PROGRESS, columns=["topic", "session_id"]):
-        known.add((row["session_id"], row["topic"]))
-        if len(known) > 10 * _NAMED:
-            break
+    rows = reader.some(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
+    known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
     some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_NAMED])
@@ -135,7 +136,7 @@ class _Question:
     """One question for one session's table, answered from the nearest cut before and the changes since."""
 
     def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> None:
-        self._reader, self._session, self._moment = reader, session, moment
+        self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
         self._columns = settings.capture.declared
         self._own: list[Condition] = [
             ("topic", operator.eq, session.topic),
@@ -157,7 +158,7 @@ class _Question:
     def _answer(self) -> tuple[pa.Table | None, pa.Table]:
         """The cut that the moment is told from, if there is one, and the table."""
         self._refuse_later()
-        cuts = self._moment.cuts_before(self._merged_cuts(), self._history)
+        cuts = self._moment.cuts_before(self._merged_cuts(), replace(self._history, reached=self._surely_reached))
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
@@ -206,6 +207,10 @@ class _Question:
         columns = [*change_columns(self._columns), *_SEEN_BY]
         return self._moment.seen(self._reader.table(CHANGES, *self._own, *since, columns=columns), self._history)
 
+    def _surely_reached(self, ts: int) -> bool:
+        """As `_reached`; False where it is not in bronze any more: from a cut before, changes lead to the same."""
+        return self._untold(self._moment.offset) is None and self._reached(ts)
+
     def _reached(self, ts: int, offset: int | None = None) -> bool:
         """Whether the topic-partition's stream time had come to this (ms) with this offset, or the one asked for.
 
@@ -213,13 +218,12 @@ class _Question:
             LakeError: it is not in bronze any more.
         """
         until = self._moment.offset if offset is None else offset
-        gone = self._beginnings.get((self._session.topic, self._session.partition))
-        if gone is not None and until is not None and until < gone.last:
-            place = self._session.topic, self._session.partition
-            raise LakeError(f"{begins(place, gone)}: stream time with offset {until} cannot be told")
+        if (untold := self._untold(until)) is not None:
+            raise LakeError(untold)
+        place = self._session.topic, self._session.partition
+        gone = self._beginnings.get(place)
         if gone is not None and gone.highest_ms >= ts:
             return True
-        place = self._session.topic, self._session.partition
         silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
         return any(one.until >= ts for one in silent) or self._reader.any(
             MESSAGES,
@@ -228,6 +232,20 @@ class _Question:
             ("offset", operator.le, until),
             ("timestamp", operator.ge, _from_ms(ts)),
         )
+
+    def _untold(self, offset: int | None) -> str | None:
+        """Why stream time with an offset cannot be told; None if it can."""
+        place = self._session.topic, self._session.partition
+        gone = self._beginnings.get(place)
+        if gone is None or offset is None or offset >= gone.last:
+            return None
+        return f"{begins(place, gone)}: stream time with offset {offset} cannot be told"
+
+    def _noted(self, judged: int) -> int:
+        """Stream time behind the last offset that silver has judged, with the silences that it has taken in, by it."""
+        place = self._session.topic, self._session.partition
+        (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
+        return int(time)
 
     @cached_property
     def _silences(self) -> list[Silence]:
@@ -261,7 +279,7 @@ class _Question:
             raise LakeError(
                 f"{session}: silver has judged offsets up to {judged}, {moment.offset} is not known yet{now}"
             )
-        if moment.ts is not None and not self._reached(moment.ts, judged):
+        if moment.ts is not None and not (self._noted(judged) >= moment.ts or self._reached(moment.ts, judged)):
             raise LakeError(
                 f"{session}: up to offset {judged}, which silver has judged, stream time has not come to "
                 f"{_told(moment.ts)} ({moment.ts}){now}"

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -125,6 +126,10 @@ class TableReader(ABC):
         """The rows that meet all conditions; times are aware, in UTC."""
         for batch in self.batches(table, *conditions, columns=columns):
             yield from batch.to_pylist()
+
+    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
+        """A few rows of a table, whichever; reads little more."""
+        return list(islice(self.rows(table, columns=columns), at_most))
 
     def table(
         self,

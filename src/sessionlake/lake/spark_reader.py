@@ -12,6 +12,7 @@ import pyarrow as pa
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
 from sessionlake.lake.storage import Storage, quote
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame, by_parts
 from sessionlake.runtime.interpreted import interpreted
@@ -116,6 +117,13 @@ class SparkReader(TableReader):
         """See `TableReader`: which files are opened is the platform's to know."""
         del table, conditions
         return None
+
+    def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
+        """See `TableReader`."""
+        if not self.exists(table):
+            return []
+        with interpreted(self._spark):
+            return list(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow().to_pylist())
 
     def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """See `TableReader`: the cluster counts."""

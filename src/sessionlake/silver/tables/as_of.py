@@ -86,8 +86,12 @@ class AsOf:
             return changes.filter(pa.array(milliseconds(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
             by, at = changes["_applied_by"], milliseconds(changes["_applied_at"])
-            came = _known(by) & (_numbers(by) <= self.offset)
-            expired = ~_known(by)
+            known, position = _known(by), changes["_position"].to_numpy()
+            came = known & (_numbers(by) <= self.offset)
+            # What comes before something that had come, had come; what comes behind something that had not, had not.
+            last, first = position[came].max(initial=-1), position[known & ~came].min(initial=INT64_MAX)
+            came |= ~known & (position < last)
+            expired = ~known & (position >= last) & (position <= first)
             for time in np.unique(at[expired]).tolist():
                 came |= expired & (at == time) & history.reached(time)
             return changes.filter(pa.array(came))
