@@ -303,6 +303,33 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         assert now == was or "retention has removed rows of ops.ledger" in str(now) or isinstance(was, str)
 
 
+def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is_not_read_whole(
+    configured, monkeypatch
+):
+    ledger = Ledger(random.Random(1))
+    for number in range(12):
+        ledger.now += timedelta(days=20)
+        ledger.add("silver", outputs=ledger.written([CHANGES] if number else [CHANGES, EVENTS]))
+        merged = ledger.written([SESSIONS] if number else [SESSIONS, ROWS])
+        ledger.add("silver_tables", "merges", number, source_from=number, source_to=number, outputs=merged)
+    rows = ledger.table()
+    reader = in_short(rows, summed(entries_of(whole(rows)), ledger.now + timedelta(seconds=1)))
+    read: list[set[str]] = []
+    batches = reader.batches
+
+    def noted(table: str, *conditions: Any, **how: Any) -> Any:
+        read.extend([{name for name, _, _ in conditions}] if table == LEDGER else [])
+        return batches(table, *conditions, **how)
+
+    monkeypatch.setattr(reader, "batches", noted)
+    monkeypatch.setattr(Lake, "reader", lambda *_: reader)
+    monkeypatch.setattr(Lake, "exists", lambda *_: True)
+    point = as_of_batch(None, configured, 10)  # type: ignore[arg-type]
+    assert (point.batch, point.versions) == (10, {SESSIONS: 11, ROWS: 1})
+    assert read
+    assert all("committed_at" in names for names in read)
+
+
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
     cut = {LEDGER: Retained(LEDGER, NOON)}
     patch.setattr(batch_as_of, "heads", lambda _: cut)

@@ -9,13 +9,17 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
-from sessionlake.lake.books import Books, rows_of
+from sessionlake.lake.books import VERSIONS, Books, rows_of
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
@@ -45,7 +49,8 @@ SILVER_WRITES = (CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_IN
 """What silver's stream and the merges beside it write."""
 _BATCH = "_batch"
 _LAYERS: Condition = ("layer", among, [SILVER, SILVER_TABLES])
-_NOTED = ("source_to", "outputs")
+_END = ("layer", "batch_id", "source_to")
+_NEVER = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ class AsOfBatch:
     Attributes:
         asked: the batch that was asked for.
         batch: the batch that the tables are read as of: the end of the last merge that ended at or before it.
-        versions: of the tables, as that batch left them.
+        versions: as that batch left them, of the tables whose rows do not name their batch; of all if silver was
+            rebuilt since.
         rebuilt: whether silver was rebuilt since: rows then name the rebuild, not the batch.
     """
 
@@ -75,7 +81,7 @@ class AsOfBatch:
 
         if table not in SILVER_WRITES:
             raise LakeError(f"{table} is not read as of a batch of silver; its tables are {', '.join(SILVER_WRITES)}")
-        appended = any(name == _BATCH for name, _ in TABLES[table].columns)
+        appended = _is_appended(table)
         by_rows = appended and not self.rebuilt
         found = cut_of(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
@@ -99,63 +105,140 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
     if not lake.exists(spark, LEDGER):
         raise LakeError(f"silver has committed no batch in {settings.home} yet: `sessionlake run all --once`")
     reader = lake.reader(spark)
-    rows = list(rows_of(Books(reader, *_NOTED, "batches").entries(_LAYERS)))
-    committed = max((row["batch_id"] for row in rows if row["layer"] == SILVER), default=-1)
-    if not 0 <= batch <= committed:
-        known = "none yet" if committed < 0 else f"0 to {committed}"
-        raise LakeError(f"batch {batch}: silver has committed batches {known}; `sessionlake status` shows them")
-    reached = _merged(rows, batch)
-    # Sums that reach beyond say nothing of what was before it.
-    hidden = any(row["batches"] > 1 and (reached is None or _end(row) > reached) for row in rows)
-    end, versions = _found(reader, rows, batch) if hidden else _as_of(rows, batch)
-    rebuilt = any(_end(row) > end and row["app_id"].startswith(REBUILD) for row in rows)
-    return AsOfBatch(lake, batch, end, versions, rebuilt)
+    books = Books(reader, "source_to", "outputs", "batches", VERSIONS)
+    known = _Known().told(rows_of(books.entries(_LAYERS)), batch)
+    if not 0 <= batch <= known.committed:
+        said = "none yet" if known.committed < 0 else f"0 to {known.committed}"
+        raise LakeError(f"batch {batch}: silver has committed batches {said}; `sessionlake status` shows them")
+    if known.summed <= known.merged >= 0:
+        end, versions = known.merged, _versions(books.entries(_LAYERS), known.merged)
+    else:  # sums that reach beyond say nothing of what was before it
+        end, versions = _found(reader, known, batch)
+    used = known.used(end)
+    return AsOfBatch(
+        lake, batch, end, {table: one for table, one in versions.items() if table in used}, known.is_rebuilt(end)
+    )
 
 
-def _end(row: Row) -> int:
-    """The last of silver's batches that a row of the ledger is about."""
-    return int(row["batch_id"] if row["layer"] == SILVER else row["source_to"])
+def _is_appended(table: str) -> bool:
+    """Whether a table's rows name the batch that they are of."""
+    return any(name == _BATCH for name, _ in TABLES[table].columns)
 
 
-def _found(reader: TableReader, rows: Sequence[Row], batch: int) -> tuple[int, dict[str, int]]:
-    """As `_as_of`, by the ledger's own rows, from the latest back to where all is found.
+@dataclass
+class _Known:
+    """What the ledger's entries say together; old ones may be sums.
 
-    Args:
-        rows: among them sums, which are of later batches, too.
+    Attributes:
+        committed: silver's last batch; -1 before the first.
+        merged: the last batch up to the one asked for that a merge ended with, as far as it is known; or -1.
+        latest: when the last entry was committed.
+        summed: the last batch that a sum of several entries is about; -1 if there is none.
+        rebuilds: the batches of silver's rebuilds.
+        left: of each table that was written, when it was for the last time, and its version then.
     """
-    written = {output["table"] for row in rows for output in row["outputs"]}
-    columns = ["layer", "batch_id", *_NOTED]
-    for window in windows(max(row["committed_at"] for row in rows)):
-        entries = list(reader.rows(LEDGER, _LAYERS, *window, columns=columns))
-        end = _merged(entries, batch)
-        if end is not None and _versions(entries, end).keys() == written:
+
+    committed: int = -1
+    merged: int = -1
+    latest: datetime = _NEVER
+    summed: int = -1
+    rebuilds: list[int] = field(default_factory=list)
+    left: dict[str, tuple[datetime, int | None]] = field(default_factory=dict)
+
+    def told(self, rows: Iterable[Row], batch: int) -> Self:
+        """Takes in entries, one by one."""
+        for row in rows:
+            self.latest = max(self.latest, row["committed_at"])
+            if row["layer"] == SILVER:
+                end = row["batch_id"]
+                self.committed = max(self.committed, end)
+            else:
+                end = row["source_to"]
+                self.merged = max(self.merged, end) if end <= batch else self.merged
+            if row["batches"] > 1:
+                self.summed = max(self.summed, end)
+            if row["app_id"].startswith(REBUILD):
+                self.rebuilds.append(end)
+            for output in row["outputs"]:
+                self.left.setdefault(output["table"], (_NEVER, None))
+            for one in row[VERSIONS] or ():
+                last, _ = self.left.get(one["table"], (_NEVER, None))
+                if one["committed_at"] >= last:
+                    self.left[one["table"]] = one["committed_at"], one["version"]
+        return self
+
+    def is_rebuilt(self, end: int) -> bool:
+        """Whether silver was rebuilt since a batch."""
+        return any(batch > end for batch in self.rebuilds)
+
+    def used(self, end: int) -> set[str]:
+        """The tables that are read at their versions as of a batch."""
+        return {table for table in self.left if self.is_rebuilt(end) or not _is_appended(table)}
+
+    def idle_since(self, moment: datetime) -> dict[str, int]:
+        """Versions of merged tables that nothing was written to since.
+
+        Those of whoever is merged after that: silver itself, which writes the others, may be ahead of the merges.
+        """
+        return {
+            table: version
+            for table, (last, version) in self.left.items()
+            if version is not None and last < moment and not _is_appended(table)
+        }
+
+
+def _found(reader: TableReader, known: _Known, batch: int) -> tuple[int, dict[str, int]]:
+    """The last batch up to one that a merge ended with, and the versions that belong to it of the tables used.
+
+    The ledger's own entries are looked through, from the latest back to where all is found.
+
+    Raises:
+        LakeError: no merge ended by then, or the entries that say it are gone.
+    """
+    for window in windows(known.latest):
+        ends = _merges(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
+        end = max((end for end in ends if end <= batch), default=None)
+        if end is None:
+            continue
+        versions = known.idle_since(window[0][2]) if window else {}
+        versions |= _versions(reader.batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
+        if versions.keys() >= known.used(end):
             break
     else:
         cut = heads(reader).get(LEDGER)
         if cut is not None:  # which table had which version may be among what is gone
             raise LakeError(f"batch {batch}: {cut.since}, and does not say what it left")
-    return _as_of(entries, batch)
-
-
-def _as_of(rows: Sequence[Row], batch: int) -> tuple[int, dict[str, int]]:
-    """The last batch up to one that a merge ended with, and the tables' versions that belong to it.
-
-    Raises:
-        LakeError: no merge ended by then.
-    """
-    end = _merged(rows, batch)
     if end is None:
-        first = min((_end(row) for row in rows if row["layer"] == SILVER_TABLES), default=None)
-        known = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
-        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {known}")
-    return end, _versions(rows, end)
+        first = min(_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
+        said = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
+        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {said}")
+    return end, versions
 
 
-def _merged(rows: Iterable[Row], batch: int) -> int | None:
-    ends = (_end(row) for row in rows if row["layer"] == SILVER_TABLES)
-    return max((end for end in ends if end <= batch), default=None)
+def _ends(entries: pa.RecordBatch) -> pa.Array:
+    """The last of silver's batches that each entry of the ledger is about."""
+    return pc.if_else(pc.equal(entries["layer"], SILVER), entries["batch_id"], entries["source_to"])
 
 
-def _versions(rows: Iterable[Row], end: int) -> dict[str, int]:
-    known = sorted((row for row in rows if _end(row) <= end), key=lambda row: (_end(row), row["layer"]))
-    return {output["table"]: output["version"] for row in known for output in row["outputs"]}
+def _merges(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    """The batches that merges ended with."""
+    for part in entries:
+        yield from part["source_to"].filter(pc.equal(part["layer"], SILVER_TABLES)).to_pylist()
+
+
+def _versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[str, int]:
+    """The version that the last batch up to one, of those that wrote to it, left each table at."""
+    found: dict[str, tuple[int, str, int]] = {}
+    for part in entries:
+        kept = part.filter(pc.less_equal(_ends(part), end))
+        lists = kept["outputs"]
+        outputs, of = lists.flatten(), pc.list_parent_indices(lists)
+        columns = {"end": _ends(kept).take(of), "layer": kept["layer"].take(of)}
+        named = {name: pc.struct_field(outputs, name) for name in ("table", "version")}
+        rows = pa.table(columns | named).sort_by([("end", "ascending"), ("layer", "ascending")])
+        lasts = [(name, "last") for name in ("end", "layer", "version")]
+        for row in rows.group_by("table", use_threads=False).aggregate(lasts).to_pylist():
+            last = row["end_last"], row["layer_last"], row["version_last"]
+            if row["table"] not in found or last[:2] >= found[row["table"]][:2]:
+                found[row["table"]] = last
+    return {table: version for table, (_, _, version) in found.items()}
