@@ -159,6 +159,21 @@ def test_messages_that_became_nothing_and_offsets_that_are_missing_are_told_firs
     assert (complete.verdict, complete.figure.endswith(" missing")) == (Verdict.NO, True)
 
 
+def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_have_holes_by_right(lake):
+    ledger = [row for row in entries(0, 40).to_pylist() if row["batch_id"] != 5]  # which bronze and silver lack
+    write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
+    complete = answers(contents_of(lake.reader(), lake.settings))[0]
+    hole = sum(part["messages"] for part in entries(20, 24).to_pylist()[0]["offsets"])
+    assert (complete.verdict, complete.figure) == (Verdict.NO, f"{hole} missing")
+    compacted = lake.settings.kafka.model_copy(update={"allow_offset_gaps": True})
+    settings = lake.settings.model_copy(update={"kafka": compacted})
+    complete = answers(contents_of(lake.reader(), settings))[0]
+    assert complete.verdict == Verdict.YES
+    assert complete.detail.startswith("no message is there twice in ")
+    write_deltalake(folder_of(lake, LEDGER), entries(4, 12), mode="append")
+    assert answers(contents_of(lake.reader(), settings))[0].verdict == Verdict.NO
+
+
 def test_the_page_replaces_the_one_before_and_leaves_nothing_beside_it(lake):
     written = [write_report(lake.reader(), lake.settings) for _ in range(2)]
     assert written == [lake.settings.home.resolve() / "report.html"] * 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -11,8 +11,10 @@ from sessionlake.history.missing import missing_offsets
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.lake.names import EVENTS, LEDGER, PROGRESS, QUARANTINE, SESSIONS, SILVER
+from sessionlake.lake.progress import Span
 from sessionlake.lake.reading import TableReader, TableSize
 from sessionlake.lake.schemas import TABLES
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.report.alerts import Alerts, latest_alerts
 from sessionlake.report.batches import Batch, few_enough, latest_batches
 from sessionlake.report.crosstab import Crosstab, crosstab
@@ -42,7 +44,9 @@ class Contents:
     """Everything that a page shows; times are UTC.
 
     Attributes:
-        missing: offsets of topic-partitions without a message, or with two, in any layer.
+        missing: offsets of topic-partitions without a message, where these are faults, or with two: in the layer that
+            has most of them.
+        allows_gaps: whether offsets without a message are no faults.
         partitions: how many topic-partitions there are.
     """
 
@@ -50,6 +54,7 @@ class Contents:
     made_at: datetime
     statuses: list[LayerStatus]
     missing: int
+    allows_gaps: bool
     partitions: int
     batches: list[Batch]
     lags: list[Lag]
@@ -79,7 +84,8 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         place=settings.place,
         made_at=datetime.now(UTC),
         statuses=statuses,
-        missing=sum(abs(count) for count in missing.values()),
+        missing=_faults(missing, allow_gaps=settings.allows_offset_gaps),
+        allows_gaps=settings.allows_offset_gaps,
         partitions=len({(span.topic, span.partition) for span in missing}),
         batches=batches,
         lags=lags(batches, behind),
@@ -91,6 +97,15 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
         alerts=latest_alerts(reader),
         tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.own_tables)]),
     )
+
+
+def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
+    """How many offsets are missing, or there twice: a hole is one in every layer, and counts once."""
+    worst: dict[TopicPartition, int] = {}
+    for span, count in missing.items():
+        place, fault = (span.topic, span.partition), -count if allow_gaps else abs(count)
+        worst[place] = max(fault, worst.get(place, 0))
+    return sum(worst.values())
 
 
 def _counted(
