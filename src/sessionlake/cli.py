@@ -158,7 +158,7 @@ def run(
     """Run layers until stopped: bronze (Kafka in), silver (session tables), gold (analytics), a processor of yours."""
     settings = settings_of(config)
     from sessionlake import pipeline
-    from sessionlake.commands.run import narrowed
+    from sessionlake.commands.run import narrowed, tell
     from sessionlake.runtime.signals import StopFlag
     from sessionlake.runtime.spark import spark_session, stop_spark
 
@@ -171,11 +171,11 @@ def run(
                 spark = spark_session(settings, lasting=True)
             stop.take()
             if once:
-                say("done" if pipeline.run_once(spark, settings, layer, stop) else "stopped")
+                say("done" if pipeline.run_once(spark, settings, layer, stop, tell) else "stopped")
                 return
             parts = ", ".join(pipeline.parts_of(settings, layer))
             say(f"running {parts} into {settings.place}; Ctrl-C stops")
-            pipeline.run_live(spark, settings, layer, stop, lambda error: say(f"error: {error}"), on_wait=say)
+            pipeline.run_live(spark, settings, layer, stop, tell, on_wait=say)
             say("stopped")
         finally:
             stop_spark()

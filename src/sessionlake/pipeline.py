@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sessionlake.bronze import sources as bronze
 from sessionlake.config import Settings
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import IntegrityViolationError, SessionlakeError
 from sessionlake.gold import job as gold
 from sessionlake.lake.ledger import LedgerEntry
 from sessionlake.lake.names import (
@@ -91,15 +91,24 @@ def preflight(settings: Settings, layer: Layer) -> None:
         bronze.require(settings)
 
 
-def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: threading.Event) -> bool:
+def run_once(
+    spark: SparkSession,
+    settings: Settings,
+    layer: Layer,
+    stop: threading.Event,
+    on_failure: Callable[[SessionlakeError], None] | None = None,
+) -> bool:
     """Takes in what is there, layer after layer, each to its end.
+
+    Args:
+        on_failure: told of a processor that has stopped while the others go on.
 
     Returns:
         Whether the end was reached: False if `stop` was set before.
 
     Raises:
-        SessionlakeError: what stopped a layer; later layers are not begun. What stopped a processor among `all` is
-            raised after the others have come to their end.
+        SessionlakeError: what stopped a layer; later layers are not begun. What stopped the first processor among `all`
+            is raised after the others have come to their end.
     """
     failed: list[SessionlakeError] = []
     with claimed(spark, settings, layer):
@@ -111,6 +120,8 @@ def run_once(spark: SparkSession, settings: Settings, layer: Layer, stop: thread
                 if part in layer.parts or layer is not Layer.ALL:
                     raise
                 failed.append(error)
+                if on_failure is not None:
+                    on_failure(error)
     if failed:
         raise failed[0]
     return True
@@ -305,7 +316,11 @@ def tables_that_count(settings: Settings, part: str) -> tuple[str, ...]:
 
 
 def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
-    """Has a layer, which must be claimed, take in what is there; whether it came to the end before `stop` was set."""
+    """Has a layer, which must be claimed, take in what is there; whether it came to the end before `stop` was set.
+
+    Raises:
+        IntegrityViolationError: silver stopped at a place that is to be decided; the batches before it are merged.
+    """
     _require_sound(spark, settings, part)
     start: dict[str, Callable[..., LayerQuery]] = {
         Layer.BRONZE: bronze.start,
@@ -313,7 +328,21 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
         Layer.GOLD: gold.start,
         **{own.layer: partial(processors.start, name=own.name) for own in settings.processors},
     }
-    query = start[part](spark, settings, once=True)
+    try:
+        if not _ended(start[part](spark, settings, once=True), settings, stop):
+            return False
+    except IntegrityViolationError:
+        if part == Layer.SILVER:
+            with suppress(Exception):  # what is not merged now is when it goes on: the place is to be told
+                TableMerger(spark, settings).catch_up()
+        raise
+    if part == Layer.SILVER:
+        TableMerger(spark, settings).catch_up()
+    return True
+
+
+def _ended(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
+    """Waits for a query's end, or for `stop`; whether it has come to its end. Then it runs no more."""
     try:
         while not query.wait(_LOOK_SECONDS):
             storage_of(settings).require_claims()
@@ -321,8 +350,6 @@ def to_the_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
                 return False
     finally:
         query.stop()
-    if part == Layer.SILVER:
-        TableMerger(spark, settings).catch_up()
     return True
 
 

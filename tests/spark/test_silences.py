@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ from sessionlake.config import CaptureSettings, Settings, SilverSettings
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.progress import last_merged
 from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
+from sessionlake.pipeline import Layer, run_once
 from sessionlake.protocol.silence import Silence
 from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.rebuild import rebuild, require_level
 from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
@@ -87,6 +91,18 @@ def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, mo
         monkeypatch.setattr("time.time_ns", lambda back=number: (START - back * HOUR) * 1_000_000)
         Silences(begun.spark, begun.lake, begun.settings, book).write([silence])
     assert {*silences(begun.lake.reader(begun.spark))} == {silence for silence, _ in told}
+
+
+def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violation_told(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bronze(begun.spark, begun.lake, [said(1, 1, "other", 2)])
+    whole = TableMerger.catch_up
+    for catch_up, merged in ((lambda _: 1 / 0, -1), (whole, 0)):
+        monkeypatch.setattr(TableMerger, "catch_up", catch_up)
+        with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
+            run_once(begun.spark, begun.settings, Layer.SILVER, threading.Event())
+        assert last_merged(begun.lake.reader(begun.spark)) == merged
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -20,8 +21,8 @@ from sessionlake.commands.demo import run_demo
 from sessionlake.commands.query import first_word, mentioned, one_line
 from sessionlake.commands.show import OutputFormat, plain, show
 from sessionlake.commands.simulate import every_fault
-from sessionlake.config import Settings
-from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError
+from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
 from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
 from sessionlake.laptop.home import claim
 from sessionlake.runtime.signals import StopFlag
@@ -329,6 +330,20 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
     for _ in range(2):  # again with what the one before has left in the file
         with claim(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())  # type: ignore[arg-type]
+
+
+def test_every_processor_that_has_stopped_is_told_and_the_first_is_raised(tmp_path, monkeypatch):
+    def to_the_end(_spark: object, _settings: object, part: str, _stop: object) -> bool:
+        if part.startswith("processor-"):
+            raise ProcessorError(part)
+        return True
+
+    monkeypatch.setattr("sessionlake.pipeline.to_the_end", to_the_end)
+    processors = tuple(ProcessorSettings.model_validate({"name": name, "class": "a:B"}) for name in ("p", "q"))
+    settings, told, stop = Settings(home=tmp_path, processors=processors), list[str](), threading.Event()
+    with pytest.raises(ProcessorError, match="processor-p"):
+        pipeline.run_once(None, settings, pipeline.Layer.ALL, stop, lambda error: told.append(str(error)))  # type: ignore[arg-type]
+    assert told == ["processor-p", "processor-q"]
 
 
 def test_one_that_has_the_lock_and_has_not_said_yet_who_it_is_keeps_others_out_too(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sessionlake.commands.context import say
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.pipeline import Layer
@@ -22,3 +23,8 @@ def narrowed(settings: Settings, layer: Layer, processor: str | None) -> Setting
     if layer is Layer.PROCESSOR and not settings.processors:
         raise UsageError("run processor: none is configured; processors are named in sessionlake.yml")
     return settings
+
+
+def tell(error: Exception) -> None:
+    """Says what has stopped a processor while others go on."""
+    say(f"error: {error}")
