@@ -327,6 +327,10 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     since = lake.last_commit(spark, ROWS).version - 2  # the last two MERGEs are yet to be read
     before = {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()}
     time.sleep(3)
+    if not lake.storage.needs_session:  # files of long before, which the log does not name any more
+        for file in folder_of(lake, ROWS).glob("*.*"):
+            os.utime(file, (0, 0))
+        DeltaTable(folder_of(lake, ROWS)).create_checkpoint()
     lake.storage.vacuum(spark, ROWS, Kept(timedelta(seconds=1), since=since))
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
     lake.ensure(spark, [ROWS])

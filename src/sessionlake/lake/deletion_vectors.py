@@ -55,15 +55,23 @@ def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
     Args:
         named: how the log names it.
     """
-    if named["storageType"] != "u" or len(named["pathOrInlineDv"]) != _NAME:
+    path = vector_file(folder, named)
+    if path is None:
         return None
-    name = uuid.UUID(bytes=base64.b85decode(named["pathOrInlineDv"].encode().translate(_FROM_Z85)))
-    with (folder / f"deletion_vector_{name}.bin").open("rb") as file:
+    with path.open("rb") as file:
         file.seek(named["offset"])
         length, content = file.read(4), file.read(named["sizeInBytes"])
         check = file.read(4)
     whole = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
     return _rows(content) if whole and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+
+
+def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
+    """The file that has a vector; None if the log itself has it, or it is in a folder of its own."""
+    if named["storageType"] != "u" or len(named["pathOrInlineDv"]) != _NAME:
+        return None
+    name = uuid.UUID(bytes=base64.b85decode(named["pathOrInlineDv"].encode().translate(_FROM_Z85)))
+    return folder / f"deletion_vector_{name}.bin"
 
 
 def _rows(content: bytes) -> Int64s | None:

@@ -8,22 +8,26 @@ table goes in that order.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.json import decode
 
 from sessionlake.lake.commits import Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts
+from sessionlake.lake.deletion_vectors import vector_file
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
 from sessionlake.lake.storage import quote
-from sessionlake.lake.table_files import opened
+from sessionlake.lake.table_files import Action, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
@@ -195,9 +199,36 @@ def vacuum(spark: SparkSession, folder: Path, kept: Kept) -> Vacuumed:
     """Removes files and log entries that are not to be kept."""
     moment = time.time() - kept.span.total_seconds()
     needed = None if kept.since is None else written_at(folder, kept.since)
+    if kept.since is not None and needed is not None:
+        _date_removed(folder, kept.since)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
     _remove_log(folder, _log_kept_since(kept), kept.since)
     return freed
+
+
+def _date_removed(folder: Path, since: int) -> None:
+    """Gives files that were removed behind a version the time of that.
+
+    A log forgets removed files after the table's `RETENTION`, whoever has yet to read them. VACUUM, by Spark and by
+    delta-rs, goes by a file's own time from then on, which is when it was written: long before that version, perhaps.
+    """
+    commits = (file for file in _log(folder).glob("*.json") if file.stem.isdigit() and int(file.stem) > since)
+    for commit in commits:
+        moment = commit.stat().st_mtime
+        for file in _removed_by(commit, folder):
+            if file.is_file() and file.stat().st_mtime < moment:
+                os.utime(file, (moment, moment))
+
+
+def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
+    """The files that a commit has removed: of rows, and of those of them that were gone before."""
+    for line in commit.read_bytes().split(b"\n"):
+        if line.startswith(b'{"remove"'):
+            action: Action = decode(line)["remove"]
+            yield folder / unquote(action["path"])
+            vector = vector_file(folder, action["deletionVector"]) if action.get("deletionVector") else None
+            if vector is not None:
+                yield vector
 
 
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
