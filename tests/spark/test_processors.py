@@ -16,7 +16,8 @@ from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, 
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.lab.truth import KafkaMessage
-from sessionlake.lake.names import ROWS
+from sessionlake.lake import folder_removal
+from sessionlake.lake.names import PROCESSOR_ERRORS, ROWS
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, run_once
 from sessionlake.processors import keyed
@@ -292,8 +293,15 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
         with pytest.raises(LakeError, match="the power fails"):
             counted.run()
     assert (len(counted.errors()), counted.ledger()) == (1, [])
+    replace = folder_removal.replace
+
+    def beside_another(*removed: Any, **how: Any) -> bool:
+        write_rows(counted.spark, counted.lake, PROCESSOR_ERRORS, [{"processor": "other", "session_id": "s"}])
+        return replace(*removed, **how)
+
+    monkeypatch.setattr(folder_removal, "replace", beside_another)
     rebuild(counted.spark, counted.settings, "counted")
-    assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
+    assert sorted(row[:3] for row in counted.errors()) == [("counted", "s", 1), ("other", "s", None)]
 
 
 @pytest.mark.soak

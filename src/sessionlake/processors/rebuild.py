@@ -14,17 +14,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 
 from sessionlake.build import code_version
 from sessionlake.config import ProcessorSettings, Settings
-from sessionlake.lake.commit import append, delete_rows
+from sessionlake.lake.commit import append, remove_rows
+from sessionlake.lake.expired import LIMIT, Expired
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.processors.difference import Difference, difference
@@ -263,14 +264,12 @@ class _Rebuild:
         self.clear()
 
     def _publish_errors(self, plan: _Plan, txn: Txn) -> None:
-        """Puts the errors in the place of the processor's own; the table has those of others, too."""
-        from pyspark.sql import functions as F
-
+        """Puts the errors in the place of the processor's own; the table has those of others, too, who go on."""
         spark, lake = self._spark, self.lake
-        former = (F.col("processor") == self.own.name) & (F.col("_batch") < plan.batch)
-        if not lake.read(spark, PROCESSOR_ERRORS).where(former).isEmpty():
-            lake.set_property(spark, PROCESSOR_ERRORS, APPEND_ONLY, "false")
-            delete_rows(spark, lake, PROCESSOR_ERRORS, txn, former)
+        limits = pa.table({"processor": [self.own.name], LIMIT: [plan.batch - 1]})
+        former = Expired(("processor",), "_batch", limits, {})
+        if lake.storage.count(spark, PROCESSOR_ERRORS, former):
+            remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = _numbered(self._beside.read(spark, self._failed), plan.batch)
         append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), txn.second)
 
