@@ -15,7 +15,7 @@ from sessionlake.lake import folder_staging
 from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.parquet import FileWriter
-from sessionlake.lake.table_schema import APPEND_ONLY
+from sessionlake.lake.table_schema import APPEND_ONLY, DELETION_VECTORS
 from sessionlake.lake.txn import Txn
 
 TABLE = "gold.own"
@@ -28,16 +28,17 @@ def made(folder: Path, **properties: str) -> Folders:
     return lake
 
 
-def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path) -> None:
-    lake = made(tmp_path)
+@pytest.mark.parametrize("properties", [{}, {APPEND_ONLY: "true", DELETION_VECTORS: "true"}])
+def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, properties: dict[str, str]) -> None:
+    lake = made(tmp_path, **properties)
     thread = threading.Thread(target=lake.append, args=(None, TABLE, ROW, Txn("app", 0)))
     with lake.exclusive(TABLE):
         thread.start()
         thread.join(0.5)
         assert DeltaTable(lake.path(TABLE)).version() == 0
-        DeltaTable(lake.path(TABLE)).delete()
+        write_deltalake(lake.path(TABLE), ROW, mode="append")
     thread.join()
-    assert pa.table(DeltaTable(lake.path(TABLE)).scan()).num_rows == 1
+    assert pa.table(DeltaTable(lake.path(TABLE)).scan()).num_rows == 3
 
 
 def test_one_that_is_only_appended_to_does_not_wait_while_it_is_put_together(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.folder_commits import committing, discard, write
+from sessionlake.lake.folder_upkeep import is_merged
 from sessionlake.lake.log_commits import overwritten
 from sessionlake.lake.parquet import (
     FileWriter,
@@ -136,13 +137,14 @@ class Place:
     def append(self, txn: Txn, write: Callable[[LocalTable], None]) -> None:
         """Writes once, unless a commit of the transaction is there; again behind one that delta-rs does not pass.
 
-        To a table that MERGE changes, in its turn: Spark may rename its commit over one that comes before. Others do
-        not wait for what is long under way there, for that is committed by delta-rs, which sees each commit.
+        To a table that MERGE changes, or that Spark puts together, in its turn: Spark may rename its commit over one
+        that comes before. Others do not wait for what is long under way there, for that is committed by delta-rs, which
+        sees each commit.
         """
         from deltalake.exceptions import CommitFailedError
 
         delta = without(self.folder, self.table, txn)
-        waits = delta is not None and APPEND_ONLY not in delta.metadata().configuration
+        waits = delta is not None and (APPEND_ONLY not in delta.metadata().configuration or is_merged(delta))
         with self.exclusive(self.table) if waits else nullcontext():
             delta = without(self.folder, self.table, txn) if waits else delta
             for left in reversed(range(_ATTEMPTS)):

@@ -66,7 +66,7 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
     delta = opened(folder)
     files = live_files(delta)
-    if not _is_merged(delta):
+    if not is_merged(delta):
         return _merge_run(folder, delta, files)
     bound = crowded([file.size for file in files])
     if bound is None:
@@ -79,8 +79,8 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     return Compacted(len(files), len(live_files(opened(folder))))
 
 
-def _is_merged(delta: DeltaTable) -> bool:
-    """Whether Spark marks replaced rows of the table, so that it alone knows its files."""
+def is_merged(delta: DeltaTable) -> bool:
+    """Whether replaced rows of the table are marked, so that Spark alone knows its files, and puts them together."""
     return delta.metadata().configuration.get(DELETION_VECTORS) == "true"
 
 
@@ -235,7 +235,7 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     """Removes files that no version since a moment (seconds since the epoch) needs."""
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = opened(folder)
-    if _is_merged(delta):
+    if is_merged(delta):
         held = _held(folder)
         with conf(spark, _VACUUM):
             spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
