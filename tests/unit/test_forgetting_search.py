@@ -12,18 +12,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from sessionlake.config import Settings
+from sessionlake.forgetting.rows import topics_of
 from sessionlake.forgetting.search import Found, search
 from sessionlake.forgetting.states import left_of
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.erasures import hashed
+from sessionlake.lake.names import DECISIONS, EVENTS, QUARANTINE
 from sessionlake.lake.session_rows import SessionRows
+from sessionlake.lake.tables import Lake
 from sessionlake.processors.memory import Kept, ProcessorMemory
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.silver.fold.process import join, split
 from sessionlake.streaming import aside
+from support.lakes import folder_of
 
 ID = "chamber-7"
 
@@ -130,6 +135,14 @@ def test_a_sessions_messages_lose_all_but_place_and_time() -> None:
         {"topic": "t", "offset": 1, "key": KEY, "value": None, "headers": None},
         *rows.to_pylist()[1:],
     ]
+
+
+@pytest.mark.parametrize(("table", "column"), [(QUARANTINE, "key"), (EVENTS, "session_id"), (DECISIONS, "session_id")])
+def test_a_sessions_topic_is_known_by_whatever_is_left_of_it(tmp_path: Path, table: str, column: str) -> None:
+    lake = Lake(Settings(home=tmp_path))
+    ids = pa.array([ID, ID, "chamber-70"]).cast(pa.binary() if column == "key" else pa.string())
+    write_deltalake(folder_of(lake, table), pa.table({"topic": ["b", "a", "c"], column: ids}))
+    assert topics_of(lake.reader(), ID) == ["a", "b"]
 
 
 def test_a_session_is_known_by_topic_and_id_together() -> None:

@@ -43,6 +43,8 @@ Session = tuple[str, str]
 _APPENDED = (CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, SNAPSHOTS, SNAPSHOT_INDEX, PROCESSOR_ERRORS, DECISIONS)
 MERGED = (ROWS, SESSIONS)
 """Rows of these change."""
+_NAMING = (MESSAGES, SESSIONS, CHANGES, QUARANTINE, EVENTS, PROCESSOR_ERRORS, DECISIONS)
+"""Tables that tell which topics a session is in: what has only broken messages is no more than in quarantine."""
 _MARKED = (*MERGED, RETAINED)
 """Of these tables, files can have rows that are marked as gone: they are written anew, whatever rows there are."""
 BOOKS = (LEDGER, POSITIONS, RETAINED)
@@ -58,8 +60,9 @@ def tables_of(spark: SparkSession, lake: Lake) -> list[str]:
 def topics_of(reader: TableReader, session: str) -> list[str]:
     """The topics with a session of this id, by its messages, and, where these are gone, by what was made of them."""
     found: set[str] = set()
-    for table, column, value in ((MESSAGES, "key", session.encode()), (SESSIONS, "session_id", session)):
-        for batch in reader.batches(table, (column, eq, value), columns=["topic"]):
+    for table in _NAMING:
+        own = SessionRows.of(table, "", session)
+        for batch in reader.batches(table, (own.by, eq, own.value), columns=["topic"]):
             found.update(batch.column("topic").unique().to_pylist())
     return sorted(found)
 
