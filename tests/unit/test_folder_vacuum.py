@@ -16,11 +16,12 @@ from sessionlake.config import Settings
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.table_schema import RETENTION, interval
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upkeep import Kept
+from sessionlake.lake.upkeep import Kept, Vacuumed
 
 TABLE = "gold.own"
 KEEP = timedelta(hours=6)
 NO_SPARK: Any = None
+UUID = "0b6ff18e-6b13-4a36-8c3f-0c9a2d1e5f70"
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def rows(value: int) -> pa.Table:
 
 def pass_by(folder: Path, hours: float) -> None:
     """Has all files of a table, and what its log says of removed ones, be older by so much."""
-    for file in folder.rglob("*.*"):
+    for file in filter(Path.is_file, folder.rglob("*")):
         written = file.stat().st_mtime
         if file.suffix == ".json":
             aged = re.sub(rb'("deletionTimestamp":\s*)(\d+)', lambda found: _earlier(found, hours), file.read_bytes())
@@ -73,3 +74,45 @@ def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forg
     assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since=3)).files == 0
     assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP, since=5)).files == 4
     assert (files(folder), len(lake.lost_files(None, TABLE))) == (2, 0)
+
+
+UNNAMED = (
+    "part-0.parquet#1",
+    "_change_data/part-0.parquet#12",
+    f"_delta_log/.{UUID}.json",
+    f"_delta_log/.{UUID}.crc",
+    f"_delta_log/{7:020}.json#1",
+    f"_delta_log/.{7:020}.json.{UUID}.tmp",
+)
+
+
+def kill(folder: Path) -> None:
+    """Leaves what processes had begun to write."""
+    (folder / "_change_data").mkdir()
+    for name in UNNAMED:
+        (folder / name).write_text("alpha")
+
+
+def begun(folder: Path) -> list[str]:
+    return [name for name in UNNAMED if (folder / name).exists()]
+
+
+def test_what_killed_processes_had_begun_to_write_goes_with_what_is_as_old(lake: Folders) -> None:
+    folder = lake.path(TABLE)
+    log = [file.name for file in (folder / "_delta_log").iterdir()]
+    kill(folder)
+    pass_by(folder, hours=5)
+    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP)).files == 0
+    assert begun(folder) == [*UNNAMED]
+    pass_by(folder, hours=2)
+    assert lake.vacuum(NO_SPARK, TABLE, Kept(KEEP)) == Vacuumed(len(UNNAMED), 5 * len(UNNAMED))
+    assert begun(folder) == []
+    assert {*log} <= {file.name for file in (folder / "_delta_log").iterdir()}
+    assert (files(folder), lake.lost_files(None, TABLE)) == (3, [])
+
+
+def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_history(lake: Folders) -> None:
+    kill(lake.path(TABLE))
+    lake.purge(NO_SPARK, TABLE, "receipt")
+    assert begun(lake.path(TABLE)) == []
+    assert files(lake.path(TABLE)) == 3

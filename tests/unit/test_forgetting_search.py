@@ -109,6 +109,18 @@ def test_other_files_are_searched_as_bytes_and_what_is_left_out_is_not(tmp_path:
     assert found.files == 3
 
 
+def test_parquet_is_searched_by_value_before_it_has_its_name_and_named_if_it_cannot_be_read(tmp_path: Path) -> None:
+    whole = tmp_path / "part-0.snappy.parquet#1"
+    pq.write_table(pa.table({"text": [ID] * 1_000}), whole, compression="zstd")
+    (tmp_path / "part-1.parquet#2").write_bytes(whole.read_bytes()[:20])
+    (tmp_path / "part-2.parquet").write_text(ID)
+    (tmp_path / "part-3.parquet").touch()  # of which nothing was written
+    (tmp_path / ".part-0.snappy.parquet.crc").write_bytes(b"crc")
+    found = search(tmp_path, ID)
+    assert [str(one) for one in found.found] == ["part-0.snappy.parquet#1, column text: 1000", "part-2.parquet: 1"]
+    assert found.unread == ("part-1.parquet#2", "part-2.parquet")
+
+
 def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were() -> None:
     kept = Kept(1, b"s", 3, 0, 17)
     memory = ProcessorMemory({("t", 0): 5}, {"t\0a": kept, "t\0b": kept})

@@ -35,10 +35,12 @@ def forget(
     storage_of(settings).require_writable()
     found = with_spark(settings, lambda spark: forgotten(spark, settings, session, topic, wait, shorten=shorten_gold))
     typer.echo(json.dumps(receipt(found), indent=2, ensure_ascii=False))
-    still = found.report["search"]["found"]
+    still, unread = found.report["search"]["found"], found.report["search"]["unread"]
     for place in still:
         say(f"the id still stands in {place}")
-    if still:
+    for place in unread:
+        say(f"the id may still stand in {place}, which cannot be read: remove it if nobody needs it")
+    if still or unread:
         raise typer.Exit(1)
 
 

@@ -25,7 +25,7 @@ _WITH_TEXT = ("string", "binary", "array", "map", "struct")
 
 
 def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
-    """What was searched for the session's id, and where it still stands."""
+    """What was searched for the session's id, where it still stands, and which files could not be read."""
     settings = lake.settings
     beside = Path(settings.checkpoint(""))
     folders = [settings.home] if beside.is_relative_to(settings.home) else [settings.home, beside]
@@ -36,7 +36,8 @@ def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
         asked = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]
         found += [f"{table}, column {name}" for table in asked for name in _columns_with(spark, lake, table, session)]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
-    return {"files": files, "bytes": size, "tables": len(asked), "found": found}
+    unread = sorted({place for part in searched for place in part.unread})
+    return {"files": files, "bytes": size, "tables": len(asked), "found": found, "unread": unread}
 
 
 def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> list[str]:

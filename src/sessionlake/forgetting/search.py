@@ -50,11 +50,19 @@ class Found:
 
 @dataclass(frozen=True)
 class Searched:
-    """The outcome: how many files of how many bytes, and where the text is."""
+    """The outcome.
+
+    Attributes:
+        files: how many were searched.
+        size: their bytes.
+        found: where the text is.
+        unread: Parquet files that cannot be read, as those that were cut off: what they have packed was not searched.
+    """
 
     files: int
     size: int
     found: tuple[Found, ...]
+    unread: tuple[str, ...] = ()
 
 
 def pattern(text: str) -> str:
@@ -76,26 +84,28 @@ def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> Searched
     """
     files = size = 0
     found: list[Found] = []
+    unread: list[str] = []
     for file in sorted(folder.rglob("*")):
         place = file.relative_to(folder)
         if place.parts[0] in leave_out or file.is_symlink() or not file.is_file():
             continue
         files, size = files + 1, size + file.stat().st_size
-        found += [Found(str(place), column, values) for column, values in found_in(file, text)]
-    return Searched(files, size, tuple(found))
+        hits, read = _found_in(file, text)
+        found += [Found(str(place), column, values) for column, values in hits]
+        unread += [] if read else [str(place)]
+    return Searched(files, size, tuple(found), tuple(unread))
 
 
-def found_in(file: Path, text: str) -> Iterator[tuple[str | None, int]]:
-    """In which columns of a file the text is, and in how many values."""
-    if file.suffix == ".parquet":
+def _found_in(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
+    """In which columns of a file the text is, in how many values; and whether what it has packed could be read."""
+    # Also under a name that it has until it is whole. Checksums beside it have its name, too.
+    packed = ".parquet" in file.name and file.suffix != ".crc" and file.stat().st_size > 0
+    if packed:
         try:
-            yield from _in_parquet(file, text)
-        except pa.ArrowInvalid:  # cut off as it was written
+            return [*_in_parquet(file, text)], True
+        except (pa.ArrowException, OSError):  # cut off as it was written
             pass
-        else:
-            return
-    if any(_in_bytes(piece, text) for piece in _pieces(file)):
-        yield None, 1
+    return [(None, 1)] if any(_in_bytes(piece, text) for piece in _pieces(file)) else [], not packed
 
 
 def _in_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -44,6 +45,9 @@ ROW_GROUP = 1 << 20
 """Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
 _WRITING_SECONDS = 3600  # a file is written before its commit, and has its time from then
+# What files are called before they have their names, of delta-rs', of those written here to the log, and of Spark's.
+# If the process is killed they stay so, and no listing of the table shows them.
+_UNNAMED = re.compile(r".*#\d+|\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|crc)|\..*\.tmp(\.crc)?")
 _CHANGES = re.compile(rb'"dataChange":\s*true')
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
@@ -233,6 +237,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
 
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     """Removes files that no version since a moment (seconds since the epoch) needs."""
+    unnamed = _remove_unnamed(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = opened(folder)
     if is_merged(delta):
@@ -250,7 +255,20 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
                 delta.vacuum(
                     hours, dry_run=False, enforce_retention_duration=False, full=True, post_commithook_properties=hooks
                 )
-    return freed
+    return Vacuumed(unnamed.files + freed.files, unnamed.freed + freed.freed)
+
+
+def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
+    """Removes what processes that were killed had begun to write, of the log, too."""
+    files = size = 0
+    for file in folder.rglob("*"):
+        if _UNNAMED.fullmatch(file.name):
+            with suppress(FileNotFoundError):  # it has its name meanwhile
+                told = file.stat()
+                if told.st_mtime < before:
+                    file.unlink()
+                    files, size = files + 1, size + told.st_size
+    return Vacuumed(files, size)
 
 
 def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
