@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from deltalake import write_deltalake
 
 from sessionlake.config import Settings
+from sessionlake.forgetting import receipt
 from sessionlake.forgetting.rows import topics_of
 from sessionlake.forgetting.search import Found, search
 from sessionlake.forgetting.states import left_of
@@ -31,6 +33,7 @@ from sessionlake.streaming import aside
 from support.lakes import folder_of
 
 ID = "chamber-7"
+NO_SPARK: Any = None
 
 
 def places(folder: Path) -> list[str]:
@@ -155,6 +158,15 @@ def test_a_sessions_topic_is_known_by_whatever_is_left_of_it(tmp_path: Path, tab
     ids = pa.array([ID, ID, "chamber-70"]).cast(pa.binary() if column == "key" else pa.string())
     write_deltalake(folder_of(lake, table), pa.table({"topic": ["b", "a", "c"], column: ids}))
     assert topics_of(lake.reader(), ID) == ["a", "b"]
+
+
+@pytest.mark.parametrize("catalog", [None, "main"])
+def test_a_receipt_says_where_dropped_tables_can_be_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: str | None
+) -> None:
+    monkeypatch.setattr(receipt, "_unknown", lambda *_: [])
+    lake = Lake(Settings(home=tmp_path, catalog=catalog))
+    assert any("UNDROP" in told for told in receipt.remains(NO_SPARK, lake, "t")) == (catalog is not None)
 
 
 def test_a_session_is_known_by_topic_and_id_together() -> None:

@@ -95,4 +95,8 @@ def remains(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
             "the tables' logs: entries of before name the session in statistics, until the platform cleans them up "
             "(delta.logRetentionDuration)"
         )
+        left.append(
+            "tables that `verify` and `rebuild` have made beside the lake's and dropped: a catalog that can restore "
+            "dropped tables keeps their files until that time is over (Unity Catalog: UNDROP, some 7 days)"
+        )
     return left
