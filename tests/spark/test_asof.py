@@ -94,6 +94,9 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic)
     assert plain(table_as_of(reader, settings, known, AsOf(ts=now))) == plain(local)
+    for known_by in (captured.lake.reader(), reader):
+        with pytest.raises(UsageError, match=r"session 'x' is unknown; there are .* \(capture\."):
+            find_session(known_by, settings, "x")
 
 
 def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
