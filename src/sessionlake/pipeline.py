@@ -101,7 +101,7 @@ def run_once(
     """Takes in what is there, layer after layer, each to its end.
 
     Args:
-        on_failure: told of a processor that has stopped while the others go on.
+        on_failure: told of what has stopped further processors behind the first one.
 
     Returns:
         Whether the end was reached: False if `stop` was set before.
@@ -120,7 +120,7 @@ def run_once(
                 if part in layer.parts or layer is not Layer.ALL:
                     raise
                 failed.append(error)
-                if on_failure is not None:
+                if on_failure is not None and len(failed) > 1:
                     on_failure(error)
     if failed:
         raise failed[0]

@@ -79,6 +79,7 @@ def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forg
 UNNAMED = (
     "part-0.parquet#1",
     "_change_data/part-0.parquet#12",
+    "staged-1/_temporary/0/task_0/part-0.parquet",
     f"_delta_log/.{UUID}.json",
     f"_delta_log/.{UUID}.crc",
     f"_delta_log/{7:020}.json#1",
@@ -88,8 +89,8 @@ UNNAMED = (
 
 def kill(folder: Path) -> None:
     """Leaves what processes had begun to write."""
-    (folder / "_change_data").mkdir()
     for name in UNNAMED:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("alpha")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.gold import making
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
 from sessionlake.gold.fold.inputs import points_in
@@ -259,6 +262,22 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     assert gold.beyond == WINDOW - 1  # of what the table does not hold, nothing is looked up
     assert gold.state().made == "anew"
     assert held(gold) == by_hand([*before, *after, *new])
+
+
+@pytest.mark.parametrize("owners", [0, 40])
+def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, owners: int):
+    settings = Settings(home=tmp_path)
+    rnd = np.random.default_rng(owners)
+    marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)
+    rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
+    for made in ("a", "b"):
+        making._store(settings, BY_SESSION, made, rows)
+    (folder,) = making.folder(settings).iterdir()
+    assert folder.name == f"{BY_SESSION.name}.b"
+    for shard in range(6):
+        found = making._Held(str(folder))(shard)
+        own = [i for i in np.argsort(marks) if shards[i] == shard]
+        assert (found["mark"].to_pylist(), found["newest"].to_pylist()) == (marks[own].tolist(), own)
 
 
 @given(histories())

@@ -66,9 +66,9 @@ def messages_of(
     from pyspark.errors import PySparkException
 
     from sessionlake.bronze.archive.lines import Message
-    from sessionlake.commands.query import one_line
     from sessionlake.lake.silences import messages_of
     from sessionlake.lake.tables import Lake
+    from sessionlake.runtime.failures import one_line
 
     lake = Lake(settings)
     order = ("topic", "partition", "offset")

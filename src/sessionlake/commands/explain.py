@@ -8,12 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.commands.context import say
-from sessionlake.commands.query import one_line
 from sessionlake.commands.show import OutputFormat, console_on, plain, show
 from sessionlake.config import Settings
-from sessionlake.errors import UsageError
 from sessionlake.history.explain import Explained, explain
-from sessionlake.runtime.failures import failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,20 +21,8 @@ _SHOWN_BATCHES = 5
 def show_explained(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
-    """Writes what the figures that meet a condition are made of.
-
-    Raises:
-        UsageError: Spark does not accept the condition, or it fails while it is computed; and as `explain`.
-    """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        found, more = explain(spark, settings, table, where, message=message)
-    except PySparkException as error:
-        raise UsageError(f"explain: {one_line(str(error))}") from error
-    except Py4JError as error:
-        raise UsageError(f"explain: {failure_of(error)}") from error
+    """Writes what the figures that meet a condition are made of."""
+    found, more = explain(spark, settings, table, where, message=message)
     if more:
         say(f"these are the first; further rows of {table} meet the condition: name their keys in --where")
     if form is not OutputFormat.TABLE:

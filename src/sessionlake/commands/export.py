@@ -129,9 +129,9 @@ def rows_of(
     """
     from pyspark.errors import PySparkException
 
-    from sessionlake.commands.query import one_line
     from sessionlake.gold.views import DEFINITIONS
     from sessionlake.lake.tables import Lake
+    from sessionlake.runtime.failures import one_line
 
     lake = Lake(settings)
     try:

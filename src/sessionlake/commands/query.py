@@ -18,7 +18,7 @@ from sessionlake.gold.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-from sessionlake.runtime.failures import failure_of
+from sessionlake.runtime.failures import failure_of, one_line
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 
 if TYPE_CHECKING:
@@ -148,10 +148,3 @@ def first_word(sql: str) -> str:
     """The statement's first keyword, in lower case."""
     found = re.match(r"[\s(]*([a-z]+)", COMMENT.sub(" ", sql).lower())
     return found[1] if found else ""
-
-
-def one_line(text: str) -> str:
-    """What Spark says, without the picture of the statement and the plan below it."""
-    said = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
-    at = re.search(r"line (\d+),? pos (\d+)", text)
-    return " ".join(said.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in said else "")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.query import mentioned, one_line
+from sessionlake.commands.query import mentioned
 from sessionlake.commands.show import OutputFormat, collected, show
 from sessionlake.commands.sql_names import QUOTED, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
+from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.spark import own_session
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,6 @@ from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
 from sessionlake.gold.aggregate.product import PARTITION, START, Product, starts
 from sessionlake.gold.declared import finals_of
 from sessionlake.gold.expiry import Expiry, above, are_above
-from sessionlake.gold.making import replace_table
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import CHANGES, GOLD
@@ -146,7 +146,9 @@ def make_final_anew(
         times: stream times that gold has read, in ms.
         batch: the last of gold's that the rows are made of.
     """
-    replace_table(spark, lake, final.table, stamped(_between(rows, {}, final.limits(times)), final, batch))
+    found = stamped(_between(rows, {}, final.limits(times)), final, batch)
+    lake.storage.make_sure(final.table)
+    lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}", changes=True)
 
 
 def hold_append_only(spark: SparkSession, lake: Lake, finals: Iterable[FinalTable]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -13,14 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.config import Settings
+from sessionlake.errors import LakeError
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import Kept
 from sessionlake.gold.fold.state import marks_of
 from sessionlake.lake.commit import next_txn, retire
-from sessionlake.lake.names import GOLD, SESSIONS
-from sessionlake.lake.storage import quote
+from sessionlake.lake.names import GOLD, LEASES, SESSIONS
+from sessionlake.lake.storage import quote, writing
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.chunk import read_ipc, write_ipc
@@ -47,13 +49,24 @@ def folder(settings: Settings) -> Path:
 
 
 def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) -> None:
-    """Puts rows in the place of all that a table of gold has; what a holder of gold before may yet put there is not."""
+    """Puts rows in the place of all that a table of gold has; what a holder of gold before may yet put there is not.
+
+    Raises:
+        LakeError: Delta has passed over them, for one that is told to come later.
+    """
     token = lake.storage.token(GOLD)
     if token:
         retire(spark, lake, [table], Txn.before(_MADE, token))
     txn = next_txn(spark, lake, table, _MADE).under(token)
+    before = lake.last_commit(spark, table)
     lake.storage.make_sure(table)
-    lake.overwrite(spark, table, rows, txn, "{}", changes=True)
+    lake.storage.save(writing(rows, table, txn, "overwrite"), table)
+    if lake.last_commit(spark, table).version == before.version:
+        raise LakeError(
+            f"{table} has rows of a later holder of gold's lease than this one: was {LEASES} dropped? Drop the table, "
+            "which is made anew then"
+        )
+    lake.cluster(spark, table)
 
 
 def shard_of(owner: Sequence[str], shards: int) -> Column:
@@ -158,7 +171,7 @@ def _store(settings: Settings, series: RollingAverage, made: str, held: pa.Table
     partial.mkdir(parents=True)
     held = held.sort_by([("shard", "ascending"), ("mark", "ascending")])
     shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
-    for shard, first, end in zip(shards, firsts, [*firsts[1:], held.num_rows], strict=True):
+    for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
         own = held.slice(first, end - first).select(_NOBODY.column_names)
         write_whole(partial / f"{shard}.arrow", write_ipc(own))
     partial.rename(beside / f"{series.name}.{made}")

@@ -31,6 +31,9 @@ from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
+from sessionlake.runtime.failures import one_line
+from sessionlake.silver.handover import reached
+from sessionlake.streaming.checkpoint import last_committed, read_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -143,9 +146,7 @@ def explain(
     lake = Lake(settings)
     if not lake.exists(spark, table):
         raise LakeError(f"{table} is not there yet in {settings.place}: `sessionlake run all --once` fills it")
-    frame = lake.read(spark, table).where(where) if where else lake.read(spark, table)
-    rows = _rows(frame.orderBy(*map(quote, known[table].row_keys)).limit(at_most + 1))
-    reader = lake.reader(spark)
+    rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
         begins = "".join(f"; {told(*found)}" for found in floors_in(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
@@ -155,13 +156,48 @@ def explain(
     return explained, len(rows) > at_most
 
 
+def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
+    """The first rows that meet a condition.
+
+    Raises:
+        UsageError: Spark does not accept it, or it fails while it is computed.
+    """
+    from pyspark.errors import PySparkException
+
+    rows = lake.read(spark, table.table)
+    try:
+        rows = rows.where(where) if where else rows
+        return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
+    except PySparkException as error:
+        raise UsageError(f"explain: {one_line(str(error))}") from error
+
+
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
     from pyspark.sql import functions as F
 
     taken = changes_taken_in(reader)
     last = -1 if taken is None else taken.batch
+    if not _is_level(lake.settings):
+        last -= 1  # of silver's last batch, gold may have read a part
     rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
     return _Changes(rows, declared_in(lake.settings), None if taken is None else taken.renumbered)
+
+
+def _is_level(settings: Settings) -> bool:
+    """Whether gold has read all of each of silver's batches that it has begun to read.
+
+    Raises:
+        LakeError: nobody can tell, as it is still at what was there when it began.
+    """
+    batch = last_committed(settings.checkpoint(GOLD))
+    if batch is None:
+        return True
+    if read_to(settings.checkpoint(GOLD), batch).at_first:
+        raise LakeError(
+            f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order: what its figures "
+            "are made of can be told once it has read that"
+        )
+    return reached(settings, GOLD, batch)[1]
 
 
 def _explained(

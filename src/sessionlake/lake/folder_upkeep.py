@@ -48,6 +48,8 @@ _WRITING_SECONDS = 3600  # a file is written before its commit, and has its time
 # What files are called before they have their names, of delta-rs', of those written here to the log, and of Spark's.
 # If the process is killed they stay so, and no listing of the table shows them.
 _UNNAMED = re.compile(r".*#\d+|\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|crc)|\..*\.tmp(\.crc)?")
+# Under this folder Spark's tasks write what is not whole yet.
+_OF_TASKS = "_temporary"
 _CHANGES = re.compile(rb'"dataChange":\s*true')
 # Removing is put off until it takes so many versions from the log.
 _WORTHWHILE = 100
@@ -261,8 +263,9 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
 def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
     """Removes what processes that were killed had begun to write, of the log, too."""
     files = size = 0
-    for file in folder.rglob("*"):
-        if _UNNAMED.fullmatch(file.name):
+    for parent, _, names in os.walk(folder):  # which passes over what is removed meanwhile
+        of_task = _OF_TASKS in Path(parent).parts
+        for file in (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name)):
             with suppress(FileNotFoundError):  # it has its name meanwhile
                 told = file.stat()
                 if told.st_mtime < before:

@@ -241,3 +241,10 @@ def _places(lines: Sequence[str]) -> tuple[str, ...]:
 
 def _in_one_line(text: str) -> str:
     return " ".join(text.split())[:_LONGEST]
+
+
+def one_line(text: str) -> str:
+    """What Spark says, without the picture of the statement and the plan below it."""
+    said = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
+    at = re.search(r"line (\d+),? pos (\d+)", text)
+    return " ".join(said.split()) + (f" (line {at[1]}, position {at[2]})" if at and at[0] not in said else "")

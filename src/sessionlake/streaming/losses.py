@@ -32,9 +32,9 @@ from sessionlake.streaming.sharded import stored_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Of each table so many of the latest commits that change rows are looked at, and all that do not among them.
+# Of each table so many of the latest commits that change rows are looked at, however many of upkeep are between them.
 _LATEST = 20
-_AT_MOST = 20**3
+_AT_MOST = 5_000
 # Of the files that are gone, as many are named.
 _NAMED = 3
 # What to do about a table of bronze's that nothing else has the rows of.
@@ -313,14 +313,14 @@ def refuse_set_back(spark: SparkSession | None, lake: Lake, tables: Iterable[str
 
 
 def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
-    """The table's latest commits, with as many that change rows as are looked at: upkeep may have come since."""
-    count = _LATEST
+    """The table's latest commits, back to the first that is looked at of those that change rows."""
+    count = 2 * _LATEST
     while True:
         commits = lake.storage.latest_commits(spark, table, count)
-        changing = sum(commit.changes_rows for commit in commits)
-        if changing >= _LATEST or len(commits) < count or count >= _AT_MOST:
-            return commits
-        count *= _LATEST
+        changing = [place for place, commit in enumerate(commits) if commit.changes_rows]
+        if len(changing) >= _LATEST or len(commits) < count or count >= _AT_MOST:
+            return commits[changing[-_LATEST] if len(changing) >= _LATEST else 0 :]
+        count *= 4
 
 
 def _forward(settings: Settings, table: str) -> str:

@@ -64,7 +64,9 @@ class ClusterSnapshots:
             due.select(*CUT_COLUMNS, "changes").join(weights, list(SESSION), "left").join(anew, list(SESSION), "left")
         )
         heads = heads.withColumn("_anew", F.coalesce("_anew", F.lit(col=False))).withColumnsRenamed(own)
-        held = self._read(SNAPSHOTS).join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
+        oldest = F.timestamp_micros(_least(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
+        held = self._read(SNAPSHOTS).where(_of(last) & (F.col("snapshot_at") >= oldest))
+        held = held.join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
         whole = self._changes(since, anew, batches.last).withColumn("_kind", F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
             whole = whole.unionByName(part.withColumn("_kind", F.lit(kind)), allowMissingColumns=True)
