@@ -138,6 +138,21 @@ def test_what_failed_is_asked_for_when_it_is_due_whoever_names_it_and_after_a_re
     assert asking.failures() == dict.fromkeys("abc", ("unknown", 2))
 
 
+def test_a_key_that_nobody_knows_is_let_go_of_in_the_end_and_one_that_nobody_answered_is_not(asking: Asking):
+    asking.answer = lambda device: [{"device": device}] if device == "broken" else []
+    asking.add(["broken", "unknown"], 0)
+    for _ in range(29):
+        assert asking.run() == ["broken", "unknown"]
+        asking.now += timedelta(days=1)
+    assert asking.failures() == {"broken": ("answer", 29), "unknown": ("unknown", 29)}
+    for still in (["broken", "unknown"], ["broken"], ["broken"]):
+        assert asking.run() == still
+        asking.now += timedelta(days=1)
+    assert asking.failures() == {"broken": ("answer", 32)}
+    asking.begin()
+    assert asking.run() == ["broken", "unknown"]
+
+
 def test_rows_of_a_key_that_cannot_be_put_in_spoil_no_other_key(asking: Asking):
     def answer(device: str) -> list[Row]:
         row = {"device": device, "owner": device, "since": None}

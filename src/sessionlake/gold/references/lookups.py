@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _LONGEST = timedelta(days=1)
 _DOUBLED = 20
+# A key that so many answers had no row of is let go of: with the default pauses after some three weeks.
+_GIVEN_UP = 30
+_UNKNOWN = "unknown"
 # Up to so many values are named to the files.
 _NAMED = 1_000
 _FAILURE = Upsert(
@@ -120,7 +123,7 @@ class Lookups:
                 used.setdefault(key, []).append(_checked(self._reference, row))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 failed[key] = ("answer", f"its row cannot be used: {error}")
-        unknown = ("unknown", "the answer has no row of it")
+        unknown = (_UNKNOWN, "the answer has no row of it")
         failed |= {key: unknown for key in keys if key not in used and key not in failed}
         return [row for key, found in used.items() if key not in failed for row in found], failed
 
@@ -141,6 +144,8 @@ class Lookups:
         again = None if self._settings.ttl is None else now + self._settings.ttl
         for key in keys:
             attempts = before[key]["attempts"] if key in before else 0
+            if attempts + 1 >= _GIVEN_UP and failed.get(key, ("",))[0] == _UNKNOWN:
+                del failed[key]
             pause = min(self._settings.retry_after * 2 ** min(attempts, _DOUBLED), _LONGEST)
             self._asked[key] = now + pause if key in failed else again
             self._asked.move_to_end(key)
