@@ -11,24 +11,14 @@ import pytest
 from sessionlake.config import Settings
 from sessionlake.history import status
 from sessionlake.lake.names import CHANGES, LEDGER
+from sessionlake.lake.positions import SCHEMA
+from sessionlake.lake.schemas import COUNTS
 from support.tables import Tables
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
-OUTPUT = pa.struct([("table", pa.string()), ("version", pa.int64()), ("rows", pa.int64())])
-PLACE = [("topic", pa.string()), ("partition", pa.int32())]
-OFFSETS = pa.struct([*PLACE, *((name, pa.int64()) for name in ("first", "last", "messages"))])
 ROW = pa.schema(
-    [
-        ("layer", pa.string()),
-        ("app_id", pa.string()),
-        ("batch_id", pa.int64()),
-        ("source_to", pa.int64()),
-        ("committed_at", pa.timestamp("us", tz="UTC")),
-        ("outputs", pa.list_(OUTPUT)),
-        ("offsets", pa.list_(OFFSETS)),
-        *((name, pa.int64()) for name in COUNTS),
-    ]
+    SCHEMA.field(name)
+    for name in ("layer", "app_id", "batch_id", "source_to", "committed_at", "outputs", "offsets", *COUNTS)
 )
 
 

@@ -33,7 +33,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import one_line
 from sessionlake.silver.handover import reached
-from sessionlake.streaming.checkpoint import last_committed, read_to
+from sessionlake.streaming.checkpoint import is_at_first, last_committed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -189,15 +189,13 @@ def _is_level(settings: Settings) -> bool:
     Raises:
         LakeError: nobody can tell, as it is still at what was there when it began.
     """
-    batch = last_committed(settings.checkpoint(GOLD))
-    if batch is None:
-        return True
-    if read_to(settings.checkpoint(GOLD), batch).at_first:
+    if is_at_first(settings.checkpoint(GOLD)):
         raise LakeError(
             f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order: what its figures "
             "are made of can be told once it has read that"
         )
-    return reached(settings, GOLD, batch)[1]
+    batch = last_committed(settings.checkpoint(GOLD))
+    return batch is None or reached(settings, GOLD, batch)[1]
 
 
 def _explained(

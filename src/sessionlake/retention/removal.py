@@ -52,7 +52,7 @@ from sessionlake.retention import by_session, rules
 from sessionlake.retention.ledger import cut_ledger
 from sessionlake.runtime.frames import as_frame
 from sessionlake.silver.stream_times import stored_times
-from sessionlake.streaming.checkpoint import last_committed, read_to
+from sessionlake.streaming.checkpoint import is_at_first
 from sessionlake.streaming.guards import refuse_interrupted_rebuild
 from sessionlake.streaming.losses import refuse_set_back
 
@@ -279,9 +279,7 @@ class Retention:
 
     def _read_by_gold(self) -> int:
         """The last batch of which gold has read all changes."""
-        checkpoint = self._settings.checkpoint(GOLD)
-        batch = last_committed(checkpoint)
-        if batch is not None and read_to(checkpoint, batch).at_first:
+        if is_at_first(self._settings.checkpoint(GOLD)):
             raise _WaitsError(f"{GOLD} is still at what {CHANGES} held when it began, which need not come in order")
         books = Books(self._lake.reader(self._spark), "source_to")
         read = [row["source_to"] for row in rows_of(books.current(("layer", eq, GOLD))) if row["source_to"] is not None]

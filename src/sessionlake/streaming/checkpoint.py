@@ -126,6 +126,12 @@ def read_to(checkpoint: str | Path, batch: int) -> TablePlace:
         raise ValueError(f"{Path(checkpoint) / 'offsets' / str(batch)} is none of a Delta table's: {error!r}") from None
 
 
+def is_at_first(checkpoint: str | Path) -> bool:
+    """Whether a stream of a Delta table has begun, and still reads what the table held then: in any order."""
+    batch = last_committed(checkpoint)
+    return batch is not None and read_to(checkpoint, batch).at_first
+
+
 def write_whole(file: Path, content: bytes) -> None:
     """Writes a file that is there with all of its content, or not at all, though the power fails."""
     partial = file.with_name(f"{file.name}.partial")
