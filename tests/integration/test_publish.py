@@ -160,7 +160,7 @@ def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene
     scene.change()
     scene.publish(ROWS, topic)
     rows = scene.lake.read(scene.spark, ROWS).drop("a_boolean").localCheckpoint()
-    scene.lake.overwrite(scene.spark, ROWS, rows, Txn("columns", 0), "{}", changes=True, columns=True)
+    scene.lake.overwrite(scene.spark, ROWS, rows, Txn("columns", 0), "{}", columns=True)
     told = r"had a column a_boolean \(boolean\) when it was published last.*publish into a new topic"
     with pytest.raises(LakeError, match=told):
         scene.publish(ROWS, topic)

@@ -153,4 +153,4 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.last_commit(spark, LEDGER).version)
-        lake.overwrite(spark, LEDGER, none, txn, "{}", changes=True)
+        lake.overwrite(spark, LEDGER, none, txn, "{}")

@@ -11,16 +11,14 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from sessionlake.lake.table_files import folder_of, opened
 from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.lake.version_checksums import note
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+    from deltalake import DeltaTable, PostCommitHookProperties
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,16 +32,6 @@ def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
     yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     # Not every way to commit tells the table that it was taken from.
     settle(delta, max(delta.version(), before + 1))
-
-
-def write(
-    delta: DeltaTable, rows: pa.Table, mode: Literal["append", "overwrite"], properties: CommitProperties | None
-) -> None:
-    """Commits rows in memory, behind those that are there or in their place."""
-    from deltalake import write_deltalake
-
-    with committing(delta) as hooks:
-        write_deltalake(delta, rows, mode=mode, commit_properties=properties, post_commithook_properties=hooks)
 
 
 def settle(delta: DeltaTable, version: int) -> None:

@@ -185,5 +185,7 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
 
 def _literal(value: str | int | datetime) -> str:
     if isinstance(value, datetime):  # as a text it would have to fit into nanoseconds
-        return f"arrow_cast({(value - _EPOCH) // timedelta(microseconds=1)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+        zone = "None" if value.tzinfo is None else 'Some("UTC")'
+        since = value.replace(tzinfo=value.tzinfo or UTC) - _EPOCH
+        return f"arrow_cast({since // timedelta(microseconds=1)}, 'Timestamp(Microsecond, {zone})')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -83,7 +83,6 @@ class _Plan(msgspec.Struct):
     version: int
     batch: int
     started_at: datetime
-    changed: bool
     ranges: list[tuple[str, int, int, int, int]]
     counts: dict[str, int]
 
@@ -164,7 +163,7 @@ class _Rebuild:
         try:
             self.replay(version)
             found = self.difference()
-            plan = self._plan(found, started)
+            plan = self._plan(started)
             begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
             rows = () if self._states is None else self._states.toLocalIterator()
             states = ((row["shard"], bytes(row["chunk"])) for row in rows)
@@ -212,7 +211,7 @@ class _Rebuild:
         for table in self._tables.values():
             self._beside.drop(self._spark, table)
 
-    def _plan(self, found: Difference, started: datetime) -> _Plan:
+    def _plan(self, started: datetime) -> _Plan:
         last = last_batch(self.lake.reader(self._spark), self.own.layer)
         batches = [number for number in (last, self._newest_error()) if number is not None]
         return _Plan(
@@ -220,7 +219,6 @@ class _Rebuild:
             version=self._version,
             batch=max(batches, default=-1) + 1,
             started_at=started,
-            changed=bool(found),
             ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
             counts=counts_of(self._partitions),
         )
@@ -242,7 +240,7 @@ class _Rebuild:
         rows = _numbered(self._beside.read(spark, self._made), plan.batch)
         columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
         fault_point(f"before:publish:{own.into}")
-        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), changes=plan.changed, columns=columns)
+        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), columns=columns)
         output = TableOutput(own.into, lake.last_commit(spark, own.into).version, rows.count())
         fault_point(f"after:publish:{own.into}")
         self._publish_errors(plan, txn)

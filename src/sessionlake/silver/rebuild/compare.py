@@ -28,7 +28,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     SNAPSHOT_INDEX: ("position", "snapshot_at", "reason"),
     EVENTS: ("partition", "offset", "event", "action"),
 }
-_BOOKKEEPING = "_batch"
+BOOKKEEPING = "_batch"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
 
     found: DataFrame | None = None
     for table in COMPARED:
-        rows = read(table).drop(_BOOKKEEPING)
+        rows = read(table).drop(BOOKKEEPING)
         columns = [f"`{name}`" for name in sorted(rows.columns)]  # a column added later stands last
         # Hashing skips nulls: which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
@@ -130,7 +130,7 @@ def _first_difference(
 
     keys = COMPARED[table]
     mine = F.col("topic").eqNullSafe(F.lit(topic)) & F.col("session_id").eqNullSafe(F.lit(session))
-    expected = built(table).where(mine).drop(_BOOKKEEPING)
+    expected = built(table).where(mine).drop(BOOKKEEPING)
     found = live(table).where(mine).select(*(f"`{name}`" for name in expected.columns))
     lacking = expected.exceptAll(found).withColumn("_side", F.lit("expected"))
     apart = lacking.unionAll(found.exceptAll(expected).withColumn("_side", F.lit("found")))

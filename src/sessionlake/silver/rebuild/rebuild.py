@@ -43,7 +43,7 @@ from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
+from sessionlake.silver.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
 from sessionlake.silver.rebuild.endings import gold_is_behind, reset_gold, retire_query
 from sessionlake.silver.rebuild.replay import (
     REPLAYED,
@@ -267,7 +267,7 @@ def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Sel
         own = beside.read(spark, table).where(selection.rows())
         others = lake.read(spark, table).where(~selection.rows())
         rows = own.unionByName(others).localCheckpoint()
-        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}", changes=True)
+        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
 def _states(
@@ -323,9 +323,9 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         rows = _numbered(_built(spark, beside, table), plan.batch)
         fault_point(f"before:publish:{table}")
         columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
-        # Rows that were the same before are only rearranged: who follows the table has nothing to do.
-        changes = columns or table in plan.changed or table not in COMPARED
-        lake.overwrite(spark, table, rows, txn, text, changes=changes, columns=columns)
+        # A table whose rows are the same stays as it is: whoever follows it has nothing to do.
+        if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
+            lake.overwrite(spark, table, rows, txn, text, columns=columns)
         fault_point(f"after:publish:{table}")
         written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
         outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))
