@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.catalog_history import at_least, files_stay, first_read, last_vacuum
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
@@ -326,6 +326,13 @@ class Catalog(Storage):
     def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         """See `Storage`."""
         blanked_by_spark(self, spark, table, rows)
+
+    def purge_vectors(self, table: str) -> int:
+        """See `Storage`."""
+        raise UsageError(
+            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does that: run "
+            f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
+        )
 
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """See `Storage`; the log's entries go when the platform cleans it up."""

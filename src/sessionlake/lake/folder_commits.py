@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sessionlake.lake.durable import sync
 from sessionlake.lake.table_files import folder_of, opened
 from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.lake.version_checksums import note
@@ -31,7 +32,10 @@ def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
     before = delta.version()
     yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     # Not every way to commit tells the table that it was taken from.
-    settle(delta, max(delta.version(), before + 1))
+    version = max(delta.version(), before + 1)
+    log = folder_of(delta) / "_delta_log"
+    sync(*(log / f"{number:020}.json" for number in range(before + 1, version + 1)), log)
+    settle(delta, version)
 
 
 def settle(delta: DeltaTable, version: int) -> None:
@@ -47,9 +51,16 @@ def settle(delta: DeltaTable, version: int) -> None:
     if version - _last_checkpoint(folder) < interval:
         return
     try:
-        type(delta)(folder).create_checkpoint()
+        put_together(opened(folder))
     except Exception as error:  # noqa: BLE001 - whatever it is, the commit is there
         _LOG.warning("%s: its log could not be put together, which is tried again: %s", folder, error)
+
+
+def put_together(delta: DeltaTable) -> None:
+    """Writes the checkpoint of the table's version, and returns when it is on the disk."""
+    delta.create_checkpoint()
+    log = folder_of(delta) / "_delta_log"
+    sync(log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint", log)
 
 
 def _last_checkpoint(folder: Path) -> int:

@@ -15,13 +15,17 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.expired import Chosen
-from sessionlake.lake.folder_commits import discard
-from sessionlake.lake.folder_upkeep import gathered, replace, rows_of
-from sessionlake.lake.log_commits import Placed
-from sessionlake.lake.parquet import SMALL
+from sessionlake.lake.file_rows import rows_of
+from sessionlake.lake.folder_commits import discard, put_together
+from sessionlake.lake.folder_upkeep import replace
+from sessionlake.lake.log_commits import Placed, rearranged, redescribed
+from sessionlake.lake.parquet import SMALL, gathered
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.table_files import TableFile, opened
-from sessionlake.lake.writable import Writable, writable
+from sessionlake.lake.table_schema import DELETION_VECTORS
+from sessionlake.lake.writable import VECTORS, Writable, features_of, used_features, writable
+
+_ATTEMPTS = 20
 
 
 def count(folder: Path, chosen: Chosen) -> int:
@@ -58,6 +62,43 @@ def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch],
         raise
     if gone and not replace(table, gone, left, "DELETE", changes=True):
         raise LakeError(f"{folder}: other commits have replaced files while rows were removed; repeat the command")
+
+
+def purge_vectors(folder: Path) -> int:
+    """Writes the files anew in which rows are marked, and has the table ask no more of its readers than it needs.
+
+    Readers that know no vectors open it from then on. Streams and feeds pass over the commit, which changes no row.
+
+    Returns:
+        How many files had such rows.
+
+    Raises:
+        LakeError: other commits were in the way, again and again.
+    """
+    for _ in range(_ATTEMPTS):
+        table = writable(opened(folder))
+        marked = [file for file in table.files if len(file.gone)]
+        if _without_vectors(table, marked):
+            return len(marked)
+    raise LakeError(f"{folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
+
+
+def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
+    features = used_features(table.delta) - {VECTORS}
+    if not marked and features == features_of(table.delta):
+        return True
+    done, placed = False, list[Placed]()
+    try:
+        for file in marked:
+            parts = table.writer(SMALL).files(gathered(rows_of([file], table.schema)))
+            placed += [(part, file.add["modificationTime"]) for part in parts]
+        actions = redescribed(table.delta, features, {DELETION_VECTORS: "false"})
+        done = bool(rearranged(table, marked, placed, "REORG", actions, changes=False))
+    finally:
+        discard(table.folder, [] if done else [part.path for part, _ in placed], table.version)
+    if done:
+        put_together(opened(table.folder))  # at which readers begin that would not know the log before it
+    return done
 
 
 def _count(file: TableFile, chosen: Chosen, schema: pa.Schema) -> int:

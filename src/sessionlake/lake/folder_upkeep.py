@@ -11,24 +11,24 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec.json import decode
 
 from sessionlake.lake.commits import Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.deletion_vectors import vector_file
+from sessionlake.lake.durable import sync
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.folder_commits import committing, discard
+from sessionlake.lake.file_rows import rows_of
+from sessionlake.lake.folder_commits import committing, discard, put_together
 from sessionlake.lake.log_commits import Placed, corrected, rearranged
-from sessionlake.lake.parquet import SMALL, conformed
+from sessionlake.lake.parquet import SMALL, gathered
 from sessionlake.lake.storage import quote
 from sessionlake.lake.table_files import Action, TableFile, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 # An append takes milliseconds: whoever loses so often meets something else.
 _ATTEMPTS = 20
-_GATHERED_BYTES = 32 << 20
 ROW_GROUP = 1 << 20
 """Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
@@ -122,32 +121,6 @@ def _merge_run(table: Writable) -> Compacted | None:
         return None
     fault_point(f"after:compact:{name}")
     return Compacted(len(files), len(files) - len(run) + len(merged))
-
-
-def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
-    for file in files:
-        stays, place = np.ones(file.held, np.bool_), 0
-        stays[file.gone] = False
-        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
-        with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
-            for batch in content.iter_batches(columns=schema.names):
-                kept = pa.array(stays[place : place + batch.num_rows])
-                place += batch.num_rows
-                yield conformed(batch, schema).filter(kept)
-
-
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Larger batches of the same rows: each becomes a row group."""
-    held, size = list[pa.RecordBatch](), 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= _GATHERED_BYTES:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, size = [], 0
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def replace(
@@ -260,7 +233,7 @@ def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
     for version in sorted({opened(folder).version()} | ({since} if since is not None else set())):
         if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
-            opened(folder, version=version).create_checkpoint()
+            put_together(opened(folder, version=version))
     freed = _vacuum_files(spark, folder, time.time() + _HOUR)
     _remove_log(folder, time.time() + _HOUR, since)
     return freed
@@ -284,6 +257,8 @@ def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
     oldest = oldest if since is None else min(oldest, since)
     checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
     base = max((n for n in checkpoints if n <= oldest), default=0)
+    if base:
+        sync(log / f"{base:020}.checkpoint.parquet", log)  # of earlier versions, or Spark's
     for file in log.iterdir():
         version = file.name.removeprefix(".").partition(".")[0]
         if version.isdigit() and int(version) < base:

@@ -23,6 +23,7 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
+from sessionlake.lake.durable import sync, sync_files
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_reader import FolderReader, is_table
 from sessionlake.lake.folder_staging import Place, StagedFiles, has_commit, written
@@ -171,7 +172,10 @@ class Folders(Storage):
         wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):
-            DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
+            folder = self.path(table)
+            DeltaTable.create(folder, declared, "ignore", description=schema.comment, configuration=wanted)
+            sync_files(folder, [folder / "_delta_log" / f"{0:020}.json"])
+            sync(folder.parent, self._settings.warehouse)
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`: delta-rs does not write to clustered tables."""
@@ -377,6 +381,11 @@ class Folders(Storage):
             return
         with self.exclusive(table):
             removal.blank(self.path(table), rows)
+
+    def purge_vectors(self, table: str) -> int:
+        """See `Storage`; the next MERGE into a large table marks rows again."""
+        with self.exclusive(table):
+            return removal.purge_vectors(self.path(table))
 
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """See `Storage`."""

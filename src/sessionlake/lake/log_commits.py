@@ -6,51 +6,56 @@ can do both, and takes a second.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sessionlake.lake.durable import sync, sync_files
 from sessionlake.lake.file_statistics import correct, encode
-from sessionlake.lake.folder_commits import committing, settle
+from sessionlake.lake.folder_commits import settle
 from sessionlake.lake.parquet import WrittenFile
 from sessionlake.lake.table_files import Action, TableFile
-from sessionlake.lake.table_schema import DELETION_VECTORS
-from sessionlake.lake.writable import VECTORS, Writable, features_of, obstacle, writable
+from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
+from sessionlake.lake.writable import READER_FEATURES, VECTORS, Writable, features_of, obstacle, writable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_ATTEMPTS = 20
+_FEATURES_OF = {DELETION_VECTORS: VECTORS, CHANGE_FEED: "changeDataFeed", APPEND_ONLY: "appendOnly"}
+"""What a property needs that is switched on."""
 Placed = tuple[WrittenFile, int]
 """A file, and the time (ms) that a stream's first read of the table orders it by."""
 
 
 def property_set(delta: DeltaTable, key: str, value: str) -> bool:
     """Gives the table a property; False if that is left to Spark, as for tables that only Spark can write."""
-    if obstacle(delta):
-        return False
-    if key == DELETION_VECTORS and value == "true":
-        return _enable_vectors(writable(delta))
-    with committing(delta) as hooks:
-        delta.alter.set_table_properties({key: value}, raise_if_not_exists=False, post_commithook_properties=hooks)
-    return True
+    for _ in range(_ATTEMPTS):
+        if obstacle(delta):
+            return False
+        feature = _FEATURES_OF.get(key) if value == "true" else None
+        wanted = features_of(delta) | ({feature} if feature else set[str]())
+        info = {"operation": "SET TBLPROPERTIES", "operationParameters": {"properties": encode({key: value}).decode()}}
+        if committed(writable(delta), info, redescribed(delta, wanted, {key: value})):
+            return True
+        delta.update_incremental()
+    return False
 
 
-def _enable_vectors(table: Writable) -> bool:
-    """Has rows marked from now on, where they are replaced.
+def redescribed(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
+    """Protocol, if it changes, and metadata with these features and properties.
 
-    delta-rs would list another feature besides, which all who read the table then had to know.
+    delta-rs would list features besides that the table does not use, which all who read it then had to know.
     """
-    delta = table.delta
-    described, held = delta.metadata(), delta.protocol()
-    protocol = {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": sorted({*(held.reader_features or ()), VECTORS}),
-        "writerFeatures": sorted({*(features_of(delta) or ()), VECTORS}),
-    }
+    described, actions = delta.metadata(), list[Action]()
+    if features != features_of(delta):
+        asked = sorted(features & READER_FEATURES)
+        versions = {"minReaderVersion": 3 if asked else 1, "minWriterVersion": 7}
+        listed = {"writerFeatures": sorted(features)} | ({"readerFeatures": asked} if asked else {})
+        actions.append({"protocol": versions | listed})
     metadata = {
         "id": described.id,
         "name": described.name,
@@ -58,12 +63,10 @@ def _enable_vectors(table: Writable) -> bool:
         "format": {"provider": "parquet", "options": {}},
         "schemaString": delta.schema().to_json(),
         "partitionColumns": described.partition_columns,
-        "configuration": described.configuration | {DELETION_VECTORS: "true"},
+        "configuration": described.configuration | dict(properties),
         "createdTime": described.created_time,
     }
-    told = {"properties": json.dumps({DELETION_VECTORS: "true"})}
-    info = {"operation": "SET TBLPROPERTIES", "operationParameters": told}
-    return committed(table, info, [{"protocol": protocol}, {"metaData": metadata}])
+    return [*actions, {"metaData": metadata}]
 
 
 def appended(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool:
@@ -72,7 +75,7 @@ def appended(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool
     Args:
         txn: see `transaction`.
     """
-    return committed(table, _written("Append", files), [txn, *(added(file, now_ms()) for file in files)])
+    return committed(table, _written("Append", files), [txn, *(added(file, now_ms()) for file in files)], files)
 
 
 def overwritten(
@@ -90,7 +93,7 @@ def overwritten(
     info = _written("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
     actions += [removed(file, now) for file in former]
-    return committed(table, info, [*actions, *(added(file, now) for file in files)])
+    return committed(table, info, [*actions, *(added(file, now) for file in files)], files)
 
 
 def _written(mode: str, files: Sequence[WrittenFile]) -> Action:
@@ -99,13 +102,20 @@ def _written(mode: str, files: Sequence[WrittenFile]) -> Action:
 
 
 def rearranged(
-    table: Writable, former: Sequence[TableFile], files: Sequence[Placed], operation: str, *, changes: bool
+    table: Writable,
+    former: Sequence[TableFile],
+    files: Sequence[Placed],
+    operation: str,
+    others: Iterable[Action] = (),
+    *,
+    changes: bool,
 ) -> bool | None:
     """Commits files in the place of others, with rows of theirs.
 
     Args:
         former: the others.
         operation: what the commit is called.
+        others: further actions.
         changes: whether not all rows of theirs are there.
 
     Returns:
@@ -114,11 +124,12 @@ def rearranged(
     if not {file.key for file in former} <= {file.key for file in table.files}:
         return None
     now = now_ms()
-    actions = [removed(file, now, changes=changes) for file in former]
+    actions = [*others, *(removed(file, now, changes=changes) for file in former)]
     actions += [added(file, at, changes=changes) for file, at in files]
     # A DELETE that names no condition is taken for one of all rows.
     parameters = {"predicate": '["some rows"]'} if changes else {}
-    return committed(table, {"operation": operation, "operationParameters": parameters}, actions)
+    info = {"operation": operation, "operationParameters": parameters}
+    return committed(table, info, actions, [file for file, _ in files])
 
 
 def corrected(table: Writable) -> bool:
@@ -169,11 +180,17 @@ def removed(file: TableFile, now: int, *, changes: bool = True) -> Action:
     return {"remove": known | rest | {"deletionTimestamp": now}}
 
 
-def committed(table: Writable, info: Action, actions: Iterable[Action]) -> bool:
+def committed(
+    table: Writable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
+) -> bool:
     """Writes the commit behind the table's version, and then what `settle` does.
+
+    What it names is on the disk before it, and it before this returns: see `durable`.
 
     Args:
         info: what the commit says of itself: its operation.
+        files: new ones, which it names.
+        others: further ones.
 
     Returns:
         False, and nothing is written, if somebody else has written a commit of this number.
@@ -182,14 +199,17 @@ def committed(table: Writable, info: Action, actions: Iterable[Action]) -> bool:
     said: Action = {"commitInfo": {"timestamp": now_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}}
     content = b"".join(encode(action) + b"\n" for action in (said, *actions))
     unnamed, entry = log / f".{own}.json", log / f"{version:020}.json"
-    unnamed.write_bytes(content)
+    sync_files(table.folder, [*(table.folder / file.path for file in files), *others])
     try:
+        unnamed.write_bytes(content)
+        sync(unnamed)
         os.link(unnamed, entry)
     except FileExistsError:
         # On NFS, whoever asks again because an answer was lost is told so of his own.
         if entry.read_bytes() != content:
             return False
     finally:
-        unnamed.unlink()
+        unnamed.unlink(missing_ok=True)
+    sync(log)
     settle(table.delta, version)
     return True

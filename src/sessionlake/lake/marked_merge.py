@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.lake.deletion_vectors import write_vectors
-from sessionlake.lake.folder_upkeep import gathered, rows_of
+from sessionlake.lake.file_rows import rows_of
 from sessionlake.lake.log_commits import added, committed, marked_file, named, now_ms, removed, transaction
-from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed
+from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, gathered
 from sessionlake.lake.rows_by_key import FoundRows, Lookup, held_rows
 from sessionlake.lake.table_files import Action, TableFile
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
-from sessionlake.lake.writable import Writable, writable
+from sessionlake.lake.writable import Writable, has_vectors, writable
 from sessionlake.protocol.types import Bools, Int64s
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def merged_by_marking(
         TooLargeError: what the source is combined with is too large.
     """
     table = writable(delta)
-    folder, schema = table.folder, table.schema
+    folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
     merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.feeds)
     former = {one.file: one.rows for one in merged.former}
     absorbed = _absorbed(table, [] if marks else former) if merged else []
@@ -72,14 +72,15 @@ def merged_by_marking(
     written = next(iter(table.writer().files(gathered(rows))), None)
     told = _feed(folder, merged.changes(), schema) if table.feeds and merged else None
     now = now_ms()
-    new, changes = [folder / one.path for one in (written, told) if one], [removed(file, now) for file in absorbed]
-    changes += _replaced({file: former[file] for file in former if file not in absorbed}, new, now)
+    files, vectors = [one for one in (written, told) if one], list[Path]()
+    changes = [removed(file, now) for file in absorbed]
+    changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [added(written, now)]
     changes += [] if told is None else [{"cdc": named(told) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
-    if committed(table, info, [transaction(app, batch), *changes]):
+    if committed(table, info, [transaction(app, batch), *changes], files, *vectors):
         return True
-    for path in new:
+    for path in (*(folder / one.path for one in files), *vectors):
         path.unlink(missing_ok=True)
     return False
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 QUICK, SMALL = "snappy", "zstd"
 """What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
 WRITTEN = "path string, size bigint, stats string"
+_GATHERED_BYTES = 32 << 20
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
 
 
@@ -178,6 +179,19 @@ def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
     if values is None:
         return pa.nulls(rows, kind)
     return values if values.type == kind else values.cast(kind)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Larger batches of the same rows: each becomes a row group."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _GATHERED_BYTES:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, size = [], 0
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def dictionaries(schema: pa.Schema) -> list[str]:

@@ -364,6 +364,17 @@ class Storage(ABC):
         """Leaves of a session's messages only where and when they were, in one commit, which streams pass over."""
 
     @abstractmethod
+    def purge_vectors(self, table: str) -> int:
+        """Writes the files anew that have marked rows, so that readers without deletion vectors open the table.
+
+        Returns:
+            How many files had such rows.
+
+        Raises:
+            UsageError: that is for the platform to do.
+        """
+
+    @abstractmethod
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """Removes all that is no part of the present version: there is no way back.
 

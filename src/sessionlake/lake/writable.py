@@ -47,6 +47,8 @@ _LEGACY: Mapping[int, frozenset[str]] = {
 _LISTED, _LATEST_READER = 7, 3
 VECTORS = "deletionVectors"
 """What protocols call the feature."""
+READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantType"})
+"""Features that readers have to know, too, of those that are known here."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +116,33 @@ def writable(delta: DeltaTable) -> Writable:
 
 def obstacle(delta: DeltaTable) -> str | None:
     """What the table asks of its writers that is not done here; None if that is nothing."""
-    protocol, metadata = delta.protocol(), delta.metadata()
-    features = features_of(delta)
-    if features is None or protocol.min_reader_version > _LATEST_READER:
-        return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
-    if unknown := features - _KNOWN - _UNUSED.keys():
-        return f"the table feature {', '.join(sorted(unknown))}"
-    said = json.dumps([*metadata.configuration]) + delta.schema().to_json().replace(" ", "")
-    used = (feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks))
-    if feature := next(used, None):
-        return f"the table feature {feature} in use"
-    return "partition columns" if metadata.partition_columns else None
-
-
-def features_of(delta: DeltaTable) -> set[str] | None:
-    """Features that the table's readers and writers have to know; None of a protocol that is not known."""
     protocol = delta.protocol()
-    if protocol.min_writer_version == _LISTED:
+    if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
+        return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
+    if unknown := features_of(delta) - _KNOWN - _UNUSED.keys():
+        return f"the table feature {', '.join(sorted(unknown))}"
+    if used := _used(delta):
+        return f"the table feature {', '.join(sorted(used))} in use"
+    return "partition columns" if delta.metadata().partition_columns else None
+
+
+def _used(delta: DeltaTable) -> set[str]:
+    """Those of `_UNUSED` that the table uses."""
+    said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
+    return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
+
+
+def features_of(delta: DeltaTable) -> set[str]:
+    """Features that the table's readers and writers have to know."""
+    protocol = delta.protocol()
+    if protocol.min_writer_version >= _LISTED:
         return {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-    legacy = _LEGACY.get(protocol.min_writer_version)
-    return None if legacy is None else {*legacy}
+    return {*_LEGACY[protocol.min_writer_version]}
+
+
+def used_features(delta: DeltaTable) -> set[str]:
+    """Those of them without which the table would be another one."""
+    return {feature for feature in features_of(delta) if feature not in _UNUSED} | _used(delta)
 
 
 def has_vectors(delta: DeltaTable) -> bool:
