@@ -157,6 +157,18 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: Folders) -> Non
         assert_noted(lake)
 
 
+def test_a_file_whose_statistics_are_corrected_is_counted_once(lake: Folders) -> None:
+    for number in range(3):
+        lake.append(None, TABLE, rows(a=number), Txn("app", number))
+    newest = max((lake.path(TABLE) / "_delta_log").glob("*.json"))
+    newest.write_text(
+        newest.read_text().replace('"numRecords\\":1', '"numRecords\\":1,\\"note\\":\\"\\\\ud83d\\\\ude00\\"')
+    )
+    lake.compact(NO_SPARK, TABLE)
+    assert lake.latest_commits(None, TABLE, 1)[0].operation == "COMPUTE STATISTICS"
+    assert_noted(lake)
+
+
 def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: Folders) -> None:
     for number in range(3):
         lake.append(None, TABLE, rows(a=number), Txn("app", number))

@@ -128,7 +128,7 @@ def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
         LakeError: a file's deletion vector is not what the log says.
     """
     folder = folder_of(delta)
-    adds = list(_adds(folder, delta.version()))
+    adds = list(adds_of(folder, delta.version()))
     gone = _gone(delta, folder, adds) if read_vectors else {}
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
@@ -168,7 +168,7 @@ def _local(url: str) -> Path:
     return Path(url2pathname(urlsplit(url).path))
 
 
-def _adds(folder: Path, version: int) -> Iterable[Action]:
+def adds_of(folder: Path, version: int) -> Iterable[Action]:
     """The log's `add` of each file of a version."""
     log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
     checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
