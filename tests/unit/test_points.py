@@ -71,8 +71,11 @@ class Gold:
         idle_ms: int = HOUR,
         series: tuple[RollingAverage, ...] = (BY_SESSION,),
         resting_ms: int | None = None,
+        packer: ChangePacker | None = None,
+        schema: pa.Schema = _SCHEMA,
     ) -> None:
-        self.shards, self.series = shards, series
+        self.shards, self.series, self.schema = shards, series, schema
+        self.packer = packer or ChangePacker(Declared(METRICS), owners_of(series))
         self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms, resting_ms or idle_ms)
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
@@ -103,8 +106,8 @@ class Gold:
         tasks = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         chunks: dict[int, list[bytes]] = {}
         for task in tasks:
-            given = [pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []
-            for packed in ChangePacker(Declared(METRICS), owners_of(self.series))(given):
+            given = [pa.RecordBatch.from_pylist(task, self.schema)] if task else []
+            for packed in self.packer(given):
                 for row in packed.to_pylist():
                     chunks.setdefault(row["shard"], []).append(row["chunk"])
         return chunks
@@ -364,7 +367,7 @@ def test_a_metric_that_is_no_longer_declared_is_refused():
 
 
 def test_state_of_another_format_is_refused():
-    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/3", b"gold.state/9")
+    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/4", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
         GoldShardState.decode(content)
 

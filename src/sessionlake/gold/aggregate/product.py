@@ -18,6 +18,7 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
+from sessionlake.gold.aggregate.order import in_order
 from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Source
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Int64s
@@ -101,7 +102,7 @@ class Product:
     def reads(self) -> tuple[str, ...]:
         """The events' columns that its aggregates need, and its source does not name: those of a table's rows."""
         own = {name for one in self._merging.values() for name in one.reads}
-        return tuple(sorted(own - {"value", *(name for name, _ in ORDER), *self.keys}))
+        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER), *self.keys}))
 
     @property
     def logic(self) -> str:
@@ -135,6 +136,7 @@ class Product:
         """Its rows for these changes alone."""
         if self.below is not None:
             return self.of_finer(self.below.of_changes(changes, declared))
+        changes = in_order(changes)
         if self.lateness_ms is not None:
             changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
         marks = (*MARKS, PARTITION) if self.output == APPEND else MARKS
@@ -142,6 +144,7 @@ class Product:
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The rows of `gold.late_points` for the changes that come too late for it."""
+        changes = in_order(changes)
         if self.lateness_ms is None:
             return late_points(self.table, changes.slice(0, 0), self.source, declared)
         late = changes.filter(pa.array(is_late(changes, self.bucket_ms, self.lateness_ms)))
@@ -149,6 +152,7 @@ class Product:
 
     def of_events(self, events: pa.Table) -> pa.Table:
         """Its rows for these events alone."""
+        events = in_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
             events = events.append_column(START, _bucket(events["ts"].to_numpy(), self.bucket_ms))
