@@ -133,8 +133,9 @@ def _corrected(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
 
 def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     since = ("ts", ge, last - milliseconds(_REACHES[-1]))
-    found = reader.table(AVERAGES, *series, since, columns=(*_ORDER, "value", "average"), at_most=_BYTES)
-    return _last(found, _ORDER, _POINTS)
+    order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
+    found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), at_most=_BYTES)
+    return _last(found, order, _POINTS)
 
 
 def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:

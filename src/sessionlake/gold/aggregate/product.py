@@ -136,7 +136,6 @@ class Product:
         """Its rows for these changes alone."""
         if self.below is not None:
             return self.of_finer(self.below.of_changes(changes, declared))
-        changes = in_order(changes)
         if self.lateness_ms is not None:
             changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
         marks = (*MARKS, PARTITION) if self.output == APPEND else MARKS
@@ -144,7 +143,6 @@ class Product:
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The rows of `gold.late_points` for the changes that come too late for it."""
-        changes = in_order(changes)
         if self.lateness_ms is None:
             return late_points(self.table, changes.slice(0, 0), self.source, declared)
         late = changes.filter(pa.array(is_late(changes, self.bucket_ms, self.lateness_ms)))

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.late import by_topic, latest
-from sessionlake.gold.aggregate.order import in_order
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.fold.pack import ReadChanges, taken_apart
@@ -145,7 +144,6 @@ def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Pro
     Args:
         products: each behind the one that it is made from.
     """
-    changes = in_order(changes)
     sources = {product.source for product in products if product.below is None}
     events = {source: source.events(changes, declared) for source in sources}
     tables: dict[str, pa.Table] = {}
