@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import sessionlake
 from support.limits import FORCED, OTHERS, force
-from unit import test_law, test_net_changes, test_once_order, test_points, test_products, test_rules
+from unit import test_law, test_net_changes, test_once_order, test_points, test_processor_law, test_products, test_rules
 
 ROOT = Path(sessionlake.__file__).parent
 PACKAGES = ("bronze", "gold", "history", "lake", "processors", "silver")
@@ -63,7 +64,7 @@ def is_size(side: ast.expr) -> bool:
     if isinstance(side, ast.Attribute):
         return side.attr in ("num_rows", "nbytes")
     call = side.func if isinstance(side, ast.Call) else None
-    return (isinstance(call, ast.Name) and call.id == "len") or (isinstance(call, ast.Attribute) and call.attr == "count")
+    return getattr(call, "id", None) == "len" or getattr(call, "attr", None) == "count"
 
 
 def once(seed: int) -> None:
@@ -73,11 +74,30 @@ def once(seed: int) -> None:
         test_once_order.test_products_of_shuffled_messages_are_those_of_ordered_ones_in_any_batches(product, seed)
 
 
+def some(law: Callable[..., None]) -> None:
+    """A property for fewer examples than where it stands: with limits this small, one takes ten times as long."""
+    own = "_hypothesis_internal_use_settings"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(law, own, hypothesis.settings(getattr(law, own), max_examples=8))
+        law()
+
+
+def each(law: Callable[..., None], cases: Iterable[Sequence[str]]) -> None:
+    for case in cases:
+        law(1, *case)
+
+
 LAWS: dict[str, Callable[[], None]] = {
-    "averages": test_points.test_any_batches_shards_and_idle_times_equal_a_recomputation,
-    "restatements": test_points.test_restatements_lead_from_the_first_figure_to_the_last,
-    "products": test_products.test_any_batches_come_to_what_plain_python_comes_to,
+    "averages": lambda: some(test_points.test_any_batches_shards_and_idle_times_equal_a_recomputation),
+    "restatements": lambda: some(test_points.test_restatements_lead_from_the_first_figure_to_the_last),
+    "products": lambda: some(test_products.test_any_batches_come_to_what_plain_python_comes_to),
     "once": lambda: once(3),
+    "rules": lambda: some(test_rules.test_whatever_the_batches_the_log_bears_what_plain_python_makes_of_all_events),
+    "silver": lambda: each(test_law.test_any_batches_and_shards_equal_the_truth, test_law.CASES),
+    "net changes": lambda: each(test_net_changes.test_any_stretches_merged_equal_every_change_in_its_turn, [()]),
+    "processors": lambda: each(
+        test_processor_law.test_any_batches_and_shards_equal_one_batch, test_processor_law.CASES
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class Gold:
             state, out = self.fold(shard, self.states.get(shard), chunks)
             if state is not None:
                 self.states[shard] = state
-            content = dict(out)
+            content = by_kind(out)
             reports.append(content.pop(SeriesOutput.REPORT))
             for series in self.series:
                 self._write(series, content)
@@ -131,7 +132,7 @@ class Gold:
                 table[key] = row
         if beyond is not None:
             found = recompute(self._with_history(series, beyond), series)
-            self._write(series, {emitted.kind: emitted.rows for emitted in found})
+            self._write(series, by_kind((emitted.kind, emitted.rows) for emitted in found))
 
     def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
@@ -143,6 +144,14 @@ class Gold:
                 rows.append(row | {"place": int(place), "fresh": False, "partition": None, "offset": None})
         added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
         return pa.Table.from_pylist(rows, pa.schema([*beyond.schema, *added]))
+
+
+def by_kind(emitted: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """What a fold emits, put together by kind, however many payloads there are."""
+    found: dict[str, Any] = {}
+    for kind, content in emitted:
+        found[kind] = pa.concat_tables([found[kind], content], promote_options="default") if kind in found else content
+    return found
 
 
 def as_ints(*values: int) -> list[Any]:
