@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.kafka_times import TIMED_BY, said_times_of
 from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
@@ -225,13 +226,17 @@ class _Question:
         if gone is not None and gone.highest_ms >= ts:
             return True
         silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
-        return any(one.until >= ts for one in silent) or self._reader.any(
+        if any(one.until >= ts for one in silent):
+            return True
+        later = self._reader.batches(
             MESSAGES,
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
             ("timestamp", operator.ge, _from_ms(ts)),
+            columns=TIMED_BY,
         )
+        return any(bool((said_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
     def _untold(self, offset: int | None) -> str | None:
         """Why stream time with an offset cannot be told; None if it can."""

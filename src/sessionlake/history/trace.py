@@ -48,6 +48,7 @@ _RAW = pa.schema(
         ("kafka_ts", pa.int64()),
         ("key", pa.binary()),
         ("value", pa.binary()),
+        ("ingested_at", pa.int64()),
     ]
 )
 _READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
@@ -223,7 +224,8 @@ def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
 def decoded(raw: Row, settings: Settings) -> Content:
     """What a row of `bronze.messages` says."""
     rules = rules_of(settings.capture)
-    row = raw | {"kafka_ts": milliseconds(raw["timestamp"] - _EPOCH)}
+    ingested = raw["ingested_at"] and milliseconds(raw["ingested_at"] - _EPOCH)
+    row = raw | {"kafka_ts": milliseconds(raw["timestamp"] - _EPOCH), "ingested_at": ingested}
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:

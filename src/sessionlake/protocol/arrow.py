@@ -58,3 +58,8 @@ def session_keys(table: pa.Table) -> pa.Array:
 def are_of(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Which rows are of one of these sessions."""
     return pc.is_in(session_keys(table), value_set=session_keys(sessions))
+
+
+def milliseconds_of(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Timestamps as milliseconds since the epoch, rounded down."""
+    return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
