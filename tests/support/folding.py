@@ -71,15 +71,15 @@ def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
     rows = [
         (0, None, None, None, None, None, encode([m]), None)
         if isinstance(m, Silence)
-        else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value, _micros(m))
+        else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value, read_at(m))
         for m in facts
     ]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(_RAW)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)
 
 
-def _micros(message: KafkaMessage) -> int | None:
-    """When bronze read a message, not at a whole millisecond, as any clock's time."""
+def read_at(message: KafkaMessage) -> int | None:
+    """When bronze read a message, in microseconds: not at a whole millisecond, as any clock's time."""
     return None if message.ingested_at is None else message.ingested_at * 1000 + 999
 
 

@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold.final import _conditions
 from sessionlake.gold.testing import Change, check
-from sessionlake.protocol.columns import FIRST_MS
+from sessionlake.protocol.far_times import FIRST_MS
 from sessionlake.protocol.types import Row
 from support.seeds import examples
 

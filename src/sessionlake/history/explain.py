@@ -31,6 +31,7 @@ from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
+from sessionlake.protocol.values import rows_of
 from sessionlake.runtime.failures import one_line
 from sessionlake.silver.handover import reached
 from sessionlake.streaming.checkpoint import is_at_first, last_committed
@@ -246,7 +247,7 @@ def _gone_before(reader: TableReader, row: Row) -> datetime | None:
 
 
 def _rows(frame: DataFrame) -> list[Row]:
-    return frame.toArrow().to_pylist()
+    return rows_of(frame.toArrow())
 
 
 def _spans() -> list[Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import eq, ge, gt, le
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings, milliseconds
+from sessionlake.config import Settings
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
@@ -34,12 +34,12 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import beginnings, begins, heads
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.far_times import FarTime, ms_of
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
 from sessionlake.streaming.payloads import rules_of
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _RAW = pa.schema(
     [
         ("topic", pa.string()),
@@ -95,7 +95,7 @@ class TracedMessage:
     type: str | None
     seq: int | None
     ts: int | None
-    timestamp: datetime
+    timestamp: datetime | FarTime
     value_bytes: int
     ingested_at: datetime | None
 
@@ -224,8 +224,8 @@ def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
 def decoded(raw: Row, settings: Settings) -> Content:
     """What a row of `bronze.messages` says."""
     rules = rules_of(settings.capture)
-    ingested = raw["ingested_at"] and milliseconds(raw["ingested_at"] - _EPOCH)
-    row = raw | {"kafka_ts": milliseconds(raw["timestamp"] - _EPOCH), "ingested_at": ingested}
+    ingested = None if raw["ingested_at"] is None else ms_of(raw["ingested_at"])
+    row = raw | {"kafka_ts": ms_of(raw["timestamp"]), "ingested_at": ingested}
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:

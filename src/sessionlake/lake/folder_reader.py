@@ -6,10 +6,10 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sessionlake.errors import LakeError
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among, is_null
 from sessionlake.lake.table_files import opened
+from sessionlake.protocol.far_times import FarTime, micros_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -115,7 +116,7 @@ def _has_deletion_vectors(delta: DeltaTable) -> bool:
 
 
 def _wanted(conditions: Sequence[Condition]) -> pc.Expression | None:
-    meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+    meets = [compare(pc.field(name), _comparable(value)) for name, compare, value in conditions]
     return reduce(operator.and_, meets) if meets else None
 
 
@@ -149,11 +150,12 @@ def _merged(
 
 def _left_open(condition: Condition) -> pc.Expression:
     """Of files' statistics: those by which a file may have rows that meet the condition."""
-    name, compare, value = condition
+    name, compare, value = condition[0], condition[1], _comparable(condition[2])
     least, most = pc.field(f"min.{name}"), pc.field(f"max.{name}")
     if compare is among:
-        values = [one for one in value if one is not None]
-        within = (least <= max(values)) & (most >= min(values)) if values else pc.scalar(value=False)
+        given = [one for one in condition[2] if one is not None]
+        ends = _comparable([min(given), max(given)]) if given else []
+        within = (least <= ends[1]) & (most >= ends[0]) if ends else pc.scalar(value=False)
     elif compare in (operator.gt, operator.ge):
         within = compare(most, value)
     elif compare in (operator.lt, operator.le):
@@ -163,7 +165,6 @@ def _left_open(condition: Condition) -> pc.Expression:
     return within | least.is_null() | most.is_null()
 
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}
 
 
@@ -183,7 +184,14 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
     return " AND ".join(told) or None
 
 
+def _comparable(value: Any) -> Any:
+    """A condition's value as Arrow compares it."""
+    if isinstance(value, list):
+        return [_comparable(one) for one in value]
+    return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
+
+
 def _literal(value: str | int | datetime) -> str:
-    if isinstance(value, datetime):  # as a text it would have to fit into nanoseconds
-        return f"arrow_cast({(value - _EPOCH) // timedelta(microseconds=1)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    if isinstance(value, datetime | FarTime):  # as a text it would have to fit into nanoseconds
+        return f"arrow_cast({micros_of(value)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN
 from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, Reference, faulty
-from sessionlake.protocol.columns import FIRST_MS
+from sessionlake.protocol.far_times import FIRST_MS
 from sessionlake.protocol.types import Row
 
 FIRST_MICROS = FIRST_MS * 1000

@@ -33,7 +33,7 @@ from sessionlake.gold.rules.tree import (
     selection,
 )
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.far_times import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Bools, Int64s
 
 _ORDER = ("ts", "position", "ordinal", *SERIES)
