@@ -94,7 +94,7 @@ def test_as_of_a_time_goes_by_the_times_that_count(spark: Any, tmp_path: Path) -
     assert_silver_is_the_truth(spark, settings, messages)
 
     def qty(ts: int) -> list[int]:
-        return session_as_of(spark, settings, "s", ts=ts)["qty"].to_pylist()
+        return session_as_of(settings, "s", ts=ts)["qty"].to_pylist()
 
     moments = [NO_TIME, START - 1, START, START + 8_999, START + 9_000]
     assert list(map(qty, moments)) == [[0], [0], [3], [3], [4]]

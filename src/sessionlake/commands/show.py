@@ -13,7 +13,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from sessionlake.protocol.far_times import FarTime
+from sessionlake.lake.far_times import FarTime
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """A column's values; maps as dictionaries."""
     from pyarrow.types import is_map
 
-    from sessionlake.protocol.values import values_of
+    from sessionlake.lake.values import values_of
 
     values = values_of(column)
     return [None if value is None else dict(value) for value in values] if is_map(column.type) else values

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from sessionlake.commands.show import OutputFormat, console_on, show, table_of
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import BatchCommit, Merge, Trace
-from sessionlake.protocol.far_times import time_text
+from sessionlake.lake.far_times import time_text
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20

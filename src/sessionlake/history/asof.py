@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.far_times import ms_of, time_of, time_text
 from sessionlake.lake.kafka_times import TIMED_BY, said_times_of
 from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.progress import ends, last_merged
@@ -23,11 +24,10 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
 from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.far_times import ms_of, time_of, time_text
+from sessionlake.lake.values import value_of
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.protocol.values import value_of
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, can_follow, milliseconds, table_after

@@ -30,8 +30,8 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.types import Row
-from sessionlake.protocol.values import rows_of
 from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.far_times import FarTime, time_of, time_text
+from sessionlake.lake.far_times import FarTime, time_of, time_text
 
 _HELD = ("offset", "seq", "ts", "size")
 

@@ -16,6 +16,7 @@ from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_
 from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.far_times import FarTime, ms_of
 from sessionlake.lake.ledger import RECOVERED
 from sessionlake.lake.names import (
     BRONZE,
@@ -34,7 +35,6 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import beginnings, begins, heads
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
-from sessionlake.protocol.far_times import FarTime, ms_of
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row

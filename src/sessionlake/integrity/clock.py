@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.integrity.cursor import NEVER, NO_TIME
+from sessionlake.protocol.arrow import running_maximum
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -190,15 +191,6 @@ def segments_of(
     unsorted = np.empty_like(running)
     unsorted[order] = running
     return told, unsorted
-
-
-def running_maximum(values: Int64s, group: Int64s) -> Int64s:
-    """Highest value so far within each group; groups are ascending."""
-    if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
-        return values
-    distinct, rank = np.unique(values, return_inverse=True)
-    highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)
-    return distinct[highest]
 
 
 @dataclass(frozen=True)

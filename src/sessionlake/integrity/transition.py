@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sessionlake.integrity.cursor import Cursor, Cursors, Status
-from sessionlake.protocol.far_times import FIRST_MS, LAST_MS
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MessageType
 from sessionlake.protocol.types import Int8s, Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
 class How(Enum):

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from sessionlake.capture import Integrity
-from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
 from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
 from sessionlake.integrity.transition import Run, apply_runs
+from sessionlake.protocol.arrow import running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 

@@ -10,14 +10,15 @@ from datetime import datetime
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.far_times import FarTime, micros_of
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among, is_null
 from sessionlake.lake.table_files import opened
-from sessionlake.protocol.far_times import FarTime, micros_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -80,10 +81,8 @@ class FolderReader(TableReader):
     def files(self, table: str, *conditions: Condition) -> FilesRead:
         """See `TableReader`."""
         with self._opened(table) as delta:
-            known = pa.table(delta.get_add_actions(flatten=True))
-        told = [condition for condition in conditions if f"max.{condition[0]}" in known.column_names]
-        kept = reduce(operator.and_, map(_left_open, told), pc.scalar(value=True))
-        return FilesRead(frozenset(known.filter(kept)["path"].to_pylist()), known.num_rows)
+            paths, total = _paths_left_open(delta, conditions)
+        return FilesRead(frozenset(paths), total)
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
@@ -124,7 +123,7 @@ def _appended(
     delta: DeltaTable, folder: Path, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """From the files whose statistics leave it open."""
-    from pyarrow.dataset import ParquetReadOptions
+    from pyarrow.dataset import FileSystemDataset, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
@@ -132,6 +131,10 @@ def _appended(
     # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
     options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
     dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+    if any(isinstance(value, datetime | FarTime) or compare is among for _, compare, value in conditions):
+        # Bounds that are no dates are null there, and nothing is found by a null.
+        paths = map(unquote, _paths_left_open(delta, conditions)[0])
+        dataset = FileSystemDataset.from_paths([*paths], dataset.schema, dataset.format, dataset.filesystem)
     yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=_wanted(conditions))
 
 
@@ -146,6 +149,14 @@ def _merged(
         rows = pa.Table.from_batches([batch]).cast(read)
         kept = rows if wanted is None else rows.filter(wanted)
         yield from (kept if columns is None else kept.select(list(columns))).to_batches()
+
+
+def _paths_left_open(delta: DeltaTable, conditions: Sequence[Condition]) -> tuple[list[str], int]:
+    """Paths, as the log has them, of the files that may have rows which meet all conditions; and how many there are."""
+    known = pa.table(delta.get_add_actions(flatten=True))
+    told = [condition for condition in conditions if f"max.{condition[0]}" in known.column_names]
+    kept = reduce(operator.and_, map(_left_open, told), pc.scalar(value=True))
+    return known.filter(kept)["path"].to_pylist(), known.num_rows
 
 
 def _left_open(condition: Condition) -> pc.Expression:

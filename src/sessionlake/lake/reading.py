@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.values import rows_of, value_of, values_of
 from sessionlake.protocol.arrow import session_keys
 from sessionlake.protocol.types import Row
-from sessionlake.protocol.values import rows_of, value_of, values_of
 
 # A column, a comparison that both engines' expressions understand (one of the `operator` module, or one of those
 # below), and a value.

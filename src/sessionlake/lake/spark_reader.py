@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.lake.far_times import FarTime, micros_of
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
 from sessionlake.lake.storage import Storage, quote
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.far_times import FarTime, micros_of
 from sessionlake.protocol.types import Row
-from sessionlake.protocol.values import rows_of
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame, by_parts
 from sessionlake.runtime.interpreted import interpreted

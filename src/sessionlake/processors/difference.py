@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.lake.storage import quote
-from sessionlake.protocol.values import rows_of
+from sessionlake.lake.values import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

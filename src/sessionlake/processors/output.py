@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sessionlake.protocol.columns import JsonType, parse_columns
-from sessionlake.protocol.far_times import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.silver.fold.schemas import TIMESTAMP
 
 HEAD = (

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from sessionlake.lake.names import CHANGES, SNAPSHOTS
 from sessionlake.lake.reading import Condition, among
+from sessionlake.lake.values import values_of
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.values import values_of
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import latest_cuts, usable
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, change_columns, last_cuts, rows_schema

@@ -20,8 +20,8 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.reading import Condition, TooLargeError, among
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import value_of, values_of
 from sessionlake.protocol.arrow import SESSION, are_of, session_keys
-from sessionlake.protocol.values import value_of, values_of
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of

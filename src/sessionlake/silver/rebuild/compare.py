@@ -11,8 +11,8 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.retained import by_table, expired, heads, limits_frame
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.values import rows_of
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Times that Python's datetime cannot tell: before the year 1 or beyond the year 9999.
 
 Event times are any int64 of milliseconds, and Spark's timestamps reach 292,000 years either way. Rows that leave Arrow
-for Python have such a time as a `FarTime` (see `protocol.values`); one function, `time_text`, writes times for people.
+for Python have such a time as a `FarTime` (see `lake.values`); one function, `time_text`, writes times for people.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The first and the last moment that a datetime can tell, in milliseconds since 1970."""
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
+
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 

@@ -1,4 +1,4 @@
-"""Arrow's values as Python's, where some may be times that no datetime can tell (`protocol.far_times`)."""
+"""Arrow's values as Python's, where some may be times that no datetime can tell (`lake.far_times`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sessionlake.protocol.far_times import FarTime, time_of
+from sessionlake.lake.far_times import FarTime, time_of
 
 _DAY_MS = 86_400_000
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
