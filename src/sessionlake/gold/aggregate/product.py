@@ -20,8 +20,8 @@ from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.order import in_order
 from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Source
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
 PARTITION = "partition"

@@ -34,8 +34,8 @@ from sessionlake.gold.rules.tree import (
     selection,
 )
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Of several sessions under `once`, each session's events of one time are together: their offsets say nothing.
 _ORDER = ("ts", "across", "topic", "session_id", "life", "position", "ordinal", "row_id")
