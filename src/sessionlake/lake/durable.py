@@ -30,3 +30,13 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
     new = [*files]
     if new:
         sync(*new, *sorted({file.parent for file in new} | {folder}))
+
+
+def sync_created(folder: Path) -> None:
+    """Returns when a new table is on the disk: its first version, and the folders down to it, of schema and warehouse.
+
+    Args:
+        folder: the table's.
+    """
+    sync_files(folder, [folder / "_delta_log" / f"{0:020}.json"])
+    sync(folder.parent, folder.parent.parent)

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Longer texts are cut, to what is not above the least, and not below the greatest. Left out they must not be: of a
 # column that has values and no bounds, delta-rs' dataset takes every row for one that meets no condition on it.

@@ -30,7 +30,7 @@ from sessionlake.lake.folder_commits import committing, discard, put_together
 from sessionlake.lake.log_commits import Placed, corrected, rearranged
 from sessionlake.lake.parquet import SMALL, gathered
 from sessionlake.lake.storage import quote
-from sessionlake.lake.table_files import Action, TableFile, opened
+from sessionlake.lake.table_files import Action, TableFile, live, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
@@ -83,6 +83,13 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     except conflicts():
         return None
     return Compacted(len(before), opened(folder).get_add_actions().num_rows)
+
+
+def lost_files(folder: Path) -> list[str]:
+    """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
+    files = live(opened(folder), read_vectors=False)
+    named = {path for file in files for path in (file.path, file.vector) if path is not None}
+    return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
 def is_merged(delta: DeltaTable) -> bool:

@@ -9,7 +9,6 @@ tables that ask more of their writers (`writable`), as those with liquid cluster
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
-from sessionlake.lake.durable import sync, sync_files
+from sessionlake.lake.durable import sync_created
 from sessionlake.lake.expired import Chosen
 from sessionlake.lake.folder_reader import FolderReader, is_table
 from sessionlake.lake.folder_staging import Place, StagedFiles, has_commit, written
@@ -35,7 +34,7 @@ from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_append import staged_by_spark
 from sessionlake.lake.spark_merge import blanked_by_spark, counted_by_spark, merged_by_spark, removed_by_spark
 from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote
-from sessionlake.lake.table_files import live, opened
+from sessionlake.lake.table_files import opened
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
@@ -172,10 +171,8 @@ class Folders(Storage):
         wanted = {**schema.properties(self._settings.maintain.keep), **self.log}
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):
-            folder = self.path(table)
-            DeltaTable.create(folder, declared, "ignore", description=schema.comment, configuration=wanted)
-            sync_files(folder, [folder / "_delta_log" / f"{0:020}.json"])
-            sync(folder.parent, self._settings.warehouse)
+            DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
+            sync_created(self.path(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`: delta-rs does not write to clustered tables."""
@@ -206,10 +203,7 @@ class Folders(Storage):
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """See `Storage`; files of deletion vectors, too."""
         del spark
-        folder = self.path(table)
-        files = live(opened(folder), read_vectors=False)
-        named = {path for file in files for path in (file.path, file.vector) if path is not None}
-        return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
+        return upkeep.lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`. The log is read directly: `history` costs a Spark job."""
