@@ -11,12 +11,21 @@ import duckdb_extension_delta
 import polars as pl
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaProtocolError
+from typer.testing import CliRunner, Result
 
+from sessionlake import cli
 from sessionlake.config import Settings
+from sessionlake.errors import UsageError
 from sessionlake.lake import tiers
+from sessionlake.lake.catalog import Catalog
 from sessionlake.lake.folders import Folders
+from sessionlake.lake.marked_merge import merged_by_marking
+from sessionlake.lake.names import ROWS
+from sessionlake.lake.table_files import opened
+from sessionlake.lake.table_schema import DELETION_VECTORS
+from sessionlake.lake.upsert import Upsert
 from support.table_life import SCHEMA, TABLE, TEXTS, YOUNGER, Life, comparable
 
 
@@ -119,3 +128,25 @@ def test_a_table_whose_vectors_are_purged_is_read_by_pandas(life: Life) -> None:
     assert life.lake.purge_vectors(TABLE) == 0
     version = DeltaTable(folder).version()
     assert (folder / "_delta_log" / f"{version:020}.checkpoint.parquet").is_file()
+
+
+def test_the_command_rewrites_a_table_once_without_spark_and_says_what_is_wrong(tmp_path: Path) -> None:
+    lake, rows = Folders(Settings(home=tmp_path)), pa.table({"row_id": ["a", "b"], "value": [1, 2]})
+    write_deltalake(lake.path(ROWS), rows)
+    lake.set_property(None, ROWS, DELETION_VECTORS, "true")
+    upsert = Upsert(("row_id",), ("value",))
+    assert merged_by_marking(opened(lake.path(ROWS)), rows.slice(1), upsert, "app", 0)
+    for rewritten in (1, 0):
+        done = purged(tmp_path, ROWS)
+        assert (done.exit_code, json.loads(done.stdout)) == (0, {"table": ROWS, "files_rewritten": rewritten})
+    assert sorted(DeltaTable(lake.path(ROWS)).to_pandas()["row_id"]) == ["a", "b"]
+    refused = purged(tmp_path, "silver.sessions")
+    assert refused.exit_code == 2
+    assert f"there is no table 'silver.sessions'; there are: {ROWS}" in " ".join(refused.stderr.split())
+    with pytest.raises(UsageError, match="DROP FEATURE deletionVectors"):
+        Catalog(Settings(home=tmp_path, catalog="main")).purge_vectors(ROWS)
+
+
+def purged(home: Path, table: str) -> Result:
+    words = ["maintain", "--purge-vectors", table, "--format", "json"]
+    return CliRunner().invoke(cli.app, words, env={"SESSIONLAKE_HOME": str(home)})
