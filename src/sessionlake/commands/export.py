@@ -50,13 +50,14 @@ def export(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from sessionlake.runtime.failures import failure_of
+        from sessionlake.streaming.errors import refused
 
         rows = rows_of(spark, settings, table, where, moment)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
         except (PySparkException, Py4JError) as error:  # a condition fails, too, only when it is computed
-            raise LakeError(f"export: {failure_of(error)}") from error
+            told = refused("export", error)
+            raise (LakeError(str(told)) if isinstance(told, UsageError) else told) from error
 
     found = with_spark(settings, work)
     say(f"{found.rows:,} rows of {table} in {found.files:,} files of {found.bytes:,} bytes")
