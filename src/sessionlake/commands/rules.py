@@ -16,6 +16,7 @@ from yaml import YAMLError
 from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.errors import ConfigError, UsageError
+from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import in_force, wanted
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, moment, times_of_all
 from sessionlake.gold.changes import declared_in
@@ -119,7 +120,8 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     tried = [one.rule for one in rules]
     events = sought(tried)
     begun = ("_ts", operator.ge, min(events.values(), default=0))
-    matches = events_in(reader, list(events), declared, begun) if events else MATCH.empty_table()
+    once = OnceTopics(settings.capture)
+    matches = events_in(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
     batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
     rows = changed([], tried, batch, _Tried(reader, matches))
     show(
