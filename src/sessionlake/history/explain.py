@@ -32,10 +32,10 @@ from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import rows_of
 from sessionlake.protocol.types import Row
-from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached
 from sessionlake.streaming.checkpoint import is_at_first, last_committed
+from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,7 +173,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
         rows = rows.where(where) if where else rows
         return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
     except PySparkException as error:
-        raise UsageError(f"explain: {one_line(str(error))}") from error
+        raise refused("explain", error) from error
 
 
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
