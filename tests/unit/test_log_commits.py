@@ -182,10 +182,9 @@ def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: F
 def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(lake: Folders) -> None:
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
     log = lake.path(TABLE) / "_delta_log"
-    (log / f"{1:020}.crc").write_text("{")
+    (log / f"{1:020}.crc").write_text("{")  # as a power cut leaves it
     lake.append(None, TABLE, rows(b=1), Txn("app", 1))
-    assert not (log / f"{2:020}.crc").exists()
-    (log / f"{1:020}.crc").unlink()
+    assert_noted(lake)
     DeltaTable(lake.path(TABLE)).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
     settle(DeltaTable(lake.path(TABLE)), 3)
     assert not (log / f"{3:020}.crc").exists()

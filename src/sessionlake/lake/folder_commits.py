@@ -60,7 +60,8 @@ def put_together(delta: DeltaTable) -> None:
     """Writes the checkpoint of the table's version, and returns when it is on the disk."""
     delta.create_checkpoint()
     log = folder_of(delta) / "_delta_log"
-    sync(log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint", log)
+    written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
+    sync(*filter(Path.is_file, written), log)
 
 
 def _last_checkpoint(folder: Path) -> int:

@@ -10,6 +10,7 @@ import json
 import logging
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -80,11 +81,10 @@ def _adds_again(actions: Iterable[Action]) -> bool:
 
 
 def _nearest(log: Path, version: int) -> tuple[_Version | None, int]:
-    """The nearest version before with a checksum, or none at all, before the first; None if that is far."""
+    """The nearest version before with a whole checksum, or none at all, before the first; None if that is far."""
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
-        file = log / f"{number:020}.crc"
-        if file.is_file():
-            told = decode(file.read_bytes())
+        with suppress(OSError, ValueError, KeyError):  # there is none, or a power cut has left it empty
+            told = decode((log / f"{number:020}.crc").read_bytes())
             return _Version(told["metadata"], told["protocol"], told["numFiles"], told["tableSizeBytes"]), number
     return (_Version(), -1) if version < _FARTHEST else (None, -1)
 
