@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sessionlake.bronze.compare import OFFSET
+from sessionlake.bronze.gaps import explain_gaps
 from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
 from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.unreadable import explain_unreadable, note_going_on
 from sessionlake.config import Settings
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
@@ -29,7 +32,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.runtime.kafka import require_broker, spark_source_options
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
@@ -86,6 +89,7 @@ def start(
         trigger=settings.bronze.trigger,
         once=once,
         on_wait=on_wait or (lambda _: None),
+        locate=lambda error, generation: explain_unreadable(spark, settings, error, generation, book.shifts),
     ).begin()
 
 
@@ -94,7 +98,7 @@ def _source(
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_kafka_options(settings))
+        .options(**spark_source_options(settings))
         .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -153,6 +157,7 @@ class _BronzeBatch:
         self._log: OffsetLog | None = None
         self._busy = threading.Lock()
         self._retired = False
+        self._has_gone_on = False
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         with self._busy:
@@ -184,9 +189,11 @@ class _BronzeBatch:
         expected = sum(end - first for first, end in planned.values())
         with (
             interpreted(spark, when=expected <= lake.limits.few_messages),
-            staged(spark, lake, MESSAGES, self._read(rows, expected), txn),
+            staged(spark, lake, MESSAGES, self._read(rows, expected), txn) as written,
         ):
             self._book.admit(topics)  # behind the reading, and before the table has any of it
+            if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
+                explain_gaps(spark, lake, planned, written.columns(*OFFSET), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
         ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
@@ -197,7 +204,10 @@ class _BronzeBatch:
         self._ledger.write(spark, entry)
         self._log.advance(ranges)
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
-        self._book.advance(ranges)
+        self._book.advance(_ranges(planned))  # offsets without a message are read, too
+        if not self._has_gone_on:
+            note_going_on(self._settings)
+            self._has_gone_on = True
         if self._on_batch:
             self._on_batch(entry)
 
@@ -231,7 +241,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
     ranges = _counted(spark, lake, _planned(generation, batch, shifts))
-    if not any(item.messages for item in ranges):
+    if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
     log = OffsetLog.load(spark, lake, LAYER, txn)
@@ -278,13 +288,18 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
 
 
 def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
-    """Ranges by what the table holds: after a replay, or where offsets have holes."""
+    """Ranges by what the table holds: after a replay, or where some offsets have no message.
+
+    Each ends at its last message, where every layer that reads the table comes to, too.
+    """
+    from pyspark.sql import functions as F
+
     asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
-    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition").count()
-    counts = {(row["topic"], row["partition"]): row["count"] for row in held.collect()} if asked else {}
+    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition")
+    rows = held.agg(F.max("offset"), F.count("*")).collect() if asked else []
     return tuple(
-        OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
-        for (topic, partition), (first, end) in planned.items()
+        OffsetRange(topic, partition, asked[topic, partition][0], last, messages)
+        for topic, partition, last, messages in sorted(rows)
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from sessionlake.config import Settings
-from sessionlake.lake.names import TOPICS
+from sessionlake.lake.absent import AbsentOffsets, covered
 from sessionlake.lake.progress import Span, spans
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.topics import jumped, jumps, topics_of
+from sessionlake.protocol.types import TopicPartition
 
 _NAMED = 20
 
@@ -18,12 +18,17 @@ _NAMED = 20
 def missing_offsets(reader: TableReader) -> dict[Span, int]:
     """Of each layer and topic-partition, how many offsets no message was taken in of; negative if some were twice.
 
-    Offsets between two generations of a topic do not count.
+    Offsets that are known to hold no message do not count.
     """
-    over = jumps(topics_of(reader.rows(TOPICS)))
+    found = {span: span.last - span.first + 1 - span.messages for span in spans(reader)}
+    wanted: dict[TopicPartition, tuple[int, int]] = {}
+    for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
+        low, high = wanted.get((topic, partition), (first, last + 1))
+        wanted[topic, partition] = min(low, first), max(high, last + 1)
+    known = AbsentOffsets(reader).within(wanted)
     return {
-        span: span.last - span.first + 1 - span.messages - jumped(over, span[1:3], span.first, span.last + 1)
-        for span in spans(reader)
+        span: missing and missing - covered(known[span[1:3]], span.first, span.last + 1)
+        for span, missing in found.items()
     }
 
 
