@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sessionlake.bronze.compare import OFFSET
 from sessionlake.bronze.gaps import explain_gaps
 from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
@@ -29,7 +32,6 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_source_options
@@ -40,10 +42,12 @@ from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 LAYER = BRONZE
 
+_FEW_BYTES = 128 * 1024 * 1024
+"""Of a batch's messages, as many are read into memory: the JVM holds them about three times."""
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
@@ -196,7 +200,7 @@ class _BronzeBatch:
                 explain_gaps(spark, lake, planned, written.columns(*OFFSET), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
-        ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
+        ranges = _ranges(planned) if whole else counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
         others = (*self._book.unnoted(), *beside)
@@ -212,19 +216,35 @@ class _BronzeBatch:
             self._on_batch(entry)
 
     def _read(self, rows: DataFrame, expected: int) -> Rows:
-        """The batch's rows: at hand if it is few and small, else to be read where they are written down.
+        """The batch's rows: in memory if they are few and small, else to be read where they are written down.
 
         A topic made anew while a batch is read is noticed only behind the reading, and what is in the table by then
         cannot be taken back: silver may have read it. So rows are written down before they become part of the table.
         """
         if expected <= self._lake.limits.few_messages:
-            try:
-                return rows.toArrow()
-            except Exception as error:
-                if not RESULT_TOO_BIG.fits(failure_of(error)):  # few messages can be large
-                    raise
+            read = _if_small(rows, _FEW_BYTES // max(expected, 1))
+            if read is not None:
+                return read
         # As few files as cores: one task a topic-partition would write one tiny file each.
         return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+
+
+def _if_small(rows: DataFrame, limit: int) -> pa.Table | None:
+    """The rows, read into memory; None if one of them has more bytes than `limit`.
+
+    How large a message is, Kafka does not say before it is decompressed: a large one is left behind as it is read.
+    """
+    from pyspark.sql import functions as F
+
+    def with_header(total: Column, header: Column) -> Column:
+        return total + F.length(header["key"]) + F.coalesce(F.length(header["value"]), F.lit(0))
+
+    headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), with_header))
+    size = sum((F.coalesce(part, F.lit(0)) for part in (F.length("key"), F.length("value"), headers)), F.lit(0))
+    is_small = size <= limit
+    kept = {name: F.when(is_small, F.col(name)) for name in ("key", "value", "headers")}
+    read = rows.withColumn("is_small", is_small).withColumns(kept).toArrow()
+    return read.drop_columns("is_small") if pc.all(read["is_small"]).as_py() is not False else None
 
 
 def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
@@ -240,7 +260,7 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
-    ranges = _counted(spark, lake, _planned(generation, batch, shifts))
+    ranges = counted(spark, lake, _planned(generation, batch, shifts))
     if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
@@ -287,7 +307,7 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
     }
 
 
-def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
+def counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
     """Ranges by what the table holds: after a replay, or where some offsets have no message.
 
     Each ends at its last message, where every layer that reads the table comes to, too.

@@ -56,8 +56,8 @@ class Unreadable(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"{BRONZE}: topic {self.topic}, partition {self.partition}: Spark's Kafka source cannot deliver the "
-            f"message at offset {self.offset} ({self.why}), so bronze stops there at every start. Nothing of the batch was "
-            "committed. To leave this message out for good and read on behind it: "
+            f"message at offset {self.offset} ({self.why}), so bronze stops there at every start. Nothing of the batch "
+            "was committed. To leave this message out for good and read on behind it: "
             f"`sessionlake bronze skip {self.topic} {self.partition} {self.offset} --why REASON`"
         )
 
@@ -70,15 +70,15 @@ def explain_unreadable(
     Args:
         shifts: offset in bronze less that in Kafka, of topics where it is not 0.
     """
-    failure, batch = failure_of(error), generation.newest
-    if batch is None or not _UNREADABLE.fits(failure):
+    batch = generation.newest
+    if batch is None or not is_unreadable(error):
         return None
 
     def fails(ranges: Ranges) -> bool:
         try:
             messages_within(spark, settings, ranges, fail_on_loss=False).selectExpr("max(timestamp)").collect()
         except Exception as again:
-            if _UNREADABLE.fits(failure_of(again)):
+            if is_unreadable(again):
                 return True
             raise
         return False
@@ -87,10 +87,15 @@ def explain_unreadable(
     if found is None:
         return None
     (topic, partition), offset = found
-    unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(failure))
+    unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(failure_of(error)))
     with contextlib.suppress(OSError):  # it stops there again
         _note(settings).write_bytes(msgspec.json.encode(unreadable))
     return UnreadableMessageError(str(unreadable))
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether this error of Spark's says that a message cannot be delivered."""
+    return _UNREADABLE.fits(failure_of(error))
 
 
 def first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:

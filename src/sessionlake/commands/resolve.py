@@ -54,11 +54,12 @@ def resolve(
     """
     with storage_of(settings).claim(spark, SILVER, "resolves a violation of silver"):
         if decision is None:
-            return withdraw(settings, spark, session, offset=offset, topic=topic, who=_user(spark), why=why)
-        return decide(settings, spark, session, decision, offset=offset, topic=topic, who=_user(spark), why=why)
+            return withdraw(settings, spark, session, offset=offset, topic=topic, who=user(spark), why=why)
+        return decide(settings, spark, session, decision, offset=offset, topic=topic, who=user(spark), why=why)
 
 
-def _user(spark: SparkSession | None) -> str:
+def user(spark: SparkSession | None) -> str:
+    """The name of whoever runs the command."""
     if spark is not None:
-        return str(spark.sql("SELECT current_user()").first()[0])
+        return str(spark.sql("SELECT currentuser()").first()[0])
     return getpass.getuser()

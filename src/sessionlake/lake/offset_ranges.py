@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from sessionlake.protocol.types import TopicPartition
@@ -42,7 +42,8 @@ def without(spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[in
     left: dict[TopicPartition, list[tuple[int, int]]] = {}
     for place, (first, last) in spans.items():
         cuts = [(first, first), *sorted(runs.get(place, ())), (last + 1, last + 1)]
-        gaps = ((max(before, first), min(start - 1, last)) for (_, before), (start, _) in pairwise(cuts))
+        reached = accumulate((end for _, end in cuts), max)
+        gaps = ((before, min(start - 1, last)) for before, (start, _) in zip(reached, cuts[1:], strict=False))
         left[place] = [(start, end) for start, end in gaps if start <= end]
     for number in range(max(map(len, left.values()), default=0)):
         yield {place: parts[number] for place, parts in left.items() if len(parts) > number}

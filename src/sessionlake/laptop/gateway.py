@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -106,6 +107,7 @@ def _started(jvm: Jvm) -> Iterator[None]:
         with _given_up_if_interrupted():
             with ThreadPoolExecutor(1) as beside:  # where nothing interrupts it between the process and its handle
                 process = beside.submit(_start, command, jvm.output, answer).result()
+            _started_jvms.append((process, jvm.memory, jvm.output))
             port, secret = _connection(process, jvm.output, answer)
     told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(told)
@@ -153,8 +155,27 @@ def end_jvm(foreign: subprocess.Popen[bytes] | None = None) -> None:
             jvm.wait()
 
 
+def out_of_memory() -> MachineError | None:
+    """The error of a JVM that has ended since its heap was full; None if none has."""
+    for jvm, heap, output in list(_started_jvms):
+        try:
+            jvm.wait(GIVE_UP_SECONDS if jvm in _running else 0)
+        except subprocess.TimeoutExpired:
+            continue
+        if _HEAP_FULL in output.read_text(encoding="utf-8", errors="replace"):
+            return MachineError(
+                f"the JVM that runs Spark has ended: its heap of {heap} was full. What was under way was not "
+                "committed. Give it more memory with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g), or let a batch have "
+                "less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, gold.max_bytes_per_trigger"
+            )
+    return None
+
+
 # The handles keep the pipes open that the JVMs live by.
 _running: list[subprocess.Popen[bytes]] = []
+# The last one that was started, the size of its heap, and what it prints.
+_started_jvms: deque[tuple[subprocess.Popen[bytes], str, Path]] = deque(maxlen=1)
+_HEAP_FULL = "java.lang.OutOfMemoryError"
 
 
 def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:

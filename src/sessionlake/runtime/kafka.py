@@ -26,6 +26,10 @@ _LOGIN = ("sasl.", "security.protocol")
 # Databricks' runtime has Kafka's Java client under another name.
 PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
+# What a consumer decompresses at a time, whatever that is compressed to; by default Kafka's takes so many records.
+_POLLED_BYTES = 160 * 1024 * 1024
+_KAFKA_POLLED = 500
+
 READ_COMMITTED = {"isolation.level": "read_committed"}
 """How every consumer reads: records of aborted transactions are no messages, those of open ones not yet."""
 
@@ -72,8 +76,10 @@ def spark_kafka_options(settings: Settings) -> dict[str, str]:
 
 
 def spark_source_options(settings: Settings) -> dict[str, str]:
-    """`spark_kafka_options` for reading: only records of committed transactions."""
-    return spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
+    """`spark_kafka_options` for reading: only records of committed transactions, and few large ones at a time."""
+    at_once = max(1, _POLLED_BYTES // settings.capture.max_message_bytes)
+    own = {"kafka.max.poll.records": str(min(at_once, _KAFKA_POLLED))}
+    return own | spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
 
 
 def consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:

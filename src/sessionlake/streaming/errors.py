@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sessionlake import errors
-from sessionlake.errors import AccessError, BrokerError, LakeError, OffsetHoleError, SessionlakeError
-from sessionlake.runtime.failures import KnownFailure, Raised, failure_of
+from sessionlake.errors import AccessError, BrokerError, LakeError, MachineError, OffsetHoleError, SessionlakeError
+from sessionlake.laptop.gateway import out_of_memory
+from sessionlake.runtime.failures import KnownFailure, Raised, SparkFailure, failure_of
 from sessionlake.streaming.checkpoint import require_readable, way_on
 
 SCHEMA_CHANGED = (
@@ -16,6 +17,12 @@ _KAFKA = "org.apache.kafka.common.errors"
 _REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
 _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
 _CAUSES = (
+    KnownFailure(
+        MachineError,
+        "the memory of a JVM that runs Spark is full. Give it more (driver_memory, or a larger cluster), or let a "
+        "batch have less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, gold.max_bytes_per_trigger",
+        types=("java.lang.OutOfMemoryError", "org.apache.spark.memory.SparkOutOfMemoryError"),
+    ),
     KnownFailure(
         OffsetHoleError,
         "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
@@ -123,14 +130,15 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
 
     What this package raised in a worker comes back as it was raised there.
     """
+    full = out_of_memory()  # whatever failed then, this is why
+    if full is not None:
+        return MachineError(f"{layer}: {full}")
     if isinstance(error, SessionlakeError):
         return error
     failure = failure_of(error)
-    if failure.raised is not None:
-        return _of_python(failure.raised, layer)
-    for cause in _CAUSES:
-        if cause.fits(failure):
-            return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
+    known = _known(failure, layer)
+    if known is not None:
+        return known
     if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
         told = f"{layer}: {_CHECKPOINT.remedy} ({checkpoint}). No table was changed. {way_on(layer)}"
         return LakeError(f"{told}\n  Spark says: {failure}")
@@ -139,6 +147,13 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     except LakeError as damaged:
         return LakeError(f"{damaged}\n  Spark says: {failure}")
     return SessionlakeError(f"{layer} stopped: {failure}")
+
+
+def _known(failure: SparkFailure, layer: str) -> SessionlakeError | None:
+    if failure.raised is not None:
+        return _of_python(failure.raised, layer)
+    cause = next((cause for cause in _CAUSES if cause.fits(failure)), None)
+    return None if cause is None else cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
 
 
 def _of_python(raised: Raised, layer: str) -> SessionlakeError:
