@@ -19,6 +19,7 @@ from sessionlake.commands.doctor import _as_booked, _contiguous
 from sessionlake.commands.verify_bronze import verify_bronze
 from sessionlake.config import OnTopicChange, Settings
 from sessionlake.errors import OffsetHoleError
+from sessionlake.history.missing import why_absent
 from sessionlake.history.status import layer_statuses
 from sessionlake.lab.simulate.readback import read_back
 from sessionlake.lake.absent import AbsentOffsets
@@ -112,6 +113,7 @@ def test_aborted_messages_are_no_rows_and_no_duplicates_and_their_offsets_are_no
     reader = written.lake.reader(written.world.spark)
     _contiguous(reader, allow_gaps=False)
     _as_booked(written.world.spark, written.lake)
+    assert "Kafka used it for a transaction" in (why_absent(reader, written.topic, 0, 4) or "")
     noted = rows_of(written.world.spark, written.lake, "ops.absent_offsets", ("topic", eq, written.topic))
     assert [(row["first"], row["last"], row["reason"]) for row in noted] == [
         (2, 6, "transaction"),

@@ -16,7 +16,7 @@ from sessionlake.commands.doctor import _as_booked, _contiguous, _readable
 from sessionlake.commands.verify_bronze import verify_bronze
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UnreadableMessageError, UsageError
-from sessionlake.history.missing import missing_offsets
+from sessionlake.history.missing import missing_offsets, why_absent
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer
@@ -94,6 +94,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_de
     reader = odd.lake.reader(odd.world.spark)
     _contiguous(reader, allow_gaps=False)
     _as_booked(odd.world.spark, odd.lake)
+    assert "operator had it skipped (broken clock)" in (why_absent(reader, odd.topic, 0, 5) or "")
     assert {*missing_offsets(reader).values()} == {0}
     assert odd.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])
     noted = rows_of(odd.world.spark, odd.lake, "ops.absent_offsets", ("topic", eq, odd.topic))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from operator import eq, ge, le
 
 from sessionlake.config import Settings
-from sessionlake.lake.absent import AbsentOffsets, covered
+from sessionlake.lake.absent import AbsentOffsets, Reason, covered
+from sessionlake.lake.names import ABSENT
 from sessionlake.lake.progress import Span, spans
-from sessionlake.lake.reading import TableReader
+from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.protocol.types import TopicPartition
 
 _NAMED = 20
@@ -54,7 +56,18 @@ def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int
         return f"{where}; {offset} has not been read yet"
     if offset < span.first:
         return f"{where}; {offset} had left Kafka before bronze began, or was never there"
-    return f"{where}, but none at {offset}: Kafka had no message there (compacted, or the mark of a transaction)"
+    return f"{where}, but none at {offset}: Kafka had no message there, as in a compacted topic"
+
+
+def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
+    """Why no message can be at an offset; None if it is not known to be without one."""
+    place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
+    for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
+        where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
+        if row["reason"] == Reason.SKIPPED:
+            return f"{where}: {row['who']} had it skipped ({row['why']}), since Spark cannot deliver it"
+        return f"{where}: Kafka used it for a transaction, as a marker or for an aborted record"
+    return None
 
 
 def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: str, partition: int, offset: int) -> str:
