@@ -42,13 +42,15 @@ from sessionlake.commands.options import (
     Place,
     ShortenGold,
     SkipMessage,
+    TakesSql,
     Why,
     Withdraw,
 )
 from sessionlake.commands.reshard import reshard
 from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.sql import query
 from sessionlake.commands.types import types
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import MachineError, SessionlakeError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +88,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except SessionlakeError as error:
-            _explain(error, str(error))
+            _explain(error, str(error if isinstance(error, MachineError) else _heap_full() or error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt:
             say("interrupted")
@@ -99,7 +101,8 @@ class _Group(TyperGroup):
         except Exception as error:
             if _is_usage(error):
                 raise
-            _explain(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
+            told = f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)"
+            _explain(error, str(_heap_full() or told))
             raise typer.Exit(1) from error
 
 
@@ -113,6 +116,7 @@ app = typer.Typer(
 )
 for _command in (export, archive, forget, reshard, metrics, types):
     app.command()(_command)
+app.command(cls=TakesSql)(query)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 
@@ -124,6 +128,16 @@ def main() -> None:
     except SystemExit as end:
         if end.code:  # a Databricks job takes any SystemExit for a failure
             raise
+
+
+def job_main() -> None:
+    """As `main`, for the runs of Databricks jobs: only what `commands.job` lists, exit code 2 for all else."""
+    from sessionlake.commands.job import refusal
+
+    if why := refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
+        say(f"error: {why}")
+        sys.exit(UsageError.exit_code)
+    main()
 
 
 def _say_version(wanted: bool) -> None:
@@ -261,30 +275,6 @@ def recover(
 
 
 @app.command()
-def query(
-    sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM silver.sessions".')],
-    batch: Annotated[
-        int | None, typer.Option("--as-of-batch", help="Silver's tables as of one of its batches.", min=0)
-    ] = None,
-    form: Form = OutputFormat.TABLE,
-    config: Config = None,
-) -> None:
-    """Ask the tables in SQL; json gives one object a line."""
-    settings = settings_of(config)
-    from sessionlake.commands.query import answer, check
-
-    check(settings, sql)
-    if batch is None:
-        with_spark(settings, lambda spark: answer(spark, settings, sql, form))
-        return
-    from sessionlake.commands.query_as_of import answer_as_of
-
-    read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
-    if read != batch:
-        say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
-
-
-@app.command()
 def explain(
     table: Annotated[str, typer.Argument(help="A table of gold, as in gold.metrics_1h.")],
     where: Annotated[str, typer.Option("--where", help="Which of its rows, in SQL; three are explained.")] = "",
@@ -386,6 +376,12 @@ def _explain(error: BaseException, text: str) -> None:
 
         traceback.print_exception(error)
     say(f"error: {text}")
+
+
+def _heap_full() -> SessionlakeError | None:
+    """The reason for whatever has failed, if Spark's JVM has run out of memory."""
+    gateway = sys.modules.get("sessionlake.laptop.gateway")
+    return None if gateway is None else gateway.out_of_memory()
 
 
 def _is_usage(error: Exception) -> bool:
