@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from operator import eq
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.test_topics import World
 from sessionlake.config import Settings
@@ -68,3 +74,23 @@ def test_three_hundred_malformed_messages_of_ten_megabytes_are_in_quarantine(wor
     lake = Lake(world.settings)
     kept = lake.read(world.spark, "silver.quarantine").selectExpr("count(*)", "sum(length(value))").first()
     assert tuple(kept) == (MESSAGES, MESSAGES * BYTES)
+
+
+def test_a_heap_that_is_full_is_told_as_such_and_with_the_setting_to_change(broker_settings: Settings) -> None:
+    """A consumer that may decompress hundreds of large messages at once, in a small heap."""
+    topic = f"capture.{uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": broker_settings.kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    send(broker_settings, topic, [b"x" * BYTES] * 100)
+    environment = {
+        "SESSIONLAKE_HOME": str(broker_settings.home),
+        "SESSIONLAKE_DRIVER_MEMORY": "512m",
+        "SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS": broker_settings.kafka.bootstrap_servers,
+        "SESSIONLAKE_KAFKA__TOPIC_PATTERN": re.escape(topic),
+        "SESSIONLAKE_KAFKA__OPTIONS": json.dumps({"max.poll.records": 500}),
+    }
+    words = [sys.executable, "-m", "sessionlake", "run", "bronze", "--once"]
+    done = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "Spark's heap is full" in done.stderr
+    assert "SESSIONLAKE_DRIVER_MEMORY" in done.stderr

@@ -147,7 +147,7 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     ("condition", "cause", "kind"),
     [
         ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space", MachineError),
-        ("UNCATEGORIZED", "java.io.IOException: No space left on device", SessionlakeError),
+        ("UNCATEGORIZED", "java.io.IOException: No space left on device", MachineError),
         ("UNCATEGORIZED", "java.lang.InterruptedException", SessionlakeError),
     ],
 )

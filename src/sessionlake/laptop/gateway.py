@@ -15,10 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -107,7 +106,6 @@ def _started(jvm: Jvm) -> Iterator[None]:
         with _given_up_if_interrupted():
             with ThreadPoolExecutor(1) as beside:  # where nothing interrupts it between the process and its handle
                 process = beside.submit(_start, command, jvm.output, answer).result()
-            _started_jvms.append((process, jvm.memory, jvm.output))
             port, secret = _connection(process, jvm.output, answer)
     told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(told)
@@ -155,27 +153,21 @@ def end_jvm(foreign: subprocess.Popen[bytes] | None = None) -> None:
             jvm.wait()
 
 
-def out_of_memory() -> MachineError | None:
-    """The error of a JVM that has ended since its heap was full; None if none has."""
-    for jvm, heap, output in list(_started_jvms):
-        try:
-            jvm.wait(GIVE_UP_SECONDS if jvm in _running else 0)
-        except subprocess.TimeoutExpired:
-            continue
-        if _HEAP_FULL in output.read_text(encoding="utf-8", errors="replace"):
-            return MachineError(
-                f"the JVM that runs Spark has ended: its heap of {heap} was full. What was under way was not "
-                "committed. Give it more memory with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g), or let a batch have "
-                "less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, gold.max_bytes_per_trigger"
-            )
-    return None
-
-
 # The handles keep the pipes open that the JVMs live by.
 _running: list[subprocess.Popen[bytes]] = []
-# The last one that was started, the size of its heap, and what it prints.
-_started_jvms: deque[tuple[subprocess.Popen[bytes], str, Path]] = deque(maxlen=1)
-_HEAP_FULL = "java.lang.OutOfMemoryError"
+_outputs: dict[int, Path] = {}
+_NOTICED_SECONDS = 2.0
+
+
+def death_of_jvm() -> str | None:
+    """How the JVM has ended, if it has: its signal or exit code, what it said, and the file that has it all."""
+    for jvm in _running:
+        with suppress(subprocess.TimeoutExpired):  # its sockets close before the process is gone
+            code = jvm.wait(_NOTICED_SECONDS)
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            output = _outputs.get(jvm.pid)
+            return f"{how}; {_reason(output)}: see {output}" if output is not None and output.exists() else how
+    return None
 
 
 def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
@@ -185,6 +177,7 @@ def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Pop
             command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
         )
     _running.append(jvm)
+    _outputs[jvm.pid] = output
     return jvm
 
 

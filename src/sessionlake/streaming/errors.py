@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sessionlake import errors
-from sessionlake.errors import AccessError, BrokerError, LakeError, MachineError, OffsetHoleError, SessionlakeError
-from sessionlake.laptop.gateway import out_of_memory
-from sessionlake.runtime.failures import KnownFailure, Raised, SparkFailure, failure_of
+from sessionlake.errors import (
+    AccessError,
+    BrokerError,
+    LakeError,
+    MachineError,
+    OffsetHoleError,
+    SessionlakeError,
+    UsageError,
+)
+from sessionlake.laptop.gateway import death_of_jvm
+from sessionlake.runtime.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, failure_of, one_line
 from sessionlake.streaming.checkpoint import require_readable, way_on
 
 SCHEMA_CHANGED = (
@@ -13,16 +24,14 @@ SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS",
     "DELTA_SCHEMA_CHANGED_WITH_VERSION",
 )
+_LONGEST = 400
+_HEAP_FULL = "java.lang.OutOfMemoryError"
+_READERS = ("_internal", "deltalake", "pyarrow")
+"""Modules whose exceptions tell of tables' files; delta-rs' own are of the first."""
 _KAFKA = "org.apache.kafka.common.errors"
 _REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
 _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
 _CAUSES = (
-    KnownFailure(
-        MachineError,
-        "the memory of a JVM that runs Spark is full. Give it more (driver_memory, or a larger cluster), or let a "
-        "batch have less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, gold.max_bytes_per_trigger",
-        types=("java.lang.OutOfMemoryError", "org.apache.spark.memory.SparkOutOfMemoryError"),
-    ),
     KnownFailure(
         OffsetHoleError,
         "messages that were not read yet are gone from Kafka: a topic was deleted, made anew, or cut by its retention. "
@@ -111,6 +120,43 @@ _CHECKPOINT = KnownFailure(
     ),
     beginnings=("Failed to read log file ", "Log file was malformed: "),
 )
+# What ends work of any kind. Spark passes on the system's own words for a disk that is full.
+_DISK_FULL = KnownFailure(
+    MachineError,
+    "a disk is full, or a quota used up: free some space, or name another home by SESSIONLAKE_HOME; Spark's temporary "
+    "files are in SPARK_LOCAL_DIRS, else /tmp",
+    beginnings=("No space left on device", "File too large", "Disk quota exceeded"),
+)
+_NO_MEMORY = KnownFailure(
+    MachineError,
+    "Spark's heap is full. Give it more: driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; 2g by default), or a larger "
+    "cluster. Or let a batch have less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, "
+    "gold.max_bytes_per_trigger; of a query, ask for less at once",
+    types=(_HEAP_FULL, "org.apache.spark.memory.SparkOutOfMemoryError"),
+)
+_DAMAGED = KnownFailure(
+    LakeError,
+    "a file of a table, or its log, is damaged. `sessionlake doctor` says what is missing; put the file back from a "
+    "backup, or `sessionlake recover` makes silver, gold and the ledger anew",
+    conditions=(
+        "FAILED_READ_FILE",
+        "CANNOT_READ_FILE_FOOTER",
+        "DELTA_CHECKPOINT_NON_EXIST_TABLE",
+        "DELTA_TRUNCATED_LOG",
+    ),
+    types=(
+        "com.fasterxml.jackson.core.JsonParseException",
+        "com.fasterxml.jackson.core.io.JsonEOFException",
+        "com.fasterxml.jackson.databind.exc.MismatchedInputException",
+        "java.io.FileNotFoundException",
+        "org.apache.hadoop.fs.ChecksumException",
+        "java.nio.file.NoSuchFileException",
+        "org.apache.parquet.io.ParquetDecodingException",
+        "shaded.parquet.org.apache.thrift.protocol.TProtocolException",
+        "shaded.parquet.org.apache.thrift.transport.TTransportException",
+    ),
+)
+_ANYWHERE = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
 # This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
 _ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
 _NO_FILE = KnownFailure(
@@ -130,15 +176,15 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
 
     What this package raised in a worker comes back as it was raised there.
     """
-    full = out_of_memory()  # whatever failed then, this is why
-    if full is not None:
-        return MachineError(f"{layer}: {full}")
-    if isinstance(error, SessionlakeError):
-        return error
-    failure = failure_of(error)
-    known = _known(failure, layer)
-    if known is not None:
+    known = _of_death(error) or error
+    if isinstance(known, SessionlakeError):
         return known
+    failure = failure_of(error)
+    if failure.raised is not None:
+        return _of_python(failure.raised, layer)
+    for cause in (*_CAUSES, _DISK_FULL, _NO_MEMORY):
+        if cause.fits(failure):
+            return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
     if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
         told = f"{layer}: {_CHECKPOINT.remedy} ({checkpoint}). No table was changed. {way_on(layer)}"
         return LakeError(f"{told}\n  Spark says: {failure}")
@@ -149,11 +195,114 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     return SessionlakeError(f"{layer} stopped: {failure}")
 
 
-def _known(failure: SparkFailure, layer: str) -> SessionlakeError | None:
+@contextmanager
+def read_at_once() -> Iterator[None]:
+    """Raises, for whatever Spark, its JVM, a table's file or the system raises inside, one error for the operator.
+
+    It ends before Spark is stopped: what the JVM raised can be read only from the JVM.
+
+    Raises:
+        SessionlakeError: what stopped the work. Other errors of Python pass as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = readable(error)
+        if told is None or told is error:
+            raise
+        raise told from error
+
+
+def readable(error: Exception) -> SessionlakeError | None:
+    """One error for the operator out of what stopped a command: Spark, its JVM, a table's file or the system.
+
+    Returns:
+        None for an error of Python that has nothing to do with these.
+    """
+    if isinstance(error, SessionlakeError):
+        return error
+    if (dead := _of_death(error)) is not None:
+        return dead
+    if _is_of_spark(error):
+        return _of_spark(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error)
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _READERS:
+        return _of_reader(error)
+    return None
+
+
+def _of_death(error: BaseException) -> MachineError | None:
+    """Of a JVM that has ended, if that is why Python could not reach it."""
+    death = death_of_jvm() if _is_of_gateway(error) else None
+    if death is None:
+        return None
+    if _HEAP_FULL in death:
+        return MachineError(f"{_NO_MEMORY.remedy}. What was not committed is repeated by the next run ({death})")
+    return MachineError(
+        f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
+        "killed it, memory is short: stop other programs, then run the command again"
+    )
+
+
+def _of_system(error: OSError) -> MachineError | None:
+    if isinstance(error, BrokenPipeError):  # whoever read the answer has had enough
+        return None
+    place = f"{error.filename}: " if error.filename else ""
+    return MachineError(f"{place}{error.strerror}: correct this, then run the command again")
+
+
+def _of_reader(error: Exception) -> LakeError:
+    """Of delta-rs and Arrow, which say in a text alone what they found."""
+    said = str(error).strip().partition("\n")[0][:_LONGEST]  # behind it is where in delta-rs
+    if type(error).__name__ == "CommitFailedError":
+        return LakeError(
+            f"a table was changed by another process meanwhile: run the command again\n  Delta says: {said}"
+        )
+    return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {said}")
+
+
+def _is_of_gateway(error: BaseException) -> bool:
+    """Whether it is what Python is left with when the JVM is gone."""
+    return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
+
+
+def _is_of_spark(error: Exception) -> bool:
+    return any(kind.__module__.startswith(("py4j.", "pyspark.errors")) for kind in type(error).__mro__)
+
+
+def _of_spark(error: Exception) -> SessionlakeError:
+    failure = failure_of(error)
     if failure.raised is not None:
-        return _of_python(failure.raised, layer)
-    cause = next((cause for cause in _CAUSES if cause.fits(failure)), None)
-    return None if cause is None else cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
+        return _of_python(failure.raised, "Spark")
+    return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
+
+
+def _known(failure: SparkFailure) -> SessionlakeError | None:
+    for cause in _ANYWHERE:
+        if cause.fits(failure):
+            return cause.error(f"{cause.remedy}\n  Spark says: {failure}")
+    return None
+
+
+def refused(doing: str, error: Exception) -> SessionlakeError:
+    """One error out of what Spark raised for SQL that the operator wrote.
+
+    Args:
+        doing: what an error about the SQL itself begins with.
+
+    Returns:
+        A `UsageError` if the SQL is wrong, or its values; else what stopped Spark.
+    """
+    from pyspark.errors import PySparkException
+
+    if _is_of_gateway(error) and death_of_jvm() is not None:
+        return readable(error) or SessionlakeError(str(error))
+    known = _known(failure_of(error))
+    if known is not None:
+        return known
+    said = one_line(str(error)) if isinstance(error, PySparkException) else str(failure_of(error))
+    return UsageError(f"{doing}: {said}")
 
 
 def _of_python(raised: Raised, layer: str) -> SessionlakeError:
