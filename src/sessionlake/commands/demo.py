@@ -249,8 +249,8 @@ def _exact(spark: SparkSession, own: Settings, truth: Tables, out: Console) -> b
         out.print(f"[bold green]{said}[/]; {_summary(truth)}")
         return True
     out.print(f"[bold red]{said}[/]; the first differences:")
-    for (topic, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
-        out.print(f"  {topic} {session}: {difference}", markup=False)
+    for (topic, partition, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
+        out.print(f"  {topic} {partition} {session}: {difference}", markup=False)
     return False
 
 

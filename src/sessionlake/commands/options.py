@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 OfTopic = Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")]
+OfPartition = Annotated[
+    int | None, typer.Option("--partition", min=0, help="Its partition, where the topic has the id in several.")
+]
 
 # A decision about the place at which a session broke its class.
 Broken = Annotated[str, typer.Option("--session", help="The session's id.")]

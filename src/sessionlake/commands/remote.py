@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.commands.context import Config, Form, say, settings_of
-from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
+from sessionlake.commands.options import (
+    AcceptGap,
+    Broken,
+    Isolate,
+    OfPartition,
+    OfTopic,
+    Place,
+    SkipMessage,
+    Why,
+    Withdraw,
+)
 from sessionlake.commands.show import OutputFormat
 
 if TYPE_CHECKING:
@@ -136,6 +146,7 @@ def remote_resolve(
     skip_message: SkipMessage = None,
     withdraw: Withdraw = False,
     topic: OfTopic = None,
+    partition: OfPartition = None,
     offset: Place = None,
     why: Why = None,
     target: Target = None,
@@ -148,7 +159,8 @@ def remote_resolve(
 
     chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message, withdrawn=withdraw)
     flags = {"--accept-gap": accept_gap, "--isolate": isolate, "--withdraw": withdraw}
-    values = {"--session": session, "--topic": topic, "--offset": offset, "--skip-message": skip_message}
+    values = {"--session": session, "--topic": topic, "--partition": partition, "--offset": offset}
+    values |= {"--skip-message": skip_message}
     with workspace(profile) as client:
         job = job_called(deployed_jobs(client, target), OPERATE)
         # There the decision is the job's principal's; who asked for it is said with its reason.
