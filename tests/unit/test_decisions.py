@@ -161,7 +161,7 @@ def test_of_several_the_one_to_withdraw_is_named(settings):
         decide(settings)
     with pytest.raises(
         UsageError,
-        match=r"several decisions .session 's', topic t, partition 0, offset 6; session 's', topic t, partition 0, offset 7.: choose one",
+        match=r"several decisions .*, partition 0, offset 6; session 's', topic t, partition 0, offset 7.: choose one",
     ):
         withdraw(settings)
     withdraw(settings, 6)

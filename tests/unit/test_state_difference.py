@@ -234,14 +234,14 @@ def test_a_session_that_is_forgotten() -> None:
         state.keep(state.cursors["first_offset"] != 1)
 
     found = difference_after(change)
-    assert str(found) == "topic capture.once, partition 0, session 'gaps', session: found nothing, rebuilt there"
+    assert str(found) == "topic capture.once, partition 1, session 'gaps', session: found nothing, rebuilt there"
 
 
 def test_the_words_name_the_values() -> None:
     def change(state: ShardState) -> None:
         state.cursors["gaps"][place(state, "gaps")] = 7
 
-    assert str(difference_after(change)) == "topic capture.once, partition 0, session 'gaps', gaps: found 7, rebuilt 2"
+    assert str(difference_after(change)) == "topic capture.once, partition 1, session 'gaps', gaps: found 7, rebuilt 2"
 
 
 def test_all_of_a_state_is_compared() -> None:

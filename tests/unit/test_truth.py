@@ -406,7 +406,7 @@ def test_same_session_id_in_two_partitions_is_two_sessions_and_an_event_for_each
     alone = message(snapshot(0, [{"id": "y"}]), 1, partition=1, key="alone")
     tables = judge([*timeline("S0 U1"), there, alone], rules())
     assert {key: list(table) for key, table in tables.session_rows.items()} == {
-        (TOPIC, 0, "s"): ["r0"], (TOPIC, 1, "s"): ["x"], (TOPIC, 1, "alone"): ["y"],
+        (TOPIC, 0, "s"): ["r0", "r1"], (TOPIC, 1, "s"): ["x"], (TOPIC, 1, "alone"): ["y"],
     }  # fmt: skip
     names = ("partition", "session_id", "offset", "event", "action", "kafka_timestamp")
     assert [tuple(event[name] for name in names) for event in tables.integrity_events] == [
