@@ -51,7 +51,7 @@ from sessionlake.commands.reshard import reshard
 from sessionlake.commands.show import OutputFormat
 from sessionlake.commands.sql import query
 from sessionlake.commands.types import types
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import SessionlakeError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,6 +128,16 @@ def main() -> None:
     except SystemExit as end:
         if end.code:  # a Databricks job takes any SystemExit for a failure
             raise
+
+
+def job_main() -> None:
+    """As `main`, for the runs of Databricks jobs: only what `commands.job` lists, exit code 2 for all else."""
+    from sessionlake.commands.job import refusal
+
+    if why := refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
+        say(f"error: {why}")
+        sys.exit(UsageError.exit_code)
+    main()
 
 
 def _say_version(wanted: bool) -> None:
