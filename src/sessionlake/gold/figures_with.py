@@ -20,7 +20,7 @@ from sessionlake.lake.storage import quote, text
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

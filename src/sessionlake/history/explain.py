@@ -30,6 +30,7 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import one_line
@@ -250,7 +251,7 @@ def _gone_before(reader: TableReader, row: Row) -> datetime | None:
 
 
 def _rows(frame: DataFrame) -> list[Row]:
-    return frame.toArrow().to_pylist()
+    return rows_of(frame.toArrow())
 
 
 def _spans() -> list[Any]:

@@ -16,7 +16,7 @@ from sessionlake.gold.verify import by_sql
 from sessionlake.lake.storage import quote
 from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
