@@ -70,7 +70,7 @@ class Lane:
 
 
 def statuses(silver: Silver) -> dict[str, str]:
-    return {session: row["status"] for (_, session), row in silver.sessions.items()}
+    return {session: row["status"] for (*_, session), row in silver.sessions.items()}
 
 
 def times(silver: Silver, name: str) -> list[int]:

@@ -36,6 +36,7 @@ from sessionlake.runtime.spark import on_platform
 from sessionlake.silver import handover
 from sessionlake.silver.tables.splits import ID
 from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.errors import readable
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
     has_committed,
@@ -124,6 +125,10 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
         return Finding(Level.WARN, what, str(error))
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
+    except Exception as error:
+        if (told := readable(error)) is None:
+            raise
+        return Finding(Level.FAIL, what, str(told))
 
 
 def _java() -> str:

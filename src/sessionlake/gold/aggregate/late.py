@@ -84,7 +84,7 @@ def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
 
 def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
     """The rows of `gold.late_points` for changes that are late for a table."""
-    events = source.events(changes, declared, (*MARKS, APPLIED, *PLACE))
+    events = source.events(changes, declared, (*MARKS, "position", APPLIED, *PLACE))
     called = "metric" if source.numbers else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}
     columns["table"] = pa.array([table]).take(pa.array(np.zeros(events.num_rows, np.int32)))
