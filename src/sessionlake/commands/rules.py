@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
+from yaml import YAMLError
 
 from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
@@ -30,6 +31,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
+from sessionlake.settings_file import read_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,8 +48,8 @@ def check(settings: Settings, file: Path) -> list[Written]:
         ConfigError: with the file's name, line and column of everything that is wrong in it.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file)
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
     rules, problems = read_file(text, declared_in(settings))
     if problems:

@@ -31,11 +31,12 @@ from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import rows_of
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
-from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached
 from sessionlake.streaming.checkpoint import is_at_first, last_committed
+from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,7 +174,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
         rows = rows.where(where) if where else rows
         return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
     except PySparkException as error:
-        raise UsageError(f"explain: {one_line(str(error))}") from error
+        raise refused("explain", error) from error
 
 
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
@@ -244,7 +245,7 @@ def _gone_before(reader: TableReader, row: Row) -> datetime | None:
     cut = heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
-    if {"topic", "session_id"} <= row.keys() and floor_of(reader, row["topic"], row["session_id"]) is None:
+    if {*SESSION} <= row.keys() and floor_of(reader, *(row[name] for name in SESSION)) is None:
         return None  # none of the row's session
     return cut.before
 
