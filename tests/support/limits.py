@@ -63,6 +63,7 @@ FORCED: dict[str, dict[str, int]] = {
     "silver.merge.merger": {"_MERGE_MESSAGES": 0, "_MERGE_CHANGES": 0, "_CHANGES_AT_HAND": 0},
     "silver.merge.seq_history": {"_TRIED": 1},
     "silver.merge.snapshot_cluster": {"NAMED_SESSIONS": 0, "_CUTS_A_TASK": 1},
+    "silver.merge.splits": {"_AT_ONCE": 1},
     "silver.rebuild.replay": {"_TASK_CHANGES": 1},
     "silver.rebuild.slices": {"SLICE_MESSAGES": 1, "SLICE_BYTES": 1},
     "streaming.losses": {"_AT_MOST": 1},

@@ -16,7 +16,7 @@ from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
-from sessionlake.gold.rules.batch import Asked, Stored
+from sessionlake.gold.rules.asked import Asked, Stored
 from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
 from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
 from sessionlake.gold.rules.times import StreamTimes
