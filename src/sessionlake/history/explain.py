@@ -31,6 +31,7 @@ from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import rows_of
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached
@@ -244,7 +245,7 @@ def _gone_before(reader: TableReader, row: Row) -> datetime | None:
     cut = heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
-    if {"topic", "session_id"} <= row.keys() and floor_of(reader, row["topic"], row["session_id"]) is None:
+    if {*SESSION} <= row.keys() and floor_of(reader, *(row[name] for name in SESSION)) is None:
         return None  # none of the row's session
     return cut.before
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.folder_commits import discard
@@ -38,6 +39,17 @@ class StagedFiles:
         self._place, self._files = place, list(files)
         self._delta = opened(place.folder) if delta is None else delta
         self._after: int | None = None
+
+    def count(self) -> int:
+        """See `Staged`."""
+        return sum(file.rows for file in self._files)
+
+    def columns(self, *names: str) -> pa.Table:
+        """See `Staged`."""
+        whole = pa.schema(self._delta.schema().to_arrow())
+        schema = pa.schema([whole.field(name) for name in names])
+        parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
+        return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit(self, txn: Txn) -> None:
         """See `Staged`.

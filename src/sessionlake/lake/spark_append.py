@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.storage import Storage, writing
 from sessionlake.lake.txn import Txn
@@ -16,10 +18,22 @@ if TYPE_CHECKING:
 
 
 class StagedFrame:
-    """A frame that Spark's writer takes in."""
+    """A frame that Spark's writer takes in.
 
-    def __init__(self, storage: Storage, table: str, rows: DataFrame) -> None:
-        self._storage, self._table, self._rows = storage, table, rows
+    Args:
+        known: how many rows it has, if that is known.
+    """
+
+    def __init__(self, storage: Storage, table: str, rows: DataFrame, known: int | None = None) -> None:
+        self._storage, self._table, self._rows, self._known = storage, table, rows, known
+
+    def count(self) -> int:
+        """See `Staged`; a Spark job, if it is not known."""
+        return self._rows.count() if self._known is None else self._known
+
+    def columns(self, *names: str) -> pa.Table:
+        """See `Staged`."""
+        return self._rows.select(*names).toArrow()
 
     def commit(self, txn: Txn) -> None:
         """See `Staged`. Two that commit one transaction at once conflict: repeated, the later one does nothing."""
@@ -30,4 +44,4 @@ class StagedFrame:
 def staged_by_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """The rows on disk, read once, until the block is left."""
     with on_disk(as_frame(spark, rows)) as kept:
-        yield StagedFrame(storage, table, kept)
+        yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
