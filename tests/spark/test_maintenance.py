@@ -43,7 +43,7 @@ from sessionlake.lake.names import (
 from sessionlake.lake.positions import require_true
 from sessionlake.lake.storage import writing
 from sessionlake.lake.table_files import live, opened
-from sessionlake.lake.table_schema import RETENTION
+from sessionlake.lake.table_schema import DELETION_VECTORS, RETENTION
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Kept
@@ -365,7 +365,7 @@ def test_a_merged_table_keeps_its_rows_when_it_is_vacuumed(
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
         merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
-    assert any(folder_of(lake, ROWS).glob("deletion_vector_*.bin")) == (rewritten == 0)
+    assert lake.storage.properties(spark, ROWS).get(DELETION_VECTORS) == (None if rewritten else "true")
     freed = lake.storage.vacuum(spark, ROWS, NOW)
     assert freed.files > 0
     assert freed.freed > 0
