@@ -69,7 +69,7 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "state stats": (lambda spark, own: state.show_state_stats(spark, own, FORM), False, False),
     "recover silver": (lambda spark, own: recover.recover(spark, own, Lost.SILVER, _say), False, True),
     "recover ledger": (lambda spark, own: recover.recover(spark, own, Lost.LEDGER, _say), False, False),
-    "reshard": (lambda spark, own: reshard_all(spark, own, 4, 0), False, False),
+    "reshard": (lambda spark, own: reshard_all(spark, own, 2, 0), False, False),
     "forget": (lambda spark, own: forgotten(spark, own, "none", None, 0, shorten=False), False, True),
     "rules list": (lambda spark, own: rules.show_rules(Lake(own).reader(spark), own, FORM), False, True),
     "status": (lambda spark, own: layer_statuses(Lake(own).reader(spark), own), True, True),
