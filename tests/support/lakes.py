@@ -23,6 +23,7 @@ from sessionlake.lake.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.runtime.frames import as_frame
 from support.folding import capped, closed, cut_of, truth_of
@@ -92,7 +93,7 @@ def assert_silver_is_the_truth(
             [{name: row[name] for name in found.column_names} for row in rows], found.schema
         )
         if table == ROWS:  # once as Spark reads it, too
-            by_spark = lake.read(spark, table).select(*found.column_names)
+            by_spark = lake.read(spark, table).select(*map(quote, found.column_names))
             assert_df_equality(by_spark, spark.createDataFrame(expected), ignore_row_order=True, ignore_nullable=True)
         lacking = Counter(in_order(expected)) - Counter(in_order(found))
         assert Counter(in_order(found)) - Counter(in_order(expected)) == Counter(), table

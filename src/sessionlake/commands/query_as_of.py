@@ -11,6 +11,7 @@ from sessionlake.commands.sql_names import QUOTED, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.spark import own_session
 
@@ -53,7 +54,7 @@ def as_views(sql: str) -> tuple[str, list[str]]:
         if f"{schema}.{name}" not in SILVER_WRITES:
             return None
         named.add(name)
-        return f"`{name}`"
+        return quote(name)
 
     text = renamed(sql, bare)
     rest = QUOTED.sub(" ", text)

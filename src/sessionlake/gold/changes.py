@@ -10,7 +10,7 @@ from sessionlake.config import Settings
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
-from sessionlake.lake.storage import quote
+from sessionlake.protocol.names import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -23,11 +23,12 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
 from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote, text, writing
+from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, text, writing
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval, span_of
 from sessionlake.lake.txn import CLAIMED_APP, Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import conf
 

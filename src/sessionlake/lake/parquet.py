@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import SKIPPING
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
-from sessionlake.lake.storage import Storage, quote
+from sessionlake.lake.storage import Storage
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame, by_parts

@@ -36,11 +36,6 @@ PURGED = "sessionlake.purged"
 """The table's property that names what its history was last removed for."""
 
 
-def quote(name: str) -> str:
-    """A SQL identifier, quoted."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def text(value: str) -> str:
     """A SQL string."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

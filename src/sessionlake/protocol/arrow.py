@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Int64s
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -58,3 +60,20 @@ def session_keys(table: pa.Table) -> pa.Array:
 def are_of(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Which rows are of one of these sessions."""
     return pc.is_in(session_keys(table), value_set=session_keys(sessions))
+
+
+def among_keys(rows: pa.Table, by: Sequence[str], others: pa.Table) -> pa.Table:
+    """The rows that have values in some columns which a row of another table has in them, too; none is null.
+
+    Only these columns are joined: Arrow's join reads a name that begins with a dot as a path.
+    """
+    place = internal("place")
+    numbered = rows.select(list(by)).append_column(place, pa.array(np.arange(rows.num_rows)))
+    found = numbered.join(others.select(list(by)), list(by), join_type="left semi")[place]
+    return rows.take(pa.array(np.sort(found.to_numpy())))
+
+
+def in_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+    """The rows by some columns, rising, nulls last. Arrow's sort reads a name that begins with a dot as a path."""
+    keys = pa.table([rows[name] for name in by], [internal(str(place)) for place in range(len(by))])
+    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.groups import Columns, Groups
+from sessionlake.protocol.names import quote
 
 ORDER = (("ts", "bigint"), ("position", "bigint"), ("ordinal", "int"))
 """What orders events: their time, then the order in which they were applied."""
@@ -118,11 +119,13 @@ class Sum(Aggregate):
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"sum({self.of} * {self.of})" if self.squared else f"sum({self.of})"
+        of = quote(self.of)
+        return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
     def magnitude(self) -> str | None:
         """See `Aggregate`."""
-        return f"sum({self.of} * {self.of})" if self.squared else f"sum(abs({self.of}))"
+        of = quote(self.of)
+        return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class Extreme(Aggregate):
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"{'max' if self.greatest else 'min'}({self.of})"
+        return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class Endmost(Aggregate):
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"{'max' if self.last else 'min'}_by({self.of}, struct({', '.join(name for name, _ in ORDER)}))"
+        return f"{'max' if self.last else 'min'}_by({quote(self.of)}, struct({', '.join(name for name, _ in ORDER)}))"
 
 
 class Derived(ABC):
@@ -222,11 +225,11 @@ class Mean(Derived):
 
     def sql(self) -> str:
         """See `Derived`."""
-        return f"avg({self.value})"
+        return f"avg({quote(self.value)})"
 
     def magnitude(self) -> str:
         """See `Derived`."""
-        return f"avg(abs({self.value}))"
+        return f"avg(abs({quote(self.value)}))"
 
 
 @dataclass(frozen=True)
@@ -254,14 +257,16 @@ class Variance(Derived):
 
     def sql(self) -> str:
         """See `Derived`."""
-        squares = f"count({self.value}) * sum({self.value} * {self.value})"
-        return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({self.value}) END"
+        value = quote(self.value)
+        squares = f"count({value}) * sum({value} * {value})"
+        return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
     def magnitude(self) -> str:
         """See `Derived`."""
         # What SQL's own variance may be off by, times 1e9.
-        apart = f"max(abs({self.value})) * coalesce(stddev_samp({self.value}), 0)"
-        return f"1e-6 * {apart} + 1e-18 * max({self.value} * {self.value})"
+        value = quote(self.value)
+        apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"
+        return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"
 
 
 def _beside(name: str, part: str) -> str:

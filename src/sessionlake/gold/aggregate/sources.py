@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import in_order, one
+from sessionlake.protocol.names import internal
 
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
 """What tells series of numbers apart."""
@@ -106,9 +107,9 @@ class Rows(Source):
 
         Args:
             changes: rows with the columns of `marks`, and those of `ts` (ms), `value` (a double, or a text) and
-                `order:<i>` that are named.
+                `order_field` that are named.
             declared: not needed.
-            marks: further columns that aggregates read, and the keys.
+            marks: further columns that aggregates read, and the keys, as `key_field` names them.
         """
         del declared
         names = [*marks, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
@@ -121,7 +122,7 @@ class Rows(Source):
                 there &= ~pc.fill_null(pc.is_nan(column), fill_value=True).to_numpy()
         rows = rows.filter(pa.array(there))
         places = [name for name in ("ts", *orders, "value", *marks) if name in rows.column_names]
-        rows = rows.sort_by([(name, "ascending") for name in places]).select(names)
+        rows = in_order(rows, places).select(names)
         rows = rows.append_column("position", pa.array(np.arange(rows.num_rows)))
         if not self.time:
             rows = rows.append_column("ts", pa.array(np.zeros(rows.num_rows, np.int64)))
@@ -130,7 +131,12 @@ class Rows(Source):
 
 def order_field(index: int) -> str:
     """Name of the column that holds column `index` of the order of a table's rows."""
-    return f"order:{index}"
+    return internal(f"order:{index}")
+
+
+def key_field(index: int) -> str:
+    """Name of the column that holds key `index` of a table's rows, apart from what aggregates read."""
+    return internal(f"key:{index}")
 
 
 def _set_to(
