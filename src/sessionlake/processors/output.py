@@ -29,7 +29,6 @@ HEAD = (
 `_position` and `_offset` are those of the last message before it, and `ordinal` counts what came of that message and of
 the timers between it and the next; `_time` is the stream time."""
 BATCH = "_batch"
-_RESERVED = frozenset({name for name, _ in HEAD} | {BATCH})
 _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP)
 
 
@@ -57,7 +56,7 @@ class OutputColumns:
         if not isinstance(declared, Mapping) or not declared:
             raise ValueError("at least one column must be declared, as in {'price': 'double'}")
         self._head = tuple(head)
-        check_columns(declared, {*_RESERVED, *(name for name, _ in head)}, "the processor's table")
+        check_columns(declared, {BATCH, *(name for name, _ in head)}, "the processor's table")
         self._types = {name: _parse(name, sql) for name, sql in declared.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
         names = {f"c{i}": name if is_plain(name) else internal(f"c{i}") for i, name in enumerate(self._types)}

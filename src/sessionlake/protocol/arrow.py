@@ -68,12 +68,18 @@ def among_keys(rows: pa.Table, by: Sequence[str], others: pa.Table) -> pa.Table:
     Only these columns are joined: Arrow's join reads a name that begins with a dot as a path.
     """
     place = internal("place")
-    numbered = rows.select(list(by)).append_column(place, pa.array(np.arange(rows.num_rows)))
-    found = numbered.join(others.select(list(by)), list(by), join_type="left semi")[place]
+    wanted, there = _numbered(rows, by), _numbered(others, by)
+    numbered = wanted.append_column(place, pa.array(np.arange(rows.num_rows)))
+    found = numbered.join(there, there.column_names, join_type="left semi")[place]
     return rows.take(pa.array(np.sort(found.to_numpy())))
 
 
 def in_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
     """The rows by some columns, rising, nulls last. Arrow's sort reads a name that begins with a dot as a path."""
-    keys = pa.table([rows[name] for name in by], [internal(str(place)) for place in range(len(by))])
+    keys = _numbered(rows, by)
     return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
+
+
+def _numbered(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns, under names of ours."""
+    return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])

@@ -45,7 +45,8 @@ def quote(name: str) -> str:
 
 def folded(name: str) -> str:
     """The name without its case, as SQL compares names: two names with the same result are one column to SQL."""
-    return name.upper().lower()
+    # As Java's `equalsIgnoreCase` has it, for which a dotted capital I and an i are one, too.
+    return name.lower().upper().lower().replace("i\N{COMBINING DOT ABOVE}", "i")
 
 
 def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
