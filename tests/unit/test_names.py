@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 
 from sessionlake.config import CaptureSettings, Settings, load_settings
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.sources import order_field
+from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared import product_of, schemas_of
 from sessionlake.gold.enrich.reference import FROM, TO, Reference, touched_spans
 from sessionlake.gold.enrich.reference import difference as reference_difference
 from sessionlake.gold.enrich.table import Join
+from sessionlake.gold.rules.parse import Scope, parse
+from sessionlake.gold.rules.tree import Selection, leaves
 from sessionlake.gold_settings import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.lab.simulate.generate import generate
 from sessionlake.lab.simulate.scenario import Scenario
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.table_schema import listed, names_listed
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import module_of
 from sessionlake.protocol.arrow import among_keys, in_order
@@ -234,3 +237,17 @@ def test_a_name_that_a_table_of_gold_has_itself_is_refused(gold: dict[str, Any],
 
 def test_internal_names_are_no_user_s() -> None:
     assert all(not folded(name).startswith(INTERNAL) for name in EVERY)
+
+
+@given(some([name for name in DECLARABLE if name != "deleted"], 2))
+def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
+    scope = Scope(Declared((names[0],), (names[1],)), Selection("t"), {})
+    told = parse(f"max(`{names[0]}`) over 5 min > 1 and every `{names[0]}` over 5 min > 2", scope)
+    assert {window.metric for leaf in leaves(told) for window in (leaf.left,)} == {names[0]}
+    assert parse(f"`{names[1]}` = 'x' then `{names[0]}` > 1 within 5 min", scope)
+
+
+@given(some(EVERY, 4))
+def test_the_columns_that_files_have_statistics_of_are_listed_and_read_back(names: list[str]) -> None:
+    assert names_listed(listed(names)) == tuple(names)
+    assert names_listed("") == ()

@@ -202,7 +202,7 @@ class Catalog(Storage):
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
         keys = ", ".join(map(quote, schema.cluster_by))
         wanted = schema.properties(at_least(table, self._settings.maintain.keep))
-        properties = ", ".join(f"'{key}' = '{value}'" for key, value in wanted.items())
+        properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
             + (f" CLUSTER BY ({keys})" if keys else "")

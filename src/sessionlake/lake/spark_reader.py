@@ -156,7 +156,7 @@ class SparkReader(TableReader):
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(name), literal(value)))
+            frame = frame.where(compare(F.col(quote(name)), literal(value)))
         return frame
 
 

@@ -221,7 +221,7 @@ class Storage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
         with self.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""

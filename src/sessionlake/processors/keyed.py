@@ -25,7 +25,7 @@ from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import heads
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema
+from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema, names_listed
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.lake.upsert import Upsert
@@ -88,7 +88,7 @@ class KeyedTable:
         """The columns that the rows of the table there is are by."""
         if not self.lake.exists(spark, self._own.into):
             return None
-        return tuple(self.lake.storage.properties(spark, self._own.into).get(SKIPPING, "").split(","))
+        return names_listed(self.lake.storage.properties(spark, self._own.into).get(SKIPPING, ""))
 
     # -- what a declared product's rows rest on
 
