@@ -57,6 +57,7 @@ OF_ANY = [kind for kind in KINDS if kind not in ("first", "last")]
 CHOSEN = [name for name in NAMES if name not in {"ts", "offset", "position"}][:40]
 RESULTS = [name for name in WRITTEN if name not in TEXTS][:40]
 ENRICHED = "gold.distinct"
+COUNTED, READ = "SELECT sum(messages) FROM {}(timestamp_seconds(0))", "SELECT {} FROM silver.session_rows"
 
 
 def product(name: str, **more: Any) -> dict[str, Any]:
@@ -269,10 +270,10 @@ def test_sql_says_which_figures_a_message_is_in_and_python_what_a_figure_is_made
 def test_views_and_queries_take_the_published_columns_for_what_they_are(names: Names) -> None:
     create_views(names.spark, names.lake)
     since = create_quality_since(names.spark, names.lake)
-    [(used,)] = names.spark.sql(f"SELECT sum(messages) FROM {since}(timestamp_seconds(0))").collect()
+    [row] = names.spark.sql(COUNTED.format(since)).collect()
+    used = row[0]
     assert used == len(names.sent)
-    sql = "SELECT {} FROM silver.session_rows".format(", ".join(map(quote, NAMES)))
-    columns, rows = fetch(names.spark, names.settings, sql)
+    columns, rows = fetch(names.spark, names.settings, READ.format(", ".join(map(quote, NAMES))))
     assert columns == NAMES
     assert len(list(rows)) == len(rows_of(names.spark, names.lake, ROWS))
 

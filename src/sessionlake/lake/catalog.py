@@ -200,12 +200,11 @@ class Catalog(Storage):
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
-        keys = ", ".join(map(quote, schema.cluster_by))
         wanted = schema.properties(at_least(table, self._settings.maintain.keep))
         properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
-            + (f" CLUSTER BY ({keys})" if keys else "")
+            + (f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else "")
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:
