@@ -26,8 +26,8 @@ from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold.final import _conditions
 from sessionlake.gold.testing import Change, check
-from sessionlake.protocol.columns import FIRST_MS
 from sessionlake.protocol.types import Row
+from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 
 SECOND, BUCKET = 1_000, 10_000

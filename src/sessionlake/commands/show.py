@@ -13,6 +13,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from sessionlake.lake.far_times import FarTime
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -34,8 +36,9 @@ class OutputFormat(StrEnum):
 def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes rows.
 
-    JSON is one object a line. There a time is an ISO 8601 string, bytes are their text if they are UTF-8 and Base64 if
-    not, and NaN and infinities, which JSON lacks, are strings.
+    JSON is one object a line. There a time is an ISO 8601 string, or, outside the years 1 to 9999, a number of
+    milliseconds; bytes are their text if they are UTF-8 and Base64 if not; NaN and infinities, which JSON lacks, are
+    strings.
     """
     out = out or sys.stdout
     if form is OutputFormat.JSON:
@@ -60,7 +63,9 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """A column's values; maps as dictionaries."""
     from pyarrow.types import is_map
 
-    values: list[Any] = column.to_pylist()
+    from sessionlake.lake.values import values_of
+
+    values = values_of(column)
     return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
 
 
@@ -72,8 +77,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, datetime | date):
         return value.isoformat()
-    if isinstance(value, bytes):
-        return _text(value)
+    if isinstance(value, FarTime | bytes):
+        return _text(value) if isinstance(value, bytes) else int(value)
     if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
@@ -86,7 +91,9 @@ def _text(value: bytes) -> str:
         return base64.b64encode(value).decode()
 
 
-def _cell(value: Any, missing: str) -> str:
+def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
+    if hinted and isinstance(value, FarTime):
+        return str(value)
     simple = plain(value)
     if simple is None:
         return missing
@@ -135,5 +142,5 @@ def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> T
         numeric = any(isinstance(row[i], int | float) for row in rows)
         table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(value, "null")) for value in row))
+        table.add_row(*(Text(_cell(value, "null", hinted=True)) for value in row))
     return table

@@ -27,7 +27,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

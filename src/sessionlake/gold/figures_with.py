@@ -21,8 +21,8 @@ from sessionlake.lake.storage import text
 from sessionlake.lake.table_function import create_table_function, relation
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,8 +24,8 @@ from sessionlake.gold.references.verify import verify_references
 from sessionlake.gold.restated import verify_restatements
 from sessionlake.lake.names import CHANGES, LATE_POINTS
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.names import internal, quote
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:

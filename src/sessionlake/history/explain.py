@@ -29,6 +29,7 @@ from sessionlake.lake.progress import changes_taken_in
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import one_line
@@ -254,7 +255,7 @@ def _gone_before(reader: TableReader, key: Row) -> datetime | None:
 
 
 def _rows(frame: DataFrame) -> list[Row]:
-    return frame.toArrow().to_pylist()
+    return rows_of(frame.toArrow())
 
 
 def _spans() -> list[Any]:

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.table_schema import SKIPPING, names_listed
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.names import quote
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.lake.far_times import FarTime, micros_of
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
 from sessionlake.lake.storage import Storage
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 # The least that a value takes as Arrow.
 _CELL_BYTES = 8
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class SparkReader(TableReader):
@@ -124,7 +125,7 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return []
         with interpreted(self._spark):
-            return list(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow().to_pylist())
+            return rows_of(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow())
 
     def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """See `TableReader`: the cluster counts."""
@@ -164,6 +165,6 @@ def literal(value: Any) -> Any:
     """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
     from pyspark.sql import functions as F
 
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return F.timestamp_micros(F.lit((value - _EPOCH) // timedelta(microseconds=1)))
+    if isinstance(value, FarTime) or (isinstance(value, datetime) and value.tzinfo is not None):
+        return F.timestamp_micros(F.lit(micros_of(value)))
     return [literal(one) for one in value] if isinstance(value, list | tuple) else value

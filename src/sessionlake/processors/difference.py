@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
         Differing(
             row[_CHANGE],
             {key: row[key] for key in keys},
-            *(None if row[name] is None else row[name].asDict() for name in (_BEFORE, _AFTER)),
+            row[_BEFORE],
+            row[_AFTER],
         )
-        for row in other.orderBy(*map(quote, keys)).limit(at_most).collect()
+        for row in rows_of(other.orderBy(*map(quote, keys)).limit(at_most).toArrow())
     )
     return Difference(after.count(), counts, first, columns)

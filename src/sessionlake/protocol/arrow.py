@@ -83,3 +83,17 @@ def in_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
 def _numbered(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Some columns, under names of ours."""
     return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])
+
+
+def milliseconds_of(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Timestamps as milliseconds since the epoch, rounded down."""
+    return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+
+
+def running_maximum(values: Int64s, group: Int64s) -> Int64s:
+    """Highest value so far within each group; groups are ascending."""
+    if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
+        return values
+    distinct, rank = np.unique(values, return_inverse=True)
+    highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)
+    return distinct[highest]

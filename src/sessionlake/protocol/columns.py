@@ -11,8 +11,6 @@ import pyarrow as pa
 from sessionlake.protocol.names import check_columns
 
 RESCUED = "_rescued"
-# A SQL timestamp tells the years 1 to 9999 (ms since the epoch); an event time may lie outside.
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 ID = "id"
 """The field of a row in the messages that identifies it. A declared column of this name holds it, as text."""
 PUBLISHED = frozenset(

@@ -19,9 +19,9 @@ from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Rows, Source, key_field
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
 START_FIELD = internal("start")

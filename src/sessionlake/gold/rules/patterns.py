@@ -33,8 +33,8 @@ from sessionlake.gold.rules.tree import (
     selection,
 )
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 _ORDER = ("ts", "position", "ordinal", *SERIES)
 MATCH = pa.schema(

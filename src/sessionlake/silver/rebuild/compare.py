@@ -11,6 +11,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.retained import by_table, expired, heads, limits_frame
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
@@ -136,7 +137,7 @@ def _first_difference(
     found = live(table).where(mine).select(*map(quote, expected.columns))
     lacking = expected.exceptAll(found).withColumn(_SIDE, F.lit("expected"))
     apart = lacking.unionAll(found.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
-    first, *others = [row.asDict(recursive=True) for row in apart.orderBy(*keys, _SIDE).limit(2).collect()]
+    first, *others = rows_of(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}{named}"
     if first[_SIDE] == "found":
