@@ -46,8 +46,9 @@ from support.named_processors import TEXTS, TIME
 from support.names import STRANGE, own_names, usable
 
 NAMES = usable([*STRANGE, *random.Random(1).sample(own_names(), 60)], *PUBLISHED)
-TYPES = ("double", "string", "bigint")
-COLUMNS = {name: "string" if name in ("id", "s", "a.b") else TYPES[i % 3] for i, name in enumerate(NAMES)}
+# Gold asks once for each number and each text: most columns are neither.
+TYPES = ("double", "string", "bigint", *["boolean"] * 9)
+COLUMNS = {name: "string" if name in ("id", "s", "a.b") else TYPES[i % len(TYPES)] for i, name in enumerate(NAMES)}
 TEXT, NUMBER = "a.b", next(name for name in NAMES if COLUMNS[name] == "double")
 STRICT, ONCE = "capture.strict", "capture.once"
 SECOND = 1_000
@@ -144,7 +145,7 @@ GOLD: dict[str, Any] = {
 
 def messages(rnd: random.Random, count: int) -> list[KafkaMessage]:
     """Two sessions; of the second, messages come out of order."""
-    values = {"double": (1.5, -2.0), "string": ("x", "y"), "bigint": (1, 2)}
+    values = {"double": (1.5, -2.0), "string": ("x", "y"), "bigint": (1, 2), "boolean": (True, False)}
     names, found = [name for name in NAMES if name != "id"], []
     for topic in (STRICT, ONCE):
         order = [0, 1, 5, 3, 4, 2, *range(6, count)] if topic == ONCE else [*range(count)]
