@@ -30,7 +30,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.table_schema import listed, names_listed
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import module_of
-from sessionlake.protocol.arrow import among_keys, in_order
+from sessionlake.protocol.arrow import among_keys, sort_rows
 from sessionlake.protocol.columns import PUBLISHED
 from sessionlake.protocol.names import INTERNAL, check_columns, folded, internal
 from support.folding import fold, of_silver, of_truth, truth_of
@@ -196,7 +196,7 @@ def test_a_processors_records_have_its_columns(names: list[str]) -> None:
 @given(some(usable(EVERY), 3))
 def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: list[str]) -> None:
     rows = pa.table([["b", "a", "b"], [2, 1, 1], [1.0, 2.0, 3.0]], names)
-    assert in_order(rows, names[:2])[names[2]].to_pylist() == [2.0, 3.0, 1.0]
+    assert sort_rows(rows, names[:2])[names[2]].to_pylist() == [2.0, 3.0, 1.0]
     others = pa.table([["b", "c"], [1, 1]], names[:2])
     assert among_keys(rows, names[:2], others)[names[2]].to_pylist() == [3.0]
 

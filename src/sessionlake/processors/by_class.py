@@ -23,7 +23,7 @@ from sessionlake.processors.computation import (
 )
 from sessionlake.processors.load import ProcessorRef, ref_of
 from sessionlake.processors.output import BATCH, OutputColumns
-from sessionlake.protocol.arrow import in_order
+from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _Groups:
     def __call__(self, rows: pa.Table) -> pa.Table:
         processor = self.ref.load_keyed()
         output = OutputColumns(processor.output, self.head)
-        ordered = in_order(rows, (*self.own.key, *self.own.order))
+        ordered = sort_rows(rows, (*self.own.key, *self.own.order))
         keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
         key_types = [rows.schema.field(name).type for name in self.own.key]
         for key, of_key in groupby(_each(ordered), key=lambda row: tuple(row[name] for name in self.own.key)):
