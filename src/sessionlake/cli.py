@@ -40,6 +40,7 @@ from sessionlake.commands.options import (
     Broken,
     Isolate,
     Lost,
+    OfPartition,
     OfTopic,
     Place,
     ShortenGold,
@@ -343,6 +344,7 @@ def resolve(
     skip_message: SkipMessage = None,
     withdraw: Withdraw = False,
     topic: OfTopic = None,
+    partition: OfPartition = None,
     offset: Place = None,
     why: Why = None,
     config: Config = None,
@@ -355,7 +357,10 @@ def resolve(
     place = offset if skip_message is None else skip_message
 
     def work(spark: SparkSession | None) -> str:
-        return str(deciding.resolve(spark, settings, session, decision, offset=place, topic=topic, why=why))
+        told = deciding.resolve(
+            spark, settings, session, decision, offset=place, topic=topic, partition=partition, why=why
+        )
+        return str(told)
 
     say(with_spark_if_needed(settings, work))
 

@@ -252,8 +252,8 @@ def _exact(spark: SparkSession, own: Settings, truth: Tables, out: Console) -> b
         out.print(text_of(said, "bold green").append_text(text_of(f"; {_summary(truth)}", "not bold default")))
         return True
     out.print(text_of(said, "bold red").append_text(text_of("; the first differences:", "not bold default")))
-    for (topic, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
-        out.print(f"  {topic} {session}: {difference}")
+    for (topic, partition, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
+        out.print(f"  {topic} {partition} {session}: {difference}")
     return False
 
 

@@ -10,8 +10,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from sessionlake.commands.bronze import bronze_app
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.commands.options import OfTopic, ShortenGold
+from sessionlake.commands.options import OfPartition, OfTopic, ShortenGold
 from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
 from sessionlake.commands.show import OutputFormat, write_text
@@ -51,6 +52,7 @@ state_app = typer.Typer(no_args_is_help=True, help="What silver's state store re
 rules_app = typer.Typer(no_args_is_help=True, help="Rules over gold's figures, and over events in silver.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 GROUPS = {
+    "bronze": bronze_app,
     "broker": broker_app,
     "rules": rules_app,
     "reference": reference_app,
@@ -66,6 +68,7 @@ GROUPS = {
 def session_show(
     session: Annotated[str, typer.Argument(help="The session's id.")],
     topic: OfTopic = None,
+    partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -73,7 +76,7 @@ def session_show(
     settings = settings_of(config)
     from sessionlake.commands.session import show_session
 
-    with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form))
+    with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form, partition))
 
 
 @session_app.command("as-of")
@@ -87,6 +90,7 @@ def session_as_of(
         int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
     ] = None,
     topic: OfTopic = None,
+    partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -95,13 +99,14 @@ def session_as_of(
     from sessionlake.commands.session import moment_of, show_session_as_of
 
     moment = moment_of(ts, seq, offset)
-    with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form))
+    with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form, partition))
 
 
 @state_app.command("show")
 def state_show(
     session: Annotated[str, typer.Option("--session", help="The session's id.")],
     topic: OfTopic = None,
+    partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -109,7 +114,7 @@ def state_show(
     settings = settings_of(config)
     from sessionlake.commands.state import show_session_state
 
-    with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form))
+    with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form, partition))
 
 
 @state_app.command("stats")

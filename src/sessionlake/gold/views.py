@@ -21,12 +21,14 @@ from sessionlake.lake.names import (
     VIEWS,
 )
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote, text
-from sessionlake.lake.table_function import create_table_function
+from sessionlake.lake.storage import text
+from sessionlake.lake.table_function import create_table_function, relation
+from sessionlake.lake.table_schema import DECLARED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.reasons import Reason
 
 if TYPE_CHECKING:
@@ -58,26 +60,28 @@ class View:
 # it shows, and when it was not filled in time.
 _SUMMARY = """
 WITH present AS (
-  SELECT topic, session_id, count(*) AS n FROM {rows} GROUP BY topic, session_id
+  SELECT topic, partition, session_id, count(*) AS n FROM {rows} GROUP BY topic, partition, session_id
 ), refused AS (
-  SELECT s.topic, s.session_id, count(*) AS n
-  FROM {quarantine} q JOIN {sessions} s ON q.topic = s.topic AND q.session_id = s.session_id
+  SELECT s.topic, s.partition, s.session_id, count(*) AS n
+  FROM {quarantine} q JOIN {sessions} s
+    ON q.topic = s.topic AND q.partition = s.partition AND q.session_id = s.session_id
   WHERE q.offset >= s.first_offset
-  GROUP BY s.topic, s.session_id
+  GROUP BY s.topic, s.partition, s.session_id
 ), missing AS (
-  SELECT s.topic, s.session_id, sum(CAST(e.actual_seq - e.expected_seq AS DECIMAL(38))) AS n
-  FROM {events} e JOIN {sessions} s ON e.topic = s.topic AND e.session_id = s.session_id
+  SELECT s.topic, s.partition, s.session_id, sum(CAST(e.actual_seq - e.expected_seq AS DECIMAL(38))) AS n
+  FROM {events} e JOIN {sessions} s
+    ON e.topic = s.topic AND e.partition = s.partition AND e.session_id = s.session_id
   WHERE e.offset >= s.first_offset AND e.event = 'gap' AND NOT (e.integrity = 'once' AND e.action = 'applied')
-  GROUP BY s.topic, s.session_id
+  GROUP BY s.topic, s.partition, s.session_id
 )
 SELECT topic, session_id, status, partition, first_ts, last_ts, try_subtract(last_ts, first_ts) AS duration_ms,
   ended_at, last_kafka_timestamp, coalesce(present.n, 0L) AS rows, messages, duplicates, gaps,
   CAST(least(coalesce(missing.n, 0), 9223372036854775807) AS BIGINT) AS lost, late,
   coalesce(refused.n, 0L) AS quarantined, first_offset, last_offset
 FROM {sessions}
-  LEFT JOIN present USING (topic, session_id)
-  LEFT JOIN refused USING (topic, session_id)
-  LEFT JOIN missing USING (topic, session_id)
+  LEFT JOIN present USING (topic, partition, session_id)
+  LEFT JOIN refused USING (topic, partition, session_id)
+  LEFT JOIN missing USING (topic, partition, session_id)
 """
 # An hour is one of UTC, whatever the session's time zone. Since a rebuild, entries before it tell of tables replaced;
 # when it was committed says nothing of how soon messages came into silver.
@@ -248,8 +252,13 @@ def _query(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]
 
 
 def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
-    """What SQL calls the table; one that is not there yet has no rows."""
-    if lake.exists(spark, table):
+    """The table for a query, less the declared columns, which could be called as a parameter or an alias of the query.
+
+    One that is not there yet has no rows.
+    """
+    own = [(name, sql) for name, sql in TABLES[table].columns if name != DECLARED]
+    if not lake.exists(spark, table):
+        return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
+    if len(own) == len(TABLES[table].columns):
         return lake.identifier(table)
-    columns = TABLES[table].resolved(lake.settings)
-    return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(column)}' for column, sql in columns)} WHERE false)"
+    return relation(lake.identifier(table), (quote(name) for name, _ in own))

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sessionlake.lake.gold_schemas import GOLD_TABLES
 from sessionlake.lake.names import (
+    ABSENT,
     CHANGES,
     CUTS,
     DAMAGED,
@@ -62,7 +63,7 @@ _SESSION = (
 )
 _OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"
 _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
-_TAKEN = "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"
+_TAKEN = "array<struct<topic:string,partition:int,session_id:string,offset:bigint,decision:string>>"
 _PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
 COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 """Columns that balance in every entry of silver: the first is the sum of the others."""
@@ -153,6 +154,7 @@ TABLES: dict[str, TableSchema] = {
             ("reason", "string"),
             ("position", "bigint"),
             *_ROW[2:],
+            ("partition", "int"),
         ),
         "The whole table of a session at its end, at its expiry, and where the changes since the last outweigh that",
         cluster_by=("topic", "session_id"),
@@ -167,7 +169,7 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
     ROWS: TableSchema(
-        _ROW,
+        (*_ROW, ("partition", "int")),
         "The table of every session, now",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "row_id"),
@@ -243,6 +245,7 @@ TABLES: dict[str, TableSchema] = {
             ("who", "string"),
             ("why", "string"),
             ("decided_at", "timestamp"),
+            ("partition", "int"),
         ),
         "What operators decided about places at which a session broke its class",
         writes=Writes.APPEND,
@@ -262,6 +265,21 @@ TABLES: dict[str, TableSchema] = {
         ),
         "The life of every captured topic",
         writes=Writes.REPLACE,
+    ),
+    ABSENT: TableSchema(
+        (
+            ("topic", "string"),
+            ("partition", "int"),
+            ("first", "bigint"),
+            ("last", "bigint"),
+            ("reason", "string"),
+            ("who", "string"),
+            ("why", "string"),
+            ("noted_at", "timestamp"),
+        ),
+        "Offsets without a message: transaction markers, aborted records, and messages that an operator skipped",
+        skipping=("topic", "partition", "first", "last"),
+        writes=Writes.APPEND,
     ),
     LEASES: TableSchema(
         (
@@ -359,3 +377,8 @@ def arrow_schema(table: str) -> pa.Schema:
     from pyspark.sql.types import StructType
 
     return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].columns)))
+
+
+def own_columns(table: str) -> tuple[str, ...]:
+    """The columns of a table of every lake, less the declared ones."""
+    return tuple(name for name, _ in TABLES[table].columns if name != DECLARED)

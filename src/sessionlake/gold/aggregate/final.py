@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import NEVER, first_kept, latest
 from sessionlake.gold.aggregate.product import APPEND, PARTITION, Product, starts
-from sessionlake.protocol.arrow import pair_codes
+from sessionlake.protocol.arrow import row_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 BATCH = "_batch"
@@ -51,6 +51,11 @@ class FinalTable:
         return self.product.row_keys
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """Its results' columns."""
+        return self.product.results
+
+    @property
     def bucket_ms(self) -> int:
         """Length of the buckets in milliseconds."""
         return self.product.bucket_ms or 1
@@ -73,7 +78,8 @@ class FinalTable:
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
         """The columns that it has of the product's, and their Spark SQL types."""
-        return tuple(column for column in self.product.columns if not column[0].startswith("_"))
+        shown = {*self.product.row_keys, *self.product.results}
+        return tuple(column for column in self.product.columns if column[0] in shown)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
@@ -133,7 +139,7 @@ def between(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
 
 def of_rows(rows: pa.Table, limits: Limits) -> Int64s:
     """The limit of each row's topic-partition; `NEVER` if it has none."""
-    code, topics, partitions = pair_codes(rows["topic"], rows[PARTITION])
+    code, (topics, partitions) = row_codes(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
     known: Int64s = np.array([limits.get(place, NEVER) for place in places], np.int64)
     return known[code] if len(code) else np.zeros(0, np.int64)
