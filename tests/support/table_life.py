@@ -18,7 +18,8 @@ from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.table_files import opened
 from sessionlake.lake.table_schema import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS, SKIPPING
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE
 
 TABLE = "gold.life"
 YOUNGER = "younger"

@@ -25,8 +25,9 @@ from sessionlake.lake.table_files import live, opened
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Kept
-from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.lake.upsert import Upsert
 from sessionlake.lake.writable import obstacle
+from sessionlake.protocol.names import DELETE
 
 TABLE = "gold.own"
 SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])

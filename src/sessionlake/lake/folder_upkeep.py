@@ -29,12 +29,12 @@ from sessionlake.lake.file_rows import rows_of
 from sessionlake.lake.folder_commits import committing, discard, put_together
 from sessionlake.lake.log_commits import Placed, corrected, rearranged
 from sessionlake.lake.parquet import SMALL, gathered
-from sessionlake.lake.storage import quote
 from sessionlake.lake.table_files import Action, TableFile, live, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.writable import Writable, has_vectors, obstacle, writable
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, gathere
 from sessionlake.lake.rows_by_key import FoundRows, Lookup, held_rows
 from sessionlake.lake.table_files import Action, TableFile
 from sessionlake.lake.table_schema import APPEND_ONLY
-from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
+from sessionlake.lake.upsert import Upsert
 from sessionlake.lake.writable import Writable, has_vectors, writable
+from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import Bools, Int64s
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.file_statistics import Statistics
-from sessionlake.lake.storage import quote
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:

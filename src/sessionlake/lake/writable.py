@@ -18,7 +18,7 @@ import pyarrow as pa
 from sessionlake.errors import LakeError
 from sessionlake.lake.parquet import QUICK, FileWriter
 from sessionlake.lake.table_files import TableFile, folder_of, live
-from sessionlake.lake.table_schema import CHANGE_FEED, DELETION_VECTORS, SKIPPING
+from sessionlake.lake.table_schema import CHANGE_FEED, DELETION_VECTORS, SKIPPING, names_listed
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -96,7 +96,7 @@ class Writable:
         Args:
             codec: what Parquet compresses with.
         """
-        indexed = tuple(filter(None, self.configuration.get(SKIPPING, "").split(",")))
+        indexed = names_listed(self.configuration.get(SKIPPING, ""))
         return FileWriter(str(self.folder), self.schema, indexed, codec)
 
 
