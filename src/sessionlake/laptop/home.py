@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import ClaimedError, MachineError
+
+# delta-rs decodes the first twice, and refuses the others (delta-kernel-rs, issue 918).
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,10 @@ def require_home(settings: Settings, *folders: str) -> Path:
         The home.
 
     Raises:
-        MachineError: the home cannot be made or written.
+        MachineError: the home cannot be made or written, or delta-rs could not open its tables.
     """
     home = settings.home
+    _refuse_unreadable(home)
     try:
         for folder in (home, *(home / name for name in folders)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +82,16 @@ def require_home(settings: Settings, *folders: str) -> Path:
             "or name another folder with SESSIONLAKE_HOME"
         ) from None
     return home
+
+
+def _refuse_unreadable(home: Path) -> None:
+    found = _UNREADABLE.search(str(home.resolve()))
+    if found:
+        raise MachineError(
+            f"home {home} has {found[0]!r} in its path ({home.resolve()}), with which delta-rs cannot open tables (it "
+            "takes `%` before two hexadecimal digits for another character, and no brackets, `|`, `^`, backslashes or "
+            "control characters; all others work): name another folder with SESSIONLAKE_HOME, or rename that one"
+        )
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
-from sessionlake.silver.rebuild.endings import gold_is_behind, reset_gold, retire_query
+from sessionlake.silver.rebuild.endings import gold_is_behind, refuse_replaced, reset_gold, retire_query
 from sessionlake.silver.rebuild.replay import (
     REPLAYED,
     Replayed,
@@ -59,8 +59,9 @@ from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import (
     forget_begun,
+    read_journal,
     rebuild_journal,
-    refuse_half_changed,
+    refuse_before_erasure,
     refuse_half_committed,
 )
 
@@ -124,21 +125,26 @@ def rebuild(
     selection: Selection = EVERYTHING,
     slice_messages: int | None = None,
     compares: bool = True,
+    start_over: bool = False,
 ) -> Rebuilt:
     """Builds silver from bronze and puts it in the place of the live tables.
+
+    One that was interrupted while it was published is finished instead.
 
     Args:
         version: of bronze to build from, the latest by default; the stream goes on behind it.
         selection: the sessions to replace; all others stay as they are.
         compares: whether the live tables are compared; if not, as where they have columns that are not declared so,
             they are not read, and count as changed.
+        start_over: builds everything again, instead of finishing one that was interrupted.
 
     Raises:
-        LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
-            batch is half committed, or other columns are declared.
+        LakeError: bronze has no such version, a forgetting or resharding was interrupted, or, if not everything is
+            rebuilt, silver is not where bronze is, or a batch is half committed, or other columns are declared.
     """
-    refuse_half_changed(settings)
-    plan = interrupted(settings)
+    refuse_before_erasure(settings)
+    compares = compares and not start_over
+    plan = None if start_over else interrupted(settings)
     lake, columns = to_replace(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         if plan is not None:
@@ -175,11 +181,34 @@ def _note(settings: Settings, lake: Lake, plan: _Plan) -> None:
 
 
 def interrupted(settings: Settings) -> _Plan | None:
-    """A publication that has not come to its end."""
-    try:
-        return msgspec.json.decode(rebuild_journal(settings).read_bytes(), type=_Plan)
-    except FileNotFoundError:
-        return None
+    """A publication that has not come to its end.
+
+    Raises:
+        LossError: what is noted of it cannot be read.
+    """
+    return read_journal(rebuild_journal(settings), _Plan, _DAMAGED)
+
+
+_DAMAGED = "`sessionlake rebuild silver --start-over` builds all of silver again from bronze"
+
+
+def cancel(spark: SparkSession, settings: Settings) -> None:
+    """Gives up a publication that was interrupted before it replaced a table.
+
+    All layers must be claimed.
+
+    Raises:
+        UsageError: none was interrupted.
+        LakeError: a table was replaced, or that cannot be told.
+    """
+    plan, lake = interrupted(settings), Lake(settings)
+    if plan is None:
+        raise UsageError("rebuild silver --cancel: no rebuild was interrupted, so there is nothing to give up")
+    txn = Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
+    refuse_replaced(spark, lake, REPLAYED, txn, LAYER, "silver")
+    rebuild_journal(settings).unlink()  # first: without the states beside it, the publication must not go on
+    handover.discard_prepared(settings)
+    clear(spark, settings)
 
 
 def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
@@ -314,6 +343,7 @@ def _newest(spark: SparkSession, lake: Lake) -> int | None:
 
 def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
     """Every step can be taken twice."""
+    handover.require_prepared(settings, plan.rebuild, LAYER, _DAMAGED)
     beside, txn = Lake(settings).staging(), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
     told = {"sessionlake": code_version(), "config": config_hash(settings), "rebuild": plan.rebuild}
     text = json.dumps(told | {"bronze_version": plan.version})
