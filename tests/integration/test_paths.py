@@ -23,7 +23,7 @@ from sessionlake.laptop.broker import down, up
 from sessionlake.laptop.broker_config import free_port
 from support.lakes import rows_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NAME = "a b#c%d+ü"
 GONE, OTHER = f"gone {NAME}/?*", f"other {NAME}/?*"
@@ -34,7 +34,7 @@ TOPIC = "capture.a"
 def settings(tmp_path: Path) -> Iterator[Settings]:
     """A configuration file in the home, whose broker runs."""
     home = tmp_path / NAME / NAME
-    home.mkdir(parents=True)
+    home.mkdir(0o700, parents=True)
     file = home / "sessionlake.yml"
     content = {
         "home": str(home),

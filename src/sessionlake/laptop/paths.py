@@ -50,20 +50,27 @@ def plain_link(folder: Path) -> Path:
 
     For readers that encode a path once more than they decode it. A folder whose path has none is returned as it is.
     """
-    return folder if quote(os.fsencode(folder)) == str(folder) else _links() / _link(folder)
+    return folder if quote(os.fsencode(folder)) == str(folder) else process_folder() / _link(folder)
+
+
+@cache
+def process_folder() -> Path:
+    """A folder for what lasts as long as this process, which nobody else can read."""
+    _held.append(tempfile.TemporaryDirectory(prefix="sessionlake-"))
+    return Path(_held[-1].name)
+
+
+def private_folder(folder: Path) -> Path:
+    """Makes a folder, if it is not there, which nobody else can read."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 @cache
 def _link(folder: Path) -> str:
-    name = str(_link.cache_info().currsize)
-    (_links() / name).symlink_to(folder, target_is_directory=True)
+    name = f"link-{_link.cache_info().currsize}"
+    (process_folder() / name).symlink_to(folder, target_is_directory=True)
     return name
-
-
-@cache
-def _links() -> Path:
-    _held.append(tempfile.TemporaryDirectory(prefix="sessionlake-"))
-    return Path(_held[-1].name)
 
 
 _held: list[tempfile.TemporaryDirectory[str]] = []

@@ -18,6 +18,7 @@ from sessionlake.laptop.gateway import Jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
 from sessionlake.laptop.java import logging_flags, require_java
+from sessionlake.laptop.paths import process_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,6 +124,7 @@ def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> S
     conf = _ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
     jvm: AbstractContextManager[None] = nullcontext()
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
+    conf["spark.local.dir"] = str(process_folder())
     if SparkContext._gateway is None:  # noqa: SLF001 (no public way)
         own, jvm = _jvm(settings, app, [*(_LASTING if lasting else _BRIEF), *classes.flags(recording=recording)])
         conf |= own
@@ -144,7 +146,7 @@ def _look_up_once(spark: SparkSession) -> None:
 def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
-    flags = [*_JVM, *more, *logging_flags(logs / f"{app}.log")]
+    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *more, *logging_flags(logs / f"{app}.log")]
     return starting(Jvm(java, _MEMORY, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 
