@@ -97,14 +97,13 @@ class World:
         """By each command that does."""
         reconfigured(self.settings, silver={"shards": 3}, gold={"shards": 3})
         self.called("reshard", "3")
-        self.called("rebuild", "silver", "--sessions", OTHER)
         self.called("rebuild", "silver")
         self.called("rebuild", "processor:top")
         self.called("run", "all", "--once")
         for layer in (SILVER, GOLD, "bronze"):
             shutil.rmtree(self.settings.checkpoint(layer))
             self.called("recover", layer)
-            self.called("run", "all", "--once")
+        self.called("run", "all", "--once")
         self.called("recover", "ledger")
         self.called("rebuild", "gold")
 
