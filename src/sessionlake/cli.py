@@ -42,13 +42,15 @@ from sessionlake.commands.options import (
     Place,
     ShortenGold,
     SkipMessage,
+    TakesSql,
     Why,
     Withdraw,
 )
 from sessionlake.commands.reshard import reshard
 from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.sql import query
 from sessionlake.commands.types import types
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import SessionlakeError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +115,7 @@ app = typer.Typer(
 )
 for _command in (export, archive, forget, reshard, metrics, types):
     app.command()(_command)
+app.command(cls=TakesSql)(query)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 
@@ -124,6 +127,16 @@ def main() -> None:
     except SystemExit as end:
         if end.code:  # a Databricks job takes any SystemExit for a failure
             raise
+
+
+def job_main() -> None:
+    """As `main`, for the runs of Databricks jobs: only what `commands.job` lists, exit code 2 for all else."""
+    from sessionlake.commands.job import refusal
+
+    if why := refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
+        say(f"error: {why}")
+        sys.exit(UsageError.exit_code)
+    main()
 
 
 def _say_version(wanted: bool) -> None:
@@ -258,30 +271,6 @@ def recover(
 
     storage_of(settings).require_writable()
     with_spark(settings, lambda spark: command.recover(spark, settings, lost, say, shorten=shorten_gold))
-
-
-@app.command()
-def query(
-    sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM silver.sessions".')],
-    batch: Annotated[
-        int | None, typer.Option("--as-of-batch", help="Silver's tables as of one of its batches.", min=0)
-    ] = None,
-    form: Form = OutputFormat.TABLE,
-    config: Config = None,
-) -> None:
-    """Ask the tables in SQL; json gives one object a line."""
-    settings = settings_of(config)
-    from sessionlake.commands.query import answer, check
-
-    check(settings, sql)
-    if batch is None:
-        with_spark(settings, lambda spark: answer(spark, settings, sql, form))
-        return
-    from sessionlake.commands.query_as_of import answer_as_of
-
-    read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
-    if read != batch:
-        say(f"as of batch {read}: the last merge at or before batch {batch} ended with it")
 
 
 @app.command()

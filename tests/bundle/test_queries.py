@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.commands.sql_names import COMMENT
 from sessionlake.gold.views import DEFINITIONS
 from sessionlake.lake.schemas import TABLES
 
 RESOURCES = Path(__file__).parents[2] / "resources"
 QUERIES = {file.stem: file.read_text() for file in RESOURCES.glob("queries/*.sql")}
+COMMENT = re.compile(r"--[^\n]*")
 TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
 
 

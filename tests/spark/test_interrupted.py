@@ -22,7 +22,7 @@ from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.journal import Journal as ForgetJournal
 from sessionlake.gold import job as gold
 from sessionlake.lake.erasures import erasures
-from sessionlake.lake.names import CHANGES, MESSAGES
+from sessionlake.lake.names import CHANGES, ERASURES, MESSAGES
 from sessionlake.lake.tables import Lake
 from sessionlake.processors import job as processors
 from sessionlake.processors import rebuild as processor_rebuild
@@ -144,7 +144,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
     before = contents(spark, settings)
     work = partial(Forgetting(spark, settings).run, GONE)
 
-    for place in ("before:ops.erasures", "after:ops.erasures", "before:forget:bronze"):
+    for place in (f"before:{ERASURES}", f"after:{ERASURES}", "before:forget:bronze"):
         died_at(monkeypatch, place, work)
         assert_refused(spark, settings, FORGET)
         Forgetting(spark, settings).cancel()

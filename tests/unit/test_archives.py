@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import struct
 import tracemalloc
 import zipfile
 import zlib
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line
 from sessionlake.bronze.archive.members import checked, gzip_member, members_of, messages_of
 from sessionlake.bronze.archive.source import NOTHING, planned, rows_of, taken
@@ -27,12 +30,14 @@ KINDS = pytest.mark.parametrize("kind", ["zip", "gz"])
 def read(path, file=0):
     """All messages of a file, and why members of it cannot be used."""
     found, damages = [], []
-    for member in members_of(path, file):
-        for known in checked(member):
-            if known.damage is not None:
-                damages.append(known.damage)
-                continue
-            found += [((known.header.topic, known.header.partition), message) for message in messages_of(known)]
+    with Files() as files:
+        for member in members_of(path, file):
+            for known in checked(member, files):
+                if known.damage is not None:
+                    damages.append(known.damage)
+                    continue
+                place = known.header.topic, known.header.partition
+                found += [(place, message) for message in messages_of(known, files)]
     return found, damages
 
 
@@ -202,6 +207,139 @@ def test_a_member_is_read_in_bounded_memory(tmp_path):
     tracemalloc.stop()
     assert count == 40_000
     assert peak < 20 * 1024 * 1024
+
+
+def rows(file):
+    """What bronze gets of a file, as rows."""
+    return [row for batch in rows_of(members_of(file, 0)) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("flip", [False, True], ids=["whole", "damaged"])
+def test_members_compressed_otherwise_than_by_deflate_are_unreadable_and_the_others_are_read(method, flip, tmp_path):
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("bomb", b"0" * 2**24, compress_type=method)
+        archive.writestr("stored", WHOLE, compress_type=zipfile.ZIP_STORED)
+        archive.writestr("deflated", WHOLE.replace(b'"topic":"t"', b'"topic":"u"'), compress_type=zipfile.ZIP_DEFLATED)
+    if flip:
+        data = bytearray(file.read_bytes())
+        data[60] ^= 0xFF
+        file.write_bytes(data)
+    bomb, *others = rows(file)
+    assert (bomb["damage"], bomb["file"], bomb["member"]) == ("unreadable", str(file), "bomb")
+    assert f"method {method}" in bomb["detail"]
+    assert [(row["topic"], row["offset"]) for row in others] == [("t", 1), ("t", 2), ("u", 1), ("u", 2)]
+
+
+@KINDS
+@pytest.mark.parametrize("lines", [False, True], ids=["one line", "many lines"])
+def test_what_a_member_decompresses_to_is_bounded(kind, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr("sessionlake.bronze.archive.members.LONGEST_MEMBER", 1 << 20)
+    size = (1 << 20) // len(LINE % 1) + 1 if lines else 0
+    body = b"".join(LINE % n for n in range(size)) if lines else b'{"timestamp":1,"value":"' + b"0" * (1 << 20)
+    text = header_line("t", 0) + body + footer_line(size, zlib.crc32(body))
+    file = tmp_path / f"a.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a", text)
+            archive.writestr("b", WHOLE)
+    else:
+        file.write_bytes(gzip_member(text) + gzip_member(WHOLE))
+    first, *others = rows(file)
+    assert (first["damage"], first["detail"]) == (
+        "unreadable",
+        "unreadable: it decompresses to more than 1048576 bytes",
+    )
+    assert [row["offset"] for row in others] == [1, 2]
+
+
+def without_name(data):
+    """A zip file of one member whose name has one character, without that name."""
+    data = bytearray(data)
+    for signature, length_at, name_at in ((b"PK\x03\x04", 26, 30), (b"PK\x01\x02", 28, 46)):
+        start = data.index(signature)
+        data[start + length_at : start + length_at + 2] = bytes(2)
+        del data[start + name_at]
+    directory, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    data[end + 12 : end + 20] = struct.pack("<II", end - directory, directory)
+    return bytes(data)
+
+
+def test_a_member_with_an_empty_name_is_read(tmp_path):
+    file = tmp_path / "a.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x", WHOLE)
+    file.write_bytes(without_name(file.read_bytes()))
+    assert zipfile.ZipFile(file).namelist() == [""]
+    assert [(row["damage"], row["offset"], row["member"]) for row in rows(file)] == [(None, 1, "0"), (None, 2, "0")]
+
+
+def test_what_is_no_regular_file_is_unreadable_and_a_link_to_one_is_read(tmp_path):
+    os.mkfifo(tmp_path / "a.gz")
+    (tmp_path / "b.zip").mkdir()
+    (tmp_path / "c.zip").symlink_to(tmp_path / "gone")
+    (tmp_path / "d.gz").symlink_to("/dev/zero")
+    (tmp_path / "e.gz").symlink_to(tmp_path / "e.gz")
+    (tmp_path / "whole").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "f.gz").symlink_to(tmp_path / "whole")
+    end = taken(tmp_path, NOTHING, ALL)
+    found = [row for task in planned(tmp_path, NOTHING, end) for batch in rows_of(task) for row in batch.to_pylist()]
+    assert [(row["file"][-4:], row["damage"], row["offset"]) for row in found] == [
+        *((name, "unreadable", None) for name in ("a.gz", ".zip", ".zip", "d.gz", "e.gz")),
+        ("f.gz", None, 1),
+        ("f.gz", None, 2),
+    ]
+    assert all("no regular file" in row["detail"] for row in found[:5])
+
+
+def test_a_zip_of_many_members_is_opened_once_for_each_task(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(500):
+            archive.writestr(str(number), WHOLE)
+    opened = []
+    real = zipfile.ZipFile.__init__
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", lambda *args, **more: opened.append(1) or real(*args, **more))
+    end = taken(tmp_path, NOTHING, ALL)
+    tasks = planned(tmp_path, NOTHING, end)
+    assert sum(batch.num_rows for task in tasks for batch in rows_of(task)) == 1000
+    assert len(opened) == 1 + len(tasks)
+
+
+@KINDS
+def test_members_beyond_the_limit_are_one_row_whatever_their_number(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("sessionlake.bronze.archive.members._MOST_MEMBERS", 3)
+    file = tmp_path / f"a.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            for number in range(9):
+                archive.writestr(str(number), WHOLE)
+    else:
+        file.write_bytes(gzip_member(WHOLE) * 9)
+        (tmp_path / "foreign.gz").write_bytes(gzip.compress(WHOLE) * 9)
+        assert [row["damage"] for row in rows(tmp_path / "foreign.gz")] == [None] * 6 + ["bad_header"]
+    assert [row["damage"] for row in rows(file)] == [None] * 6 + ["bad_header"]
+
+
+def test_a_zip_s_directory_is_not_read_into_memory_whatever_its_size(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(50):
+            archive.writestr(str(number), WHOLE)
+    monkeypatch.setattr("sessionlake.bronze.archive.files._LARGEST_DIRECTORY", 1000)
+    [row] = rows(tmp_path / "a.zip")
+    assert (row["damage"], "its directory has more than 1000 bytes" in row["detail"]) == ("unreadable", True)
+
+
+def test_a_long_line_costs_time_as_its_length(tmp_path):
+    value = b"x" * (32 * 2**20)
+    body = b'{"timestamp":1,"value":"' + value + b'","offset":1}\n'
+    (tmp_path / "a.gz").write_bytes(gzip_member(header_line("t", 0) + body + footer_line(1, zlib.crc32(body))))
+    tracemalloc.start()
+    [row] = rows(tmp_path / "a.gz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert row["value"] == value
+    assert peak < 8 * len(value)
 
 
 def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_not(tmp_path):

@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from sessionlake import cli, pipeline
 from sessionlake.commands.demo import run_demo
-from sessionlake.commands.query import first_word, mentioned
 from sessionlake.commands.show import OutputFormat, plain, show
 from sessionlake.commands.simulate import every_fault
+from sessionlake.commands.sql_names import names_in
 from sessionlake.config import ProcessorSettings, Settings
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
 from sessionlake.lab.simulate.scenario import Faults, Mix, Scenario
@@ -148,25 +148,26 @@ def test_a_place_that_kafka_cannot_have_is_a_usage_error(call, place):
 @pytest.mark.parametrize(
     "sql",
     [
-        "DELETE FROM silver.sessions",
-        "DROP TABLE silver.sessions",
-        "",
-        "/* nothing */",
-        "WITH t AS (SELECT 1) DELETE FROM silver.sessions WHERE true",
-        "(FROM silver.sessions) INSERT\nOVERWRITE TABLE silver.session_rows SELECT *",
-        "with t as (select 1) merge into silver.sessions using t on true when matched then delete",
-        "WITH t AS (SELECT 1) UPDATE silver.sessions SET gaps = 0",
-        "WITH `a'` AS (SELECT r'\\') DELETE /* */ FROM silver.sessions WHERE '' = ''",
+        "SELECT * FROM silver.sessions",
+        "-- why\nSELECT '--', * FROM silver.sessions",
+        "--why\nSELECT * FROM silver.sessions",
+        "--\n-- why=1\nSELECT * FROM silver.sessions",
+        "WITH t AS (SELECT 'delete from', `insert into`, update -- merge into\n FROM silver.sessions) SELECT * FROM t",
     ],
 )
-def test_query_refuses_what_does_not_read(call, sql):
-    result = call("query", sql)
-    assert (result.exit_code, "query reads only" in said(result)) == (2, True)
-
-
-def test_query_takes_the_words_of_writing_in_names_texts_and_comments(call):
-    sql = "WITH t AS (SELECT 'delete from', `insert into`, update -- merge into\n FROM silver.sessions) SELECT * FROM t"
+def test_query_finds_tables_behind_comments_and_texts(call, sql):
     assert "silver.sessions is not there yet" in said(call("query", sql))
+
+
+def test_an_option_of_query_is_no_comment(call):
+    assert "silver.sessions is not there yet" in said(call("query", "--format=json", "SELECT * FROM silver.sessions"))
+    assert "No such option: --formt" in said(call("query", "SELECT 1", "--formt", "json"))
+    assert "silver.sessions is not there yet" in said(call("query", "--", "SELECT * FROM silver.sessions"))
+
+
+def test_query_of_nothing_is_a_usage_error(call):
+    result = call("query", " ")
+    assert (result.exit_code, "expected one statement" in said(result)) == (2, True)
 
 
 def test_query_of_a_table_that_is_not_there_yet_names_it_and_the_way_to_it(call):
@@ -295,19 +296,19 @@ def test_nested_values_become_plain():
 @pytest.mark.parametrize(
     ("sql", "tables"),
     [
-        ("SELECT * FROM silver.sessions s JOIN `silver`.`session_rows` r", ["silver.session_rows", "silver.sessions"]),
+        ("SELECT * FROM silver.sessions s JOIN `silver`.`session_rows` r", ["silver.sessions", "silver.session_rows"]),
         ("SELECT 1 -- silver.sessions", []),
+        ("SELECT 'silver.sessions', '--' FROM gold.metrics_1m", ["gold.metrics_1m"]),
         ("SELECT * FROM main.silver.sessions", []),
-        ("SELECT * FROM silver.sessions_old", []),
+        ("SELECT * FROM silver.sessions_old", ["silver.sessions_old"]),
         ("select * from GOLD.metrics_1m", ["gold.metrics_1m"]),
+        ("EXPLAIN EXTENDED SELECT * FROM gold.metrics_1m", ["gold.metrics_1m"]),
+        ("SELECT s.topic, silver.sessions FROM t AS silver", []),
+        ("SELECT (", []),
     ],
 )
-def test_only_tables_that_the_statement_names_are_opened(sql, tables):
-    assert mentioned(sql) == tables
-
-
-def test_the_first_word_stands_behind_comments_and_brackets():
-    assert first_word("/* why */ -- how\n ((WITH x AS (SELECT 1) SELECT * FROM x))") == "with"
+def test_the_names_of_tables_are_found_by_a_parser(sql, tables):
+    assert [str(one) for one in names_in(sql)] == tables
 
 
 def test_what_spark_says_of_a_statement_becomes_one_line():

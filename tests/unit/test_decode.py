@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from sessionlake.config import CaptureSettings
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lab.truth import text as truth_text
 from sessionlake.lab.truth.reading import MalformedError, MessageParser
 from sessionlake.protocol.chunk import set_field, value_field
 from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.jsontext import NoJsonError, load
 from sessionlake.protocol.reasons import CODES
 from support.folding import INT64_MAX, truth_rules
 from support.malformed import MALFORMED
@@ -182,12 +185,37 @@ def test_a_number_is_rounded_alike_however_it_is_spelled(number: str, column: st
 
 @pytest.mark.parametrize("levels", [63, 64, 900, 5_000, 100_000])
 @pytest.mark.parametrize("tail", ["", "]"])
-def test_text_is_too_deep_beyond_64_levels_only_if_it_is_json(levels: int, tail: str) -> None:
+def test_text_is_too_deep_beyond_64_levels_whether_or_not_it_is_json(levels: int, tail: str) -> None:
     wide = DecodeRules(RULES.columns, 10**7, SKEW)
     value = f'{{"type":"heartbeat","seq":0,"ts":0,"x":{"[" * levels}{"]" * levels}{tail}}}'.encode()
     [found] = said(decode(raw(numbered([value])), wide))
-    fine = repr((2, 0, 0, []))
-    assert found == (repr("not_json") if tail else fine if levels == 63 else repr("too_deep"))
+    shallow = repr("not_json") if tail else repr((2, 0, 0, []))
+    assert found == (shallow if levels == 63 else repr("too_deep"))
+
+
+pieces = st.lists(st.sampled_from(["[" * 30, "{" * 5, "[", "]" * 20, "}", '"', "\\", '\\"', "a", "\n"]), max_size=12)
+
+
+@settings(examples(usual=300, in_all=3000), derandomize=True)
+@given(pieces.map("".join))
+def test_what_nests_too_deeply_is_what_the_independent_truth_says(text: str) -> None:
+    found = {}
+    for name, read in (("ours", load), ("truth", truth_text.parse)):
+        try:
+            read(text)
+            found[name] = "fine"
+        except (NoJsonError, truth_text.NotJsonError, truth_text.TooDeepError) as error:
+            is_too_deep = isinstance(error, truth_text.TooDeepError) or getattr(error, "reason", "") == "too_deep"
+            found[name] = "too_deep" if is_too_deep else "not_json"
+    assert found["ours"] == found["truth"]
+
+
+@pytest.mark.parametrize("piece", ["[", '{"a":', "[],", '""', '\\"[', '"\\\\"', "\\"])
+def test_ten_megabytes_of_brackets_or_quotes_are_refused_at_once(piece: str) -> None:
+    started = time.process_time()
+    with pytest.raises(NoJsonError):
+        load(piece * (10 * 2**20 // len(piece)) + "x")
+    assert time.process_time() - started < 4  # it took 17 s and more; a loaded machine is slow, not that slow
 
 
 def test_a_block_of_nothing_decodes_to_an_empty_chunk() -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionlake.config import CaptureSettings
+from sessionlake.protocol.columns import Column, JsonType
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.payload import GivenSchemas, Payload, PayloadFormat
 from sessionlake.protocol.reasons import CODES
@@ -246,6 +247,130 @@ def test_an_enum_s_symbol_names_a_type_in_any_case_with_any_prefix(symbol: str) 
     assert reasons([datum_of(text, {"type": symbol, "seq": 0, "ts": 0, "rows": [], "deleted": []})], of_avro(text)) == [
         expected
     ]
+
+
+def unions(kind: Any) -> list[Any]:
+    """A type alone, and in the unions that say the same."""
+    return [kind, ["null", kind], [kind, "null"], [kind]]
+
+
+TYPE = {"type": "enum", "name": "T", "symbols": ["TYPE_OTHER", "TYPE_UPDATE"]}
+ROW_TYPE = {"type": "record", "name": "Row", "fields": AVRO_ROW}
+STRINGS = {"type": "array", "items": "string"}
+
+
+@pytest.mark.parametrize("wrapped", range(4))
+@pytest.mark.parametrize(
+    ("field", "kind"),
+    [
+        ("type", TYPE),
+        ("type", "string"),
+        ("seq", "long"),
+        ("seq", "int"),
+        ("ts", "long"),
+        ("deleted", STRINGS),
+        ("rows", {"type": "array", "items": ROW_TYPE}),
+    ],
+)
+def test_a_union_around_a_field_of_a_message_changes_nothing(field: str, kind: Any, wrapped: int) -> None:
+    schema = avro_schema(**{"type": TYPE, field: unions(kind)[wrapped]})
+    row = dict.fromkeys(COLUMNS) | {"id": "a", "price": 1.5, "_set": ["price"]}
+    symbol = "update" if field == "type" and kind == "string" else "TYPE_UPDATE"
+    value = datum_of(schema, {"type": symbol, "seq": 3, "ts": 0, "rows": [row], "deleted": ["b"]})
+    [message] = decoded([value], of_avro(schema)).to_pylist()
+    assert (message["reason"], message["seq"], len(message["changes"])) == (0, 3, 2)
+    assert changes(of_avro(schema), value)[0] == {"price": 1.5}
+
+
+@pytest.mark.parametrize("wrapped", range(4))
+@pytest.mark.parametrize(
+    ("field", "kind", "value"),
+    [
+        ("id", "string", "a"),
+        ("_set", STRINGS, ["price", "qty", "status", "flag"]),
+        ("price", "double", 1.5),
+        ("price", "float", 1.5),
+        ("qty", "long", 4),
+        ("qty", "int", 4),
+        ("flag", "boolean", True),
+        ("status", "string", "OPEN"),
+        ("status", {"type": "enum", "name": "S", "symbols": ["OPEN", "SHUT"]}, "OPEN"),
+        ("status", {"type": "string", "logicalType": "uuid"}, "OPEN"),
+    ],
+)
+def test_a_union_around_a_field_of_a_row_changes_nothing(field: str, kind: Any, value: Any, wrapped: int) -> None:
+    types = {"id": "string", "price": "double", "qty": "long", "flag": "boolean", "status": "string"}
+    row = {"id": "a", "price": 0.5, "qty": 1, "flag": False, "status": "NEW"} | {field: value}
+    named = types | {field: unions(kind)[wrapped]}
+    schema = avro_schema([{"name": name, "type": of} for name, of in named.items()])
+    found = changes(of_avro(schema), update(schema, row))
+    assert found == [{name: row[name] for name in ("price", "qty", "status", "flag")}]
+
+
+def test_an_enum_in_a_union_names_the_message_type_in_any_case() -> None:
+    schema = avro_schema(type=["null", {"type": "enum", "name": "T", "symbols": ["UPDATE", "SNAPSHOT"]}])
+    datum = {"seq": 0, "ts": 0, "rows": [], "deleted": []}
+    values: list[bytes | None] = [datum_of(schema, datum | {"type": kind}) for kind in ("SNAPSHOT", "UPDATE", None)]
+    assert reasons(values, of_avro(schema)) == [None, None, "bad_type"]
+
+
+# -- fields that the reader's descriptor does not name
+
+
+def test_protobuf_fields_that_the_descriptor_lacks_are_rescued_by_number() -> None:
+    newer = proto_class(proto_file(extra=True))
+    number = newer.DESCRIPTOR.fields_by_name["rows"].message_type.fields_by_name["extra"].number
+    value = newer(type=2, rows=[{"id": "a", "qty": 4, "extra": 7}, {"id": "b"}]).SerializeToString()
+    assert changes(PLAIN_PROTOBUF, value) == [{"qty": 4, "_rescued": f'{{"{number}":7}}'}, {}]
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"\x98\x06\x05", "5"),  # a varint of field 99
+        (b"\x98\x06" + b"\xff" * 9 + b"\x01", str(2**64 - 1)),
+        (b"\x99\x06" + bytes(range(8)), str(int.from_bytes(bytes(range(8)), "little"))),
+        (b"\x9d\x06" + bytes(range(4)), str(int.from_bytes(bytes(range(4)), "little"))),
+        (b"\x9a\x06\x02\x00\xff", '"AP8="'),
+        (b"\x98\x06\x05\x98\x06\x06", "[5,6]"),
+        (b"\x9b\x06\x98\x06\x07\x9c\x06", '{"99":7}'),
+    ],
+)
+def test_an_unknown_protobuf_field_of_any_wire_type_is_kept(sent: bytes, expected: str) -> None:
+    row = b"\x0a\x01a" + sent
+    value = b"\x08\x02" + b"\x22" + varint(len(row)) + row
+    assert changes(PLAIN_PROTOBUF, value) == [{"_rescued": f'{{"99":{expected}}}'}]
+
+
+def test_unknown_fields_inside_an_undeclared_field_and_beside_a_list_of_set_columns_are_kept() -> None:
+    file = proto_file(extra=True)
+    inner = file.message_type.add(name="Inner")
+    inner.field.add(name="x", number=1, type=3, label=1)
+    extra = file.message_type[0].field[-1]
+    extra.type, extra.type_name = 11, ".lab.Inner"
+    row = b"\x0a\x01a" + varint(extra.number << 3 | 2) + b"\x04\x08\x01\x10\x02"
+    value = b"\x08\x02\x22" + varint(len(row)) + row
+    assert changes(of_protobuf(file), value) == [{"_rescued": '{"extra":{"2":2,"x":1}}'}]
+    kept = proto_class(file)(type=2, rows=[{"id": "a", "_set": ["qty"], "extra": {"x": 1}}]).SerializeToString()
+    assert changes(PLAIN_PROTOBUF, kept) == [{"qty": None, "_rescued": f'{{"{extra.number}":"CAE="}}'}]
+
+
+def test_an_unknown_field_is_not_taken_for_a_declared_column_with_its_number_as_name() -> None:
+    columns = (Column("99", "bigint", JsonType.INTEGER, pa.int64(), 64),)
+    row = b"\x0a\x01a\x98\x06\x05"
+    value = raw([b"\x08\x02\x22" + varint(len(row)) + row])
+    rules_of = DecodeRules(columns, 10**7, SKEW, lambda _: True, PLAIN_PROTOBUF)
+    for fast in (True, False):
+        [message] = decode(value, rules_of, fast=fast).to_pylist()
+        [change] = message["changes"]
+        assert (change["set:0"], change["_rescued"]) == (False, '{"#99":5}')
+
+
+def test_groups_nested_beyond_the_limit_are_refused() -> None:
+    for depth, reason in ((60, None), (70, "too_deep")):
+        row = b"\x0a\x01a" + b"\x9b\x06" * depth + b"\x9c\x06" * depth
+        value = b"\x08\x02\x22" + varint(len(row)) + row
+        assert reasons([value], PLAIN_PROTOBUF) == [reason]
 
 
 # -- hostile bytes

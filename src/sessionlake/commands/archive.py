@@ -69,8 +69,11 @@ def messages_of(
     from sessionlake.lake.silences import messages_of
     from sessionlake.lake.tables import Lake
     from sessionlake.runtime.failures import one_line
+    from sessionlake.runtime.reading_plan import require_condition
 
     lake = Lake(settings)
+    if where is not None:
+        require_condition(spark, "archive: --where", where)
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
@@ -107,6 +105,7 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: of the command line, whose words jobs give.
     """
     from sessionlake.bundle.rules import bundle_faults, models_are_here
+    from sessionlake.commands.job import refusal
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
@@ -116,24 +115,6 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         text = "keys of resources are not checked: install databricks-bundles (`uv sync`)"
         found.append(Finding(Level.WARN, "models", text))
     return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
-
-
-def refusal(command: Any, words: Sequence[str]) -> str | None:
-    """Why a command line is refused before it does anything; None if it is not."""
-    context, name, rest = None, PROGRAM, list(words)
-    try:
-        while True:
-            context = command.make_context(name, rest, parent=context)
-            if not hasattr(command, "resolve_command"):
-                return None
-            left = [*context._protected_args, *context.args]  # noqa: SLF001 - a group's words have no public name
-            name, command, rest = command.resolve_command(context, left)
-    except typer.Exit:  # asked for help, or the version
-        return None
-    except Exception as error:
-        if hasattr(error, "format_message"):  # Typer's own, of a wrong use
-            return str(error.format_message())
-        raise
 
 
 def _finding(what: str, check: Callable[[], str]) -> Finding:

@@ -132,8 +132,11 @@ def rows_of(
     from sessionlake.gold.views import DEFINITIONS
     from sessionlake.lake.tables import Lake
     from sessionlake.runtime.failures import one_line
+    from sessionlake.runtime.reading_plan import require_condition
 
     lake = Lake(settings)
+    if where is not None:
+        require_condition(spark, "export: --where", where)
     try:
         if table in DEFINITIONS:
             rows = _view(spark, lake, table)

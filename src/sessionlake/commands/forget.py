@@ -82,7 +82,7 @@ def cancelled(spark: SparkSession, settings: Settings, wait: float) -> str:
 
 
 def receipt(found: Erasure) -> dict[str, Any]:
-    """What the officer is given: the row of `ops.erasures`, its report spread out."""
+    """What the officer is given: the row of `bronze.erasures`, its report spread out."""
     whole = asdict(found)
     moments = {name: whole[name].isoformat() for name in ("begun_at", "done_at")}
     report = whole.pop("report")

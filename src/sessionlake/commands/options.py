@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+_COMMENT = re.compile(r"--(?!$|[a-z][\w-]*(=.*)?$)", re.DOTALL)
+"""Two hyphens that begin neither an option, as in `--format=json`, nor the words that are none."""
 
 from sessionlake.errors import UsageError
 
@@ -54,3 +59,14 @@ class Lost(StrEnum):
     SILVER = "silver"
     GOLD = "gold"
     LEDGER = "ledger"
+
+
+class TakesSql(TyperCommand):
+    """A command whose argument is SQL, which may begin with a comment: `-- why`, a line break, and the statement.
+
+    That looks like an option to the parser of the command line. A line break before it changes nothing in SQL.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """The words that are left, as click's own."""
+        return super().parse_args(ctx, [f"\n{word}" if _COMMENT.match(word) else word for word in args])

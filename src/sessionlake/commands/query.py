@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sessionlake.commands.context import say
 from sessionlake.commands.show import OutputFormat, Rows, collected, show
-from sessionlake.commands.sql_names import COMMENT, QUOTED, renamed
+from sessionlake.commands.sql_names import names_in, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.tiers import TIERS
@@ -19,21 +18,12 @@ from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quali
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.runtime.failures import failure_of, one_line
+from sessionlake.runtime.reading_plan import Name, Reads, reads_of
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_READS = ("select", "with", "values", "from", "table", "describe", "desc", "show", "explain")
-# Behind these a statement may go on to write what it reads: WITH … DELETE FROM, FROM … INSERT INTO.
-_BEFORE_WRITES = ("with", "from")
-_WRITES = re.compile(
-    r"\b(insert\s+(?:into|overwrite)|delete\s+from|merge\s+(?:with\s+schema\s+evolution\s+)?into|update\b(?=.*\bset))\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_UNSAID = re.compile(rf"`[^`]*`|\br'[^']*'|\br\"[^\"]*\"|{QUOTED.pattern}", re.IGNORECASE | re.DOTALL)
-_OWN = tuple(TABLES)
-_LISTS = ("show", "describe", "desc")
 FUNCTIONS = {
     f"silver.{SESSION_AS_OF}": create_session_as_of,
     f"gold.{METRICS_BETWEEN}": create_metrics_between,
@@ -44,15 +34,16 @@ FUNCTIONS = {
 
 
 def check(settings: Settings, sql: str) -> None:
-    """Refuses, before Spark is started, what cannot be answered.
+    """Refuses, before Spark is started, a statement over tables that are not there yet.
 
     Raises:
-        UsageError: it is no statement that reads.
+        UsageError: there is no statement.
         LakeError: a local table that it names has not been created yet.
     """
-    require_reading(sql)
-    lake = Lake(settings)
-    named = mentioned(sql, tables(settings))
+    if not sql.strip():
+        raise UsageError('query: expected one statement, as in "SELECT * FROM silver.sessions"')
+    lake, known = Lake(settings), tables(settings)
+    named = [str(one) for one in names_in(sql) if str(one) in known]
     asked = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
     missing = [table for table in asked if lake.surely_lacks(table)]
     if missing:
@@ -62,32 +53,17 @@ def check(settings: Settings, sql: str) -> None:
         )
 
 
-def require_reading(sql: str) -> None:
-    """Refuses a statement that does not read.
-
-    Raises:
-        UsageError: it begins with another word, or goes on, behind what it reads, with one that writes.
-    """
-    first = first_word(sql)
-    if first in _BEFORE_WRITES and (found := _WRITES.search(_UNSAID.sub(" ", sql))):
-        raise UsageError(f"query: the statement goes on with {' '.join(found[1].split()).upper()}; query reads only")
-    if first not in _READS:
-        raise UsageError(
-            f"query: the statement begins with {first.upper() or 'nothing'!r}; "
-            f"query reads only: {', '.join(word.upper() for word in _READS)}"
-        )
-
-
 def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
     """Writes the answer to one statement to standard output, and says which of its tables are kept for a time.
 
     Raises:
-        UsageError: Spark does not accept it, or it fails while it is computed.
+        UsageError: Spark does not accept it, it does more than read, or it fails while it is computed.
     """
-    show(*fetch(spark, settings, sql), form)
-    named = mentioned(sql, [one.table for one in settings.gold.products] + [tier.table for tier in TIERS])
-    if METRICS_BETWEEN in sql.lower():
-        named += [tier.table for tier in TIERS if tier.table not in named]
+    read, rows = _asked(spark, settings, sql)
+    show(*rows, form)
+    kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
+    through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
+    named = [table for table in kept if table in {*read, *through}]
     for table, floors in floors_in(Lake(settings).reader(spark), named).items():
         say(told(table, floors))
 
@@ -95,29 +71,76 @@ def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat
 def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
     """Column names and rows of the answer to one statement.
 
-    Only the tables that it names are opened: opening all would take longer than most answers.
-
     Raises:
         UsageError: as `answer`.
+    """
+    return _asked(spark, settings, sql)[1]
+
+
+def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], tuple[list[str], Rows]]:
+    """The lake's tables and functions that a statement reads, and its answer.
+
+    Only these are opened: opening all would take longer than most answers.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    named, lake = mentioned(sql, tables(settings)), Lake(settings)
-    opened = tables(settings) if first_word(sql) in _LISTS and not named else named
-    lake.register(spark, [name for name in opened if name not in DEFINITIONS])
-    if not lake.storage.keeps_functions:  # else those that write have created them
-        create_views(spark, lake, [name for name in opened if name in DEFINITIONS])
-        for function, create in FUNCTIONS.items():
-            if re.search(rf"\b{function.split('.')[1]}\s*\(", COMMENT.sub(" ", sql), re.IGNORECASE):
-                create(spark, lake)
+    lake = Lake(settings)
+    text = placed(lake, sql)
     try:
-        return collected(spark.sql(placed(lake, sql)))
+        reads = reads_of(spark, text, _functions(lake).keys())
+        named = _known(lake, reads)
+    except UsageError as error:
+        raise UsageError(f"query: {error}") from None
+    _open(spark, lake, tables(settings) if reads.lists and not named else named)
+    try:
+        return named, collected(spark.sql(text))
     except PySparkException as error:
         hint = "" if named else f" Tables: {', '.join(tables(settings))}"
         raise UsageError(f"query: {one_line(str(error))}{hint}") from error
     except Py4JError as error:  # what is raised while it is computed need not be one of Spark's
         raise UsageError(f"query: {failure_of(error)}") from error
+
+
+def _open(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
+    """Makes tables, views and functions known to Spark by their names."""
+    lake.register(spark, [name for name in names if name in tables(lake.settings) and name not in DEFINITIONS])
+    if not lake.storage.keeps_functions:  # else those that write have created them
+        create_views(spark, lake, [name for name in names if name in DEFINITIONS])
+        for name in names:
+            if name in FUNCTIONS:
+                FUNCTIONS[name](spark, lake)
+
+
+def _functions(lake: Lake) -> dict[str, str]:
+    """The lake's functions by what they are called where they are, in lower case."""
+    return {".".join(_parts(lake.storage.function(*name.split("."))[1])): name for name in FUNCTIONS}
+
+
+def _known(lake: Lake, reads: Reads) -> list[str]:
+    """The tables and functions of the lake that a statement reads.
+
+    Raises:
+        UsageError: it reads other tables.
+    """
+    here = {_parts(lake.storage.sql_name(table)): table for table in tables(lake.settings)}
+    others = sorted(".".join(name) for name in reads.tables if name not in here)
+    if others and others[0] in here.values():
+        raise UsageError(f"name {others[0]} in full here: {lake.storage.sql_name(others[0])}")
+    if others:
+        raise UsageError(
+            f"{others[0]} is not a table of the lake. query reads nothing else, neither other tables nor files. "
+            f"Tables: {', '.join(here.values())}"
+        )
+    functions = _functions(lake)
+    return [*(here[name] for name in sorted(reads.tables)), *(functions[name] for name in sorted(reads.functions))]
+
+
+def _parts(name: str) -> Name:
+    """The parts of a name as SQL writes it, in lower case."""
+    quoted = name.startswith("`")
+    parts = name[1:-1].split("`.`") if quoted else name.split(".")
+    return tuple(part.replace("``", "`").lower() for part in parts)
 
 
 def placed(lake: Lake, sql: str) -> str:
@@ -126,25 +149,9 @@ def placed(lake: Lake, sql: str) -> str:
     Others are columns of what the statement itself calls so, or are named in full.
     """
     known = {*tables(lake.settings), *FUNCTIONS}
-
-    def name_of(schema: str, name: str) -> str | None:
-        return lake.storage.sql_name(f"{schema}.{name}") if f"{schema}.{name}" in known else None
-
-    return renamed(sql, name_of)
+    return renamed(sql, lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None)
 
 
 def tables(settings: Settings) -> list[str]:
     """Names of the lake's tables and views, those that the configuration adds among them."""
     return [*TABLES, *DEFINITIONS, *settings.own_tables]
-
-
-def mentioned(sql: str, known: Iterable[str] = _OWN) -> list[str]:
-    """Names of the lake's tables in the statement, each once."""
-    bare = COMMENT.sub(" ", sql).replace("`", "").lower()
-    return [table for table in known if re.search(rf"(?<![\w.]){re.escape(table)}(?!\w)", bare)]
-
-
-def first_word(sql: str) -> str:
-    """The statement's first keyword, in lower case."""
-    found = re.match(r"[\s(]*([a-z]+)", COMMENT.sub(" ", sql).lower())
-    return found[1] if found else ""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from sessionlake.commands.query import mentioned
 from sessionlake.commands.show import OutputFormat, collected, show
-from sessionlake.commands.sql_names import QUOTED, renamed
+from sessionlake.commands.sql_names import names_in, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.runtime.failures import one_line
+from sessionlake.runtime.reading_plan import reads_of
 from sessionlake.runtime.spark import own_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_OTHER = re.compile(r"\b(?:from|join)\s+(`?\w+`?\s*\.\s*[\w.`]+)", re.IGNORECASE)
 
 
 def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:
@@ -25,11 +22,17 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
 
     Raises:
         LakeError: there is no such batch.
-        UsageError: it names other tables, or Spark does not accept it.
+        UsageError: it names other tables, does more than read, or Spark does not accept it.
     """
     from pyspark.errors import PySparkException
 
     bare, named = as_views(sql)
+    try:
+        reads = reads_of(spark, bare)
+    except UsageError as error:
+        raise UsageError(f"query: {error}") from None
+    if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
+        raise _refused(other[0])
     point = as_of_batch(spark, settings, batch)
     own = own_session(spark)  # its views hide nothing from others
     try:
@@ -42,25 +45,18 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
 
 
 def as_views(sql: str) -> tuple[str, list[str]]:
-    """The statement with the names of silver's tables less their schema, outside of strings and comments; those names.
+    """The statement with the names of silver's tables less their schema, and those names.
 
     Raises:
         UsageError: it names a table that would be read as it is now.
     """
-    named: set[str] = set()
+    found = names_in(sql)
+    if other := [str(one) for one in found if str(one) not in SILVER_WRITES]:
+        raise _refused(other[0])
+    return renamed(sql, lambda one: f"`{one.name}`"), sorted({one.name for one in found})
 
-    def bare(schema: str, name: str) -> str | None:
-        if f"{schema}.{name}" not in SILVER_WRITES:
-            return None
-        named.add(name)
-        return f"`{name}`"
 
-    text = renamed(sql, bare)
-    rest = QUOTED.sub(" ", text)
-    other = _OTHER.search(rest)
-    if left := [*mentioned(rest), *([other[1]] if other else [])]:
-        raise UsageError(
-            f"query: {left[0]} cannot be read as of a batch of silver; these can, by these names: "
-            f"{', '.join(SILVER_WRITES)}"
-        )
-    return text, sorted(named)
+def _refused(name: str) -> UsageError:
+    return UsageError(
+        f"query: {name} cannot be read as of a batch of silver; these can, by these names: {', '.join(SILVER_WRITES)}"
+    )

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.commands.context import Config, Form, say, settings_of
-from sessionlake.commands.options import AcceptGap, Broken, Isolate, OfTopic, Place, SkipMessage, Why, Withdraw
+from sessionlake.commands.options import (
+    AcceptGap,
+    Broken,
+    Isolate,
+    OfTopic,
+    Place,
+    SkipMessage,
+    TakesSql,
+    Why,
+    Withdraw,
+)
 from sessionlake.commands.show import OutputFormat
 
 if TYPE_CHECKING:
@@ -157,7 +167,7 @@ def remote_resolve(
         _operate(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
 
 
-@remote_app.command("query")
+@remote_app.command("query", cls=TakesSql)
 def remote_query(
     sql: Annotated[str, typer.Argument(help='One statement, as in "SELECT * FROM gold.metrics_1h".')],
     warehouse: Warehouse = None,
@@ -168,13 +178,12 @@ def remote_query(
 ) -> None:
     """Ask the tables in SQL on a warehouse, under the names that they have on a laptop."""
     settings = settings_of(config)
-    from sessionlake.commands.query import require_reading
-    from sessionlake.commands.remote_tables import asked
+    from sessionlake.commands.remote_tables import asked, require_reading
     from sessionlake.commands.show import show
     from sessionlake.remote.deployment import deployed_jobs
     from sessionlake.remote.workspace import workspace
 
-    require_reading(sql)
+    require_reading(settings, sql)
     with workspace(profile) as client:
         answer = asked(client, settings, deployed_jobs(client, target), warehouse, sql)
     show(answer.names, answer.rows, form)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.commands.query import placed
+from sessionlake.commands import sql_reading
+from sessionlake.commands.query import FUNCTIONS, placed, tables
 from sessionlake.config import ENV_PREFIX, SchemaSettings, Settings
-from sessionlake.errors import ConfigError
+from sessionlake.errors import ConfigError, UsageError
 from sessionlake.lake.tables import Lake
 from sessionlake.remote.deployment import DeployedJob, job_environment
 from sessionlake.remote.statements import Answer, answer_of, warehouse_id
@@ -34,6 +35,28 @@ def asked(
     """
     own = next(iter(jobs.values())).warehouse
     return answer_of(client, warehouse_id(client, warehouse, own), _placed(client, settings, jobs.values(), sql))
+
+
+def require_reading(settings: Settings, sql: str) -> None:
+    """Refuses, before it is sent, a statement that does more than read tables.
+
+    The warehouse parses it once more, and runs it with the rights of whoever asks: tables outside the lake may be read
+    by their full names.
+
+    Raises:
+        UsageError: it does more, or cannot be parsed here.
+    """
+    lake = {*tables(settings), *FUNCTIONS}
+    try:
+        named = sql_reading.tables_of(sql)
+    except UsageError as error:
+        raise UsageError(f"query: {error}") from None
+    for name in (".".join(parts) for parts in named if len(parts) < len(("catalog", "schema", "table"))):
+        if name not in lake:
+            raise UsageError(
+                f"query: {name} is neither a table of the lake nor named in full (catalog.schema.table); files are not "
+                f"read. Tables: {', '.join(tables(settings))}"
+            )
 
 
 def hour_of(

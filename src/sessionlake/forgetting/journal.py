@@ -14,6 +14,7 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.names import ERASURES
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import forget_journal, read_journal
 
@@ -48,7 +49,7 @@ class Journal(msgspec.Struct):
             forget_journal(settings),
             cls,
             "Put it back from a backup. Without one, remove it, and run `sessionlake forget` with the same session: "
-            "its receipt in ops.erasures has no `done_at`",
+            f"its receipt in {ERASURES} has no `done_at`",
         )
 
     def write(self, settings: Settings) -> None:

@@ -32,6 +32,7 @@ from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import one_line
+from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached
 from sessionlake.streaming.checkpoint import is_at_first, last_committed
 
@@ -164,6 +165,8 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
     """
     from pyspark.errors import PySparkException
 
+    if where:
+        require_condition(spark, "explain: --where", where)
     rows = lake.read(spark, table.table)
     try:
         rows = rows.where(where) if where else rows

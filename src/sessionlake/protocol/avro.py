@@ -100,6 +100,11 @@ class AvroDecoder:
             return list(map(itemgetter(name), rows)), None
         return [None] * len(rows), np.zeros(len(rows), np.bool_)
 
+    def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
+        """None: the writer's schema names every field."""
+        del rows
+        return ()
+
     def plain_row(self, row: Any) -> dict[str, Any]:
         """A row as the JSON object that says the same."""
         plain = {name: value if name in self._raw else as_json(value) for name, value in row.items()}
@@ -168,6 +173,17 @@ def _strings(schema: Any) -> bool:
     return schema is None or (len(branches) == 1 and branches[0] == {"type": "array", "items": "string"})
 
 
+def _with_canonical_symbols(schema: Any) -> Any:
+    """The schema with each enum's symbols replaced by the message types that they name, also inside a union."""
+    if not isinstance(schema, dict):
+        return schema
+    if schema["type"] == "union":
+        return {name: _with_canonical_symbols(branch) for name, branch in schema.items()}
+    if schema["type"] == "enum":
+        return schema | {"symbols": {i: canonical(symbol) for i, symbol in schema["symbols"].items()}}
+    return schema
+
+
 def _takes_bytes(schema: Any) -> bool:
     """Whether every value takes a byte at least, as far as that is plain to see."""
     return isinstance(schema, dict | str) and _kind(schema) not in {"null", "fixed", "record"}
@@ -203,9 +219,8 @@ class _Preparation:
         if _kind(whole) != "record":
             raise UnusableSchemaError(f"the schema is of type {_kind(whole)}, a message is a record")
         for field in whole["fields"]:
-            if field["name"] == "type" and _kind(field["type"]) == "enum":
-                symbols = {i: canonical(symbol) for i, symbol in field["type"]["symbols"].items()}
-                field["type"] = field["type"] | {"symbols": symbols}
+            if field["name"] == "type":
+                field["type"] = _with_canonical_symbols(field["type"])
         self.schema = whole | {"__fastavro_parsed": True, "__named_schemas": {}}
 
     def _prepared(self, schema: Any, level: int) -> Any:

@@ -173,9 +173,10 @@ class Bulk:
 
     def _rescued(self, rows: list[Any]) -> list[str | None] | None:
         layout = self._decoder.layout
-        if layout is None or not layout.undeclared:
-            return None
-        texts = [rescued_text(self._decoder.plain_row(row), self._columns) for row in rows]
+        every = layout is not None and layout.undeclared
+        texts: list[str | None] = [None] * len(rows)
+        for index in range(len(rows)) if every else self._decoder.rows_with_unknown_fields(rows):
+            texts[index] = rescued_text(self._decoder.plain_row(rows[index]), self._columns)
         return texts if any(texts) else None
 
 

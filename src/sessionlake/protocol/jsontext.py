@@ -11,14 +11,16 @@ import math
 import re
 from typing import Any
 
+import numpy as np
+
 from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.reasons import Reason
 
 _DIGITS = 4300  # Python's own bound on converting an integer's text, kept explicit
-_STRING = r'"(?:[^"\\]++|\\.)*+"'
-_BRACKETS = re.compile(rf"{_STRING}|([\[{{])|([\]}}])", re.DOTALL)
-_PIECES = re.compile(rf"{_STRING}|[\[\]{{}}]|[^\[\]{{}}\"]++|\"", re.DOTALL)
-_OPENING, _CLOSING = frozenset("[{"), frozenset("]}")
+# A string, also one that is not closed: what follows its quote is text.
+_STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as int8: one level down, one level up
+_OTHERS = bytes(set(range(256)) - set(b"[{]}"))
 # Escapes that stand for whole characters; a \u that is left after them is half a surrogate pair.
 _WHOLE = re.compile(
     r"\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}", re.DOTALL
@@ -38,21 +40,28 @@ def load(text: str) -> Any:
 
     Raises:
         NoJsonError: also for NaN, numbers beyond a double, integers of more than 4,300 digits and lone surrogates;
-            TOO_DEEP for what is JSON but nests deeper than `MAX_DEPTH`, the outermost value being level 1.
+            TOO_DEEP, before anything else is checked, where brackets open more than `MAX_DEPTH` levels.
     """
+    if _is_too_deep(text):
+        raise NoJsonError(Reason.TOO_DEEP)
     try:
         loaded = _loads(text)
     except ValueError:
         raise NoJsonError(Reason.NOT_JSON) from None
-    except RecursionError:
-        loaded = None
-        if not _is_json(text):
-            raise NoJsonError(Reason.NOT_JSON) from None
     if "\\u" in text and "\\u" in _WHOLE.sub(" ", text):
         raise NoJsonError(Reason.NOT_JSON)
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise NoJsonError(Reason.TOO_DEEP)
     return loaded
+
+
+def _is_too_deep(text: str) -> bool:
+    """Whether brackets outside strings open more than `MAX_DEPTH` levels, in a text that need not be JSON.
+
+    One pass in C over the text: the parser must not be asked to nest as deeply as a hostile text can.
+    """
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    steps = np.frombuffer(_STRINGS.sub("", text).encode().translate(_LEVELS, _OTHERS), np.int8)
+    return bool(len(steps)) and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
 def _loads(text: str) -> Any:
@@ -74,33 +83,3 @@ def _integer(text: str) -> int:
     if len(text.lstrip("-")) > _DIGITS:
         raise ValueError
     return int(text)
-
-
-def _depth(text: str) -> int:
-    level = deepest = 0
-    for found in _BRACKETS.finditer(text):
-        if found[1]:
-            level += 1
-            deepest = max(deepest, level)
-        elif found[2]:
-            level -= 1
-    return deepest
-
-
-def _is_json(text: str) -> bool:
-    """Whether a text that nests too deeply to be read in one go is JSON: what was read inside stands as null."""
-    outer: list[list[str]] = [[]]
-    try:
-        for piece in _PIECES.findall(text):
-            if piece in _OPENING:
-                outer.append([piece])
-            elif piece in _CLOSING and len(outer) > 1:
-                _loads("".join(outer.pop()) + piece)
-                outer[-1].append("null")
-            else:
-                outer[-1].append(piece)
-        if len(outer) == 1:
-            _loads("".join(outer[0]))
-    except ValueError:
-        return False
-    return len(outer) == 1

@@ -15,10 +15,23 @@ from google.protobuf.descriptor_pool import Default, DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import Definition, UnusableSchemaError
-from sessionlake.protocol.schema_decoder import HEADS, SET, Holds, Layout, as_json, canonical, fits, masked
+from sessionlake.protocol.schema_decoder import (
+    HEADS,
+    ROW_LEVEL,
+    SET,
+    Holds,
+    Layout,
+    TooDeepError,
+    as_json,
+    canonical,
+    fits,
+    masked,
+)
 from sessionlake.protocol.types import Bools
 from sessionlake.protocol.wire import Path
 
@@ -26,6 +39,7 @@ from sessionlake.protocol.wire import Path
 _NO_MESSAGE = (DecodeError, UnicodeDecodeError)
 # The row's number and length, its id's number and length, and a character.
 _ROW_BYTES = 5
+_GROUP = 3  # the wire type of a group, which Protobuf no longer writes but still reads
 _REPEATED = FieldDescriptorProto.LABEL_REPEATED
 _HOLDS = {
     FieldDescriptor.TYPE_BOOL: Holds.BOOLEAN,
@@ -120,12 +134,19 @@ class ProtobufDecoder:
             return values, None
         return [value if there else None for value, there in zip(values, present.tolist(), strict=True)], present
 
+    def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
+        """Indexes of the rows that carry fields which the descriptor does not name."""
+        return np.flatnonzero(np.fromiter(map(len, map(UnknownFieldSet, rows)), np.int64, len(rows))).tolist()
+
     def plain_row(self, row: Any) -> dict[str, Any]:
         """A row as the JSON object that says the same."""
         fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._raw}
         plain = {name: _value(row, field) for name, field in fields.items() if _is_set(row, field)}
         sent = {field.name: _value(row, field) for field, _ in row.ListFields() if field.name not in self._raw}
-        return masked(plain | {name: value if name == SET else as_json(value) for name, value in sent.items()})
+        named = masked(plain | {name: value if name == SET else as_json(value) for name, value in sent.items()})
+        # `_set` cannot name them: they are kept whatever it says. A declared column may have digits as its name.
+        unknown = _unknown_fields(UnknownFieldSet(row))
+        return named | {f"#{name}" if name in self._raw else name: as_json(value) for name, value in unknown.items()}
 
     def heads(self, message: Any) -> dict[str, Any]:
         """Type, seq and ts of a message, as far as it has them."""
@@ -290,11 +311,29 @@ def _value(message: Any, field: FieldDescriptor) -> Any:
 
 def _single(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None:
-        return {inner.name: _value(value, inner) for inner, _ in value.ListFields()}
+        named = {inner.name: _value(value, inner) for inner, _ in value.ListFields()}
+        return named | _unknown_fields(UnknownFieldSet(value))
     if field.enum_type is not None:
         symbol = field.enum_type.values_by_number.get(value)
         return value if symbol is None else symbol.name
     return value
+
+
+def _unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
+    """Fields that the descriptor does not name, by number: integers as sent (unsigned), bytes, groups as dicts.
+
+    A number that occurs more than once has a list.
+
+    Raises:
+        TooDeepError: groups nest deeper than `MAX_DEPTH`.
+    """
+    if level > MAX_DEPTH:
+        raise TooDeepError
+    found: dict[str, list[Any]] = {}
+    for field in fields:
+        value = _unknown_fields(field.data, level + 1) if field.wire_type == _GROUP else field.data
+        found.setdefault(str(field.field_number), []).append(value)
+    return {number: values[0] if len(values) == 1 else values for number, values in found.items()}
 
 
 def _key(key: Any) -> str:

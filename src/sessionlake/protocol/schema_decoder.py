@@ -93,6 +93,9 @@ class SchemaDecoder(Protocol):
     def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """A declared column of each row, null where it has no value, and whether it is there (None: everywhere)."""
 
+    def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
+        """Indexes of the rows that carry fields which the schema does not name."""
+
     def plain_row(self, row: Any) -> dict[str, Any]:
         """A row as the JSON object that says the same; values of declared columns are of their own type."""
 

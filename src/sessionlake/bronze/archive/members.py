@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import (
     LONGEST_LINE,
     Damage,
@@ -26,7 +27,10 @@ from sessionlake.bronze.archive.lines import (
 )
 
 SUFFIXES = (".zip", ".gz")
+LONGEST_MEMBER = 1024**3
+"""A member may decompress to so many bytes: a few kilobytes can promise any number of them."""
 _CHUNK = 256 * 1024
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _GZIP = b"\x1f\x8b\x08"
 _EXTRA = 4
 _LENGTH = b"SL"
@@ -34,6 +38,9 @@ _LENGTH = b"SL"
 _HEAD, _FIELD = struct.Struct("<3sBIBBH"), struct.Struct("<2sHQ")
 # Where messages have no offsets: of the file, of the member in it, and of the message in that.
 _MEMBER_BITS, _MESSAGE_BITS = 16, 24
+_MOST_MEMBERS = 1 << _MEMBER_BITS
+# What the library makes of bytes that are no zip, or none that it can read.
+_NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, LookupError, ValueError, struct.error, EOFError)
 
 
 @dataclass(frozen=True)
@@ -80,20 +87,20 @@ class Checked:
 
 
 def members_of(path: Path, file: int) -> list[Member]:
-    """The members of a file, as far as they are found without being read; its size is what a member may have."""
+    """The members of a file, as far as they are found without being read; at most one beyond the limit of members.
+
+    What is no regular file, or no zip though its name says so, is one member, which cannot be read.
+    """
+    if not path.is_file():
+        return [Member(str(path), file, 0, size=0)]
     if path.suffix == ".zip":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                infos = [(n, info) for n, info in enumerate(archive.infolist()) if not info.is_dir()]
-        except (zipfile.BadZipFile, NotImplementedError, ValueError):
-            return [Member(str(path), file, 0, size=path.stat().st_size)]
-        return [Member(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
+        return _zip_members(path, file)
     found: list[Member] = []
-    start, whole = 0, path.stat().st_size
+    start, file_size = 0, path.stat().st_size
     with path.open("rb") as stream:
-        while start < whole:
+        while start < file_size:
             size = _told_size(stream.read(_HEAD.size + _FIELD.size))
-            if size is None or size <= 0 or start + size > whole:
+            if size is None or size <= 0 or start + size > file_size or len(found) == _MOST_MEMBERS:
                 return [*found, Member(str(path), file, len(found), start=start)]
             found.append(Member(str(path), file, len(found), start=start, size=size))
             start += size
@@ -101,19 +108,29 @@ def members_of(path: Path, file: int) -> list[Member]:
     return found
 
 
-def checked(member: Member) -> Iterator[Checked]:
+def _zip_members(path: Path, file: int) -> list[Member]:
+    try:
+        with Files() as files:
+            infos = [(n, i) for n, i in enumerate(files.zip(str(path)).infolist()) if not i.filename.endswith("/")]
+    except _NO_ZIP:
+        return [Member(str(path), file, 0, size=path.stat().st_size)]
+    found = [Member(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
+    return found[: _MOST_MEMBERS + 1]
+
+
+def checked(member: Member, files: Files) -> Iterator[Checked]:
     """Reads a member to its end; one that does not tell its length, and each behind it, in turn."""
     while True:
-        found = _check(member)
+        found = _check(member, files)
         yield found
         if member.size is not None or found.end is None or found.end >= Path(member.path).stat().st_size:
             return
         member = replace(member, number=member.number + 1, start=found.end)
 
 
-def messages_of(whole: Checked) -> Iterator[Message]:
+def messages_of(whole: Checked, files: Files) -> Iterator[Message]:
     """The messages of a member that was found to be whole, each with an offset."""
-    lines = _lines(whole.member, [])
+    lines = _lines(whole.member, files, [])
     header = read_header(next(lines))
     first = whole.member.base if header.first_offset is None else header.first_offset
     held = next(lines)
@@ -144,11 +161,14 @@ def _placed(message: Message, otherwise: int) -> Message:
     return message if message.offset is not None else replace(message, offset=otherwise)
 
 
-def _check(member: Member) -> Checked:
+def _check(member: Member, files: Files) -> Checked:
     header: Header | None = None
+    if member.number >= _MOST_MEMBERS:
+        why = f"a file may have {_MOST_MEMBERS} members, and this one is behind them"
+        return Checked(member, None, Damage.HEADER, why)
     end: list[int] = []
+    lines = _lines(member, files, end)
     try:
-        lines = _lines(member, end)
         header = read_header(next(lines, b""))
         _check_messages(lines, member, header)
     except DamagedError as error:
@@ -172,8 +192,6 @@ def _check_messages(lines: Iterator[bytes], member: Member, header: Header) -> N
     Raises:
         DamagedError: what the footer says is not so, or there is none.
     """
-    if member.number >= 1 << _MEMBER_BITS:
-        raise DamagedError(Damage.HEADER, f"it is behind the {1 << _MEMBER_BITS} members that a file may have")
     held, count, checksum, before = next(lines, b""), 0, 0, -1
     first = member.base if header.first_offset is None else header.first_offset
     for line in lines:
@@ -188,7 +206,7 @@ def _check_messages(lines: Iterator[bytes], member: Member, header: Header) -> N
         raise DamagedError(Damage.CHECKSUM, f"its footer says {footer.crc32}, it has {checksum:08x}")
 
 
-def _lines(member: Member, end: list[int]) -> Iterator[bytes]:
+def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
     """Lines with their ends.
 
     Args:
@@ -197,34 +215,50 @@ def _lines(member: Member, end: list[int]) -> Iterator[bytes]:
     Raises:
         DamagedError: it cannot be decompressed, or a line is too long.
     """
-    left = b""
-    chunks = _content(member, end)
+    begun: list[bytes] = []  # the parts of a line that has not ended yet
+    length = 0
+    chunks = _content(member, files, end)
     for chunk in chunks:
-        *whole, left = (left + chunk).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-        if len(left) > LONGEST_LINE:
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        length += len(first)
+        if others:
+            yield b"".join(begun) + b"\n"
+            yield from (line + b"\n" for line in others[:-1])
+            begun, length = [others[-1]], len(others[-1])
+        if length > LONGEST_LINE:
             for _ in chunks:  # to its end, behind which the next one is
                 pass
             raise DamagedError(Damage.MESSAGE, f"a line has more than {LONGEST_LINE} bytes")
-    if left:
-        yield left
+    if length:
+        yield b"".join(begun)
 
 
-def _content(member: Member, end: list[int]) -> Iterator[bytes]:
+def _content(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
+    """What a member decompresses to, in parts."""
+    if not Path(member.path).is_file():
+        raise DamagedError(Damage.UNREADABLE, "it is no regular file")
+    total = 0
     try:
-        yield from _unzipped(member) if Path(member.path).suffix == ".zip" else _unpacked(member, end)
-    except (zlib.error, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, KeyError, ValueError) as error:
+        for chunk in _unzipped(member, files) if Path(member.path).suffix == ".zip" else _unpacked(member, end):
+            total += len(chunk)
+            if total > LONGEST_MEMBER:
+                raise DamagedError(Damage.UNREADABLE, f"it decompresses to more than {LONGEST_MEMBER} bytes")
+            yield chunk
+    except (zlib.error, *_NO_ZIP) as error:
         raise DamagedError(Damage.UNREADABLE, str(error)) from None
 
 
-def _unzipped(member: Member) -> Iterator[bytes]:
-    with zipfile.ZipFile(member.path) as archive:
-        info = archive.infolist()[member.number]
-        if not 0 <= info.header_offset < Path(member.path).stat().st_size:  # else the system would refuse to go there
-            raise zipfile.BadZipFile("the archive's directory names a place outside of it")
-        with archive.open(info) as stream:
-            while chunk := stream.read(_CHUNK):
-                yield chunk
+def _unzipped(member: Member, files: Files) -> Iterator[bytes]:
+    archive = files.zip(member.path)
+    info = archive.infolist()[member.number]
+    if info.compress_type not in _METHODS:  # bzip2 and LZMA have no bound on what a few bytes decompress to
+        raise zipfile.BadZipFile(f"it is compressed by method {info.compress_type}: only stored and deflated are read")
+    if not 0 <= info.header_offset < Path(member.path).stat().st_size:  # else the system would refuse to go there
+        raise zipfile.BadZipFile("the archive's directory names a place outside of it")
+    with archive.open(info) as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
 
 
 def _unpacked(member: Member, end: list[int]) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.bronze.archive.files import Files
 from sessionlake.bronze.archive.lines import Message
 from sessionlake.bronze.archive.members import SUFFIXES, Checked, Member, checked, members_of, messages_of
 from sessionlake.errors import LakeError, LossError
@@ -91,14 +92,19 @@ def planned(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> l
 
 def rows_of(members: list[Member]) -> Iterator[pa.RecordBatch]:
     """Messages of members, and a row for each member that cannot be used; each is read twice, and none is held."""
-    for member in members:
-        for found in checked(member):
-            if found.damage is not None:
-                yield _batch([_damaged(found)], found.member)
-                continue
-            rows = (_row(found, message) for message in messages_of(found))
-            while part := list(_few(rows)):
-                yield _batch(part, found.member)
+    with Files() as files:
+        for member in members:
+            for found in checked(member, files):
+                yield from _batches(found, files)
+
+
+def _batches(found: Checked, files: Files) -> Iterator[pa.RecordBatch]:
+    if found.damage is not None:
+        yield _batch([_damaged(found)], found.member)
+        return
+    rows = (_row(found, message) for message in messages_of(found, files))
+    while part := list(_few(rows)):
+        yield _batch(part, found.member)
 
 
 def register(spark: SparkSession) -> None:
@@ -152,7 +158,7 @@ def _within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
         if left <= 0:
             return
         yield name
-        left -= (folder / name).stat().st_size
+        left -= (folder / name).stat().st_size if (folder / name).is_file() else 0
 
 
 def _names(folder: Path) -> list[str]:
