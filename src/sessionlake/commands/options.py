@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from sessionlake.errors import UsageError
+
 _COMMENT = re.compile(r"--(?!$|[a-z][\w-]*(=.*)?$)", re.DOTALL)
 """Two hyphens that begin neither an option, as in `--format=json`, nor the words that are none."""
-
-from sessionlake.errors import UsageError
 
 OfTopic = Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")]
 
