@@ -37,7 +37,7 @@ from sessionlake.processors.job import refuse_interrupted
 from sessionlake.processors.rebuild import made_beside
 from sessionlake.retention.removal import Retention
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
-from sessionlake.silver.rebuild.rebuild import require_level
+from sessionlake.silver.rebuild.preflight import require_level
 from sessionlake.silver.rebuild.replay import REPLAYED, clear
 from sessionlake.silver.states import has_state
 from sessionlake.streaming.guards import refuse_interrupted_rebuild
