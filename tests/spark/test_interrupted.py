@@ -22,7 +22,7 @@ from sessionlake.forgetting.forget import Forgetting
 from sessionlake.forgetting.journal import Journal as ForgetJournal
 from sessionlake.gold import job as gold
 from sessionlake.lake.erasures import erasures
-from sessionlake.lake.names import CHANGES, ERASURES, MESSAGES
+from sessionlake.lake.names import CHANGES, ERASURES
 from sessionlake.lake.tables import Lake
 from sessionlake.processors import job as processors
 from sessionlake.processors import rebuild as processor_rebuild
@@ -49,11 +49,20 @@ class DiedError(BaseException):
     """Stands for a process that is killed."""
 
 
-@pytest.fixture
-def settings(location: dict[str, Any]) -> Settings:
+@pytest.fixture(scope="module")
+def filled(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A home in which all layers have taken in a batch; it is copied for each test."""
     capture = CaptureSettings(columns={"price": "double"}, integrity="strict", on_violation="record")
     own = ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook")
-    return Settings(**location, capture=capture, silver=SilverSettings(shards=2), processors=(own,))
+    home = tmp_path_factory.mktemp("filled") / "home"
+    settings = Settings(home=home, capture=capture, silver=SilverSettings(shards=2), processors=(own,))
+    run(spark, settings, *stream(1))
+    return settings
+
+
+@pytest.fixture
+def settings(filled: Settings, tmp_path: Path) -> Settings:
+    return filled.model_copy(update={"home": shutil.copytree(filled.home, tmp_path / "home")})
 
 
 @contextmanager
@@ -139,8 +148,7 @@ FORGET = "`sessionlake forget --resume`"
 def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by_who_does_not_know_the_session(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake, (first,) = Lake(settings), stream(1)
-    run(spark, settings, first)
+    lake = Lake(settings)
     before = contents(spark, settings)
     work = partial(Forgetting(spark, settings).run, GONE)
 
@@ -175,8 +183,6 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
 
 
 def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: Any, settings: Settings) -> None:
-    (first,) = stream(1)
-    run(spark, settings, first)
     before = contents(spark, settings)
     for file in (Path(settings.checkpoint("silver")) / "state").rglob("*.*"):
         file.write_bytes(b"damaged")
@@ -190,8 +196,6 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
 def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bronze_that_has_it_no_more(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,) = stream(1)
-    run(spark, settings, first)
     died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).run, GONE))
     journal = ForgetJournal.read(settings)
     assert journal is not None
@@ -210,8 +214,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
 def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_finished_or_begun_again_after_that(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = stream(2)
-    run(spark, settings, first)
+    _, second = stream(2)
     before = contents(spark, settings)
     work, named = partial(silver_rebuild.rebuild, spark, settings), "`sessionlake rebuild silver`"
     refused = partial(assert_refused, spark, settings, named, "rebuild silver", "rebuild processor", "run processor")
@@ -254,8 +257,6 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
 def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_and_finished_or_begun_again_after_that(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,) = stream(1)
-    run(spark, settings, first)
     before, into = contents(spark, settings), settings.processors[0].into
     work = partial(processor_rebuild.rebuild, spark, settings, "top")
     named = "`sessionlake rebuild processor:top`"
@@ -284,8 +285,6 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
     spark: Any, settings: Settings
 ) -> None:
-    (first,) = stream(1)
-    run(spark, settings, first)
     handover.hold(settings, 1, PROCESSOR)  # all that a killed process leaves of it
     commands(spark, settings)["run processor"]()
     assert handover.held(settings, PROCESSOR) is None
@@ -294,8 +293,6 @@ def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_bac
 def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,) = stream(1)
-    run(spark, settings, first)
     before = contents(spark, settings)
     other = settings.model_copy(update={"silver": SilverSettings(shards=3)})
     work, named = partial(resharding.reshard, spark, other, 3), "`sessionlake reshard 3`"
@@ -325,7 +322,6 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 def test_a_note_that_is_damaged_is_named_with_what_to_do(
     spark: Any, settings: Settings, journal: Callable[[Settings], Path]
 ) -> None:
-    Lake(settings).ensure(spark, [MESSAGES])
     journal(settings).parent.mkdir(parents=True, exist_ok=True)
     journal(settings).write_bytes(b'{"receipt": "1"')
     read = ForgetJournal.read if journal is forget_journal else ReshardJournal.read
