@@ -121,7 +121,6 @@ class World:
         assert self.called("session", "show", OTHER)
         assert self.called("state", "show", "--session", OTHER)
         assert self.called("trace", TOPIC, "0", "1")
-        assert self.called("metrics")
         assert self.called("export", ROWS, "--to", str(self.settings.home / "exported"), "--as", "csv")
         assert self.called("report")
         assert {finding["level"] for finding in self.answers("doctor")} == {"ok"}

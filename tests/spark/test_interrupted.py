@@ -325,7 +325,8 @@ def test_a_note_that_is_damaged_is_named_with_what_to_do(
     journal(settings).parent.mkdir(parents=True, exist_ok=True)
     journal(settings).write_bytes(b'{"receipt": "1"')
     read = ForgetJournal.read if journal is forget_journal else ReshardJournal.read
-    with pytest.raises(LossError, match=re.escape(str(journal(settings))) + r" cannot be read .* [Rr]emove it") as caught:
+    named = re.escape(str(journal(settings)))
+    with pytest.raises(LossError, match=rf"{named} cannot be read .* [Rr]emove it") as caught:
         read(settings)
     assert "`sessionlake forget`" in str(caught.value) or "command that moves them" in str(caught.value)
     with pytest.raises(LakeError, match=r"sessionlake (forget|reshard)"):
