@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,10 @@ from sessionlake.lake.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.runtime.frames import as_frame
-from support.folding import capped, closed, cut_of, truth_of
+from support.folding import capped, closed, cut_of, read_at, truth_of
 from support.streams import Fact
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
         {"value": encode([m])}
         if isinstance(m, Silence)
         else {"topic": m.topic, "partition": m.partition, "offset": m.offset, "key": m.key, "value": m.value}
-        | {"timestamp": datetime.fromtimestamp(m.timestamp / 1000, UTC), "timestamp_type": 0}
+        | {"timestamp": m.timestamp * 1000, "timestamp_type": 0, "ingested_at": read_at(m)}
         for m in facts
     ]
     write_rows(spark, lake, MESSAGES, rows)
@@ -131,8 +131,8 @@ def _expected(truth: Tables) -> dict[str, list[Row]]:
     return {
         "silver.session_changes": truth.session_changes,
         "silver.session_rows": [
-            {"topic": topic, "session_id": session, "row_id": row_id, **row}
-            for (topic, session), table in truth.session_rows.items()
+            {**dict(zip(SESSION, session, strict=True)), "row_id": row_id, **row}
+            for session, table in truth.session_rows.items()
             for row_id, row in table.items()
         ],
         "silver.session_cuts": [cut_of(row) for row in truth.session_cuts],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold import making
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
+from sessionlake.gold.fold import state
 from sessionlake.gold.fold.inputs import points_in
 from sessionlake.gold.fold.outputs import (
     CHANGES,
@@ -71,8 +73,11 @@ class Gold:
         idle_ms: int = HOUR,
         series: tuple[RollingAverage, ...] = (BY_SESSION,),
         resting_ms: int | None = None,
+        packer: ChangePacker | None = None,
+        schema: pa.Schema = _SCHEMA,
     ) -> None:
-        self.shards, self.series = shards, series
+        self.shards, self.series, self.schema = shards, series, schema
+        self.packer = packer or ChangePacker(Declared(METRICS), owners_of(series))
         self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms, resting_ms or idle_ms)
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
@@ -92,7 +97,7 @@ class Gold:
             state, out = self.fold(shard, self.states.get(shard), chunks)
             if state is not None:
                 self.states[shard] = state
-            content = dict(out)
+            content = by_kind(out)
             reports.append(content.pop(SeriesOutput.REPORT))
             for series in self.series:
                 self._write(series, content)
@@ -103,8 +108,8 @@ class Gold:
         tasks = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         chunks: dict[int, list[bytes]] = {}
         for task in tasks:
-            given = [pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []
-            for packed in ChangePacker(Declared(METRICS), owners_of(self.series))(given):
+            given = [pa.RecordBatch.from_pylist(task, self.schema)] if task else []
+            for packed in self.packer(given):
                 for row in packed.to_pylist():
                     chunks.setdefault(row["shard"], []).append(row["chunk"])
         return chunks
@@ -128,7 +133,7 @@ class Gold:
                 table[key] = row
         if beyond is not None:
             found = recompute(self._with_history(series, beyond), series)
-            self._write(series, {emitted.kind: emitted.rows for emitted in found})
+            self._write(series, by_kind((emitted.kind, emitted.rows) for emitted in found))
 
     def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
@@ -140,6 +145,14 @@ class Gold:
                 rows.append(row | {"place": int(place), "fresh": False, "partition": None, "offset": None})
         added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
         return pa.Table.from_pylist(rows, pa.schema([*beyond.schema, *added]))
+
+
+def by_kind(emitted: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """What a fold emits, put together by kind, however many payloads there are."""
+    found: dict[str, Any] = {}
+    for kind, content in emitted:
+        found[kind] = pa.concat_tables([found[kind], content], promote_options="default") if kind in found else content
+    return found
 
 
 def as_ints(*values: int) -> list[Any]:
@@ -364,7 +377,7 @@ def test_a_metric_that_is_no_longer_declared_is_refused():
 
 
 def test_state_of_another_format_is_refused():
-    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/3", b"gold.state/9")
+    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/4", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
         GoldShardState.decode(content)
 
@@ -477,3 +490,27 @@ def test_a_state_that_is_not_whole_is_an_error_that_says_so():
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):
         GoldShardState.decode(decode_states(whole)["gold.rolling_average"][:-1])
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(4, "stuv"), (3, "tuv"), (2, "uv"), (1, "v"), (0, "")])
+def test_of_more_rows_than_a_shard_keeps_the_sessions_silent_longest_are_forgotten_and_come_back_exact(
+    rows: int, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MOST_ROWS", rows)
+    gold = Gold(1)
+    sent = [change(session, "r", i, i * 1_000, i * 1_000, price=float(i)) for i, session in enumerate("stuv")]
+    gold.batch(sent)
+    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert len(gold.state().forgotten.mark) == 4 - len(kept)
+    back = [change(session, "r", 10 + i, 500 + i, 9_000, price=7.0) for i, session in enumerate("stuv")]
+    gold.batch(back)
+    assert held(gold) == by_hand([*sent, *back])
+
+
+@pytest.mark.parametrize(("points", "kept"), [(6, "st"), (5, "t"), (3, "t"), (2, "")])
+def test_of_more_points_than_a_shard_keeps_likewise(points: int, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_POINTS", points)
+    gold = Gold(1)
+    gold.batch([change("st"[i // 3], "r", i, i * 1_000, i * 1_000, price=float(i)) for i in range(6)])
+    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert len(gold.state().tail) == 3 * len(kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,9 @@ import typer
 
 from sessionlake.commands.context import Config, say, settings_of, with_spark
 from sessionlake.commands.options import OfTopic, ShortenGold
+from sessionlake.commands.show import write_line
 from sessionlake.errors import UsageError
+from sessionlake.visible import json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def forget(
         say(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")
         return
     found = with_spark(settings, lambda spark: forgotten(spark, settings, session, topic, wait, shorten=shorten_gold))
-    typer.echo(json.dumps(receipt(found), indent=2, ensure_ascii=False))
+    write_line(json_line(receipt(found), indent=2))
     still, unread = found.report["search"]["found"], found.report["search"]["unread"]
     for place in still:
         say(f"the id still stands in {place}")

@@ -26,6 +26,8 @@ from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.erased import KEY as ERASED_KEY
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
+from sessionlake.protocol.reasons import Reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,26 +58,28 @@ class View:
 # it shows, and when it was not filled in time.
 _SUMMARY = """
 WITH present AS (
-  SELECT topic, session_id, count(*) AS n FROM {rows} GROUP BY topic, session_id
+  SELECT topic, partition, session_id, count(*) AS n FROM {rows} GROUP BY topic, partition, session_id
 ), refused AS (
-  SELECT s.topic, s.session_id, count(*) AS n
-  FROM {quarantine} q JOIN {sessions} s ON q.topic = s.topic AND q.session_id = s.session_id
+  SELECT s.topic, s.partition, s.session_id, count(*) AS n
+  FROM {quarantine} q JOIN {sessions} s
+    ON q.topic = s.topic AND q.partition = s.partition AND q.session_id = s.session_id
   WHERE q.offset >= s.first_offset
-  GROUP BY s.topic, s.session_id
+  GROUP BY s.topic, s.partition, s.session_id
 ), missing AS (
-  SELECT s.topic, s.session_id, sum(CAST(e.actual_seq - e.expected_seq AS DECIMAL(38))) AS n
-  FROM {events} e JOIN {sessions} s ON e.topic = s.topic AND e.session_id = s.session_id
+  SELECT s.topic, s.partition, s.session_id, sum(CAST(e.actual_seq - e.expected_seq AS DECIMAL(38))) AS n
+  FROM {events} e JOIN {sessions} s
+    ON e.topic = s.topic AND e.partition = s.partition AND e.session_id = s.session_id
   WHERE e.offset >= s.first_offset AND e.event = 'gap' AND NOT (e.integrity = 'once' AND e.action = 'applied')
-  GROUP BY s.topic, s.session_id
+  GROUP BY s.topic, s.partition, s.session_id
 )
 SELECT topic, session_id, status, partition, first_ts, last_ts, try_subtract(last_ts, first_ts) AS duration_ms,
   ended_at, last_kafka_timestamp, coalesce(present.n, 0L) AS rows, messages, duplicates, gaps,
   CAST(least(coalesce(missing.n, 0), 9223372036854775807) AS BIGINT) AS lost, late,
   coalesce(refused.n, 0L) AS quarantined, first_offset, last_offset
 FROM {sessions}
-  LEFT JOIN present USING (topic, session_id)
-  LEFT JOIN refused USING (topic, session_id)
-  LEFT JOIN missing USING (topic, session_id)
+  LEFT JOIN present USING (topic, partition, session_id)
+  LEFT JOIN refused USING (topic, partition, session_id)
+  LEFT JOIN missing USING (topic, partition, session_id)
 """
 # An hour is one of UTC, whatever the session's time zone. Since a rebuild, entries before it tell of tables replaced;
 # when it was committed says nothing of how soon messages came into silver.
@@ -113,9 +117,9 @@ WITH entries AS (
   SELECT topic, hour, map_from_entries(sort_array(collect_list(struct(reason, n)))) AS reasons, sum(n) AS quarantined
   FROM reason_counts GROUP BY topic, hour
 ), came AS (
-  SELECT topic, kafka_timestamp, _batch FROM {changes} WHERE ordinal = 0 AND {since} AND {applied_since}
+  SELECT topic, kafka_timestamp, _batch FROM {changes} WHERE ordinal = 0 AND {timed} AND {since} AND {applied_since}
   UNION ALL
-  SELECT topic, kafka_timestamp, _batch FROM {quarantine} WHERE {since}
+  SELECT topic, kafka_timestamp, _batch FROM {quarantine} WHERE reason <> '{future}' AND {timed} AND {since}
 ), by_batch AS (
   SELECT topic, {hour} AS hour, _batch, count(*) AS n, avg(unix_micros(kafka_timestamp)) AS mean,
     min(kafka_timestamp) AS first
@@ -144,6 +148,8 @@ _SHORT = {
     "erased": f"X'{ERASED_KEY.hex()}'",
     "hour": _HOUR.format("kafka_timestamp"),
     "m_hour": _HOUR.format("m.timestamp"),
+    "timed": f"kafka_timestamp <> timestamp_millis({NO_KAFKA_TIME})",
+    "future": Reason.FUTURE_KAFKA_TS,
     "told": "_batch <= (SELECT batch FROM latest)",
 }
 
@@ -169,7 +175,7 @@ DEFINITIONS: dict[str, View] = {
             "last_ts": "greatest event time, ms",
             "duration_ms": "between the two",
             "ended_at": "event time of its end, or when it expired",
-            "last_kafka_timestamp": "of its last well-formed message",
+            "last_kafka_timestamp": "of its last well-formed message; stream time then if that has none",
             "rows": "of its table, now",
             "messages": "applied",
             "duplicates": "",
@@ -187,13 +193,14 @@ DEFINITIONS: dict[str, View] = {
         "One row a topic and hour of Kafka time (UTC): how much came, how soon, and what was wrong with it",
         {
             "topic": "",
-            "hour": "in which it begins, UTC, by Kafka timestamp",
+            "hour": "in which it begins, UTC, by Kafka timestamp; 23:00 on 1969-12-31 has the messages without one",
             "messages": "in bronze",
             "waiting": "of these, not judged by silver yet",
             "used": "applied, or held back until event time has passed them",
             "duplicates": "dropped",
             "quarantined": "in silver.quarantine",
-            "freshness_mean": "seconds from Kafka timestamp to silver's commit, of what has changes or is quarantined",
+            "freshness_mean": "seconds from Kafka timestamp to silver's commit, of what has changes or is quarantined; "
+            "messages whose timestamp says no time, or one in the future, are left out",
             "freshness_max": "the most of these",
             "events": "silver.integrity_events by kind",
             "reasons": "silver.quarantine by reason",

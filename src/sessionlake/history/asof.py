@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,16 @@ import pyarrow.compute as pc
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.far_times import ms_of, time_of, time_text
+from sessionlake.lake.kafka_times import TIMED_BY, said_times_of
 from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
 from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import value_of
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
@@ -44,6 +48,7 @@ def session_as_of(
     session: str,
     topic: str | None = None,
     *,
+    partition: int | None = None,
     ts: datetime | int | None = None,
     seq: int | None = None,
     offset: int | None = None,
@@ -53,6 +58,7 @@ def session_as_of(
 
     Args:
         topic: the session's, where its id alone is ambiguous.
+        partition: the session's, where its id occurs in several of the topic's.
         ts: stream time of its topic-partition, which its Kafka timestamps have come to; an integer is milliseconds.
         seq: after the last message with a seq of at most this was applied, in the session's latest life.
         offset: after the messages of its topic-partition up to this offset had come.
@@ -67,7 +73,7 @@ def session_as_of(
         raise UsageError(f"as-of takes one moment, a ts, a seq or an offset; given: {', '.join(given) or 'none'}")
     moment = AsOf(ts=_moment_ms(ts), seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
-    return table_as_of(reader, settings, find_session(reader, settings, session, topic), moment)
+    return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
 def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> pa.Table:
@@ -85,7 +91,7 @@ def _moment_ms(ts: datetime | int | None) -> int | None:
 
 def to_ms(time: datetime) -> int:
     """Milliseconds since the epoch; a time without a zone is in UTC."""
-    return (time.replace(tzinfo=time.tzinfo or UTC) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    return ms_of(time)
 
 
 @dataclass(frozen=True)
@@ -103,33 +109,60 @@ class SessionSummary:
         return f"session {self.session_id!r} of {self.topic}, partition {self.partition}"
 
 
-def find_session(reader: TableReader, settings: Settings, session: str, topic: str | None = None) -> SessionSummary:
+def find_session(
+    reader: TableReader, settings: Settings, session: str, topic: str | None = None, partition: int | None = None
+) -> SessionSummary:
     """The session of this id.
 
     Raises:
         LakeError: there are no sessions yet.
-        UsageError: there is none of this id, or several topics have one and `topic` is None.
+        UsageError: there is none of this id, or several, by topic or partition, of which none is chosen.
     """
     columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
     of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
     noted = list(reader.rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
-    topics = sorted({row["topic"] for row in noted})
-    if not topics:
-        raise _unknown(reader, settings, session, topic)
-    if len(topics) > 1:
-        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
+    place = choose_place(session, {(row["topic"], row["partition"]) for row in noted}, partition)
+    if place is None:
+        raise _unknown(reader, settings, session, topic, partition)
+    noted = [row for row in noted if (row["topic"], row["partition"]) == place]
     last = max(noted, key=lambda row: row["_batch"])
     late_fills = any(row["beneath"] for row in noted)
     return SessionSummary(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], late_fills)
 
 
-def _unknown(reader: TableReader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
+def choose_place(session: str, places: Collection[TopicPartition], partition: int | None) -> TopicPartition | None:
+    """The topic and partition of the only session that is meant; None if there is none.
+
+    Args:
+        places: where sessions of this id are.
+        partition: the one that is meant; None if any.
+
+    Raises:
+        UsageError: several are meant.
+    """
+    meant = sorted(place for place in places if partition in (None, place[1]))
+    topics = sorted({topic for topic, _ in meant})
+    if len(topics) > 1:
+        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
+    if len(meant) > 1:
+        numbers = ", ".join(str(number) for _, number in meant)
+        raise UsageError(
+            f"session {session!r} exists in several partitions of {topics[0]} ({numbers}), which makes it as many "
+            "sessions: choose one with --partition"
+        )
+    return meant[0] if meant else None
+
+
+def _unknown(
+    reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
+) -> LakeError | UsageError:
     rows = reader.some(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
     some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_NAMED])
-    return UsageError(f"session {session!r}{f' of topic {topic}' if topic else ''} is unknown; there are {some}, …")
+    where = f"{f' of topic {topic}' if topic else ''}{'' if partition is None else f', partition {partition},'}"
+    return UsageError(f"session {session!r}{where} is unknown; there are {some}, …")
 
 
 class _Question:
@@ -140,6 +173,7 @@ class _Question:
         self._columns = settings.capture.declared
         self._own: list[Condition] = [
             ("topic", operator.eq, session.topic),
+            ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
         has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
@@ -182,11 +216,11 @@ class _Question:
         return kept_cuts(self._reader.table, *conditions)
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
-        return rows.drop_columns(["topic", "session_id"]).sort_by("row_id")
+        return rows.drop_columns(list(SESSION)).sort_by("row_id")
 
     def _snapshot(self, base: pa.Table) -> pa.Table:
         same: list[Condition] = [
-            (name, operator.eq, base[name][0].as_py()) for name in ("snapshot_at", "reason", "position")
+            (name, operator.eq, value_of(base[name][0])) for name in ("snapshot_at", "reason", "position")
         ]
         schema = rows_schema(self._columns)
         found = self._reader.table(SNAPSHOTS, *self._own, *same, columns=schema.names).cast(schema)
@@ -203,7 +237,7 @@ class _Question:
         if self._moment.offset is not None:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
-            since.append(("_applied_at", operator.le, _from_ms(self._moment.ts)))
+            since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
         columns = [*change_columns(self._columns), *_SEEN_BY]
         return self._moment.seen(self._reader.table(CHANGES, *self._own, *since, columns=columns), self._history)
 
@@ -225,13 +259,17 @@ class _Question:
         if gone is not None and gone.highest_ms >= ts:
             return True
         silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
-        return any(one.until >= ts for one in silent) or self._reader.any(
+        if any(one.until >= ts for one in silent):
+            return True
+        later = self._reader.batches(
             MESSAGES,
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
-            ("timestamp", operator.ge, _from_ms(ts)),
+            ("timestamp", operator.ge, time_of(ts)),
+            columns=TIMED_BY,
         )
+        return any(bool((said_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
     def _untold(self, offset: int | None) -> str | None:
         """Why stream time with an offset cannot be told; None if it can."""
@@ -260,13 +298,13 @@ class _Question:
     def _refuse_cut(self, base: pa.Table | None) -> None:
         """Refuses what was told without changes that are gone."""
         session = self._session
-        floor = floor_of(self._reader, session.topic, session.session_id)
+        floor = floor_of(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
         at = int(milliseconds(kept["snapshot_at"])[0])
         raise LakeError(
-            f"{session}: {CHANGES} begins behind its whole table of {_told(at)} ({at}; offset "
+            f"{session}: {CHANGES} begins behind its whole table of {time_text(at)} ({at}; offset "
             f"{kept['offset'][0].as_py()}, next seq {kept['next_seq'][0].as_py()}), by maintain.retention: nothing "
             "older can be told"
         )
@@ -282,7 +320,7 @@ class _Question:
         if moment.ts is not None and not (self._noted(judged) >= moment.ts or self._reached(moment.ts, judged)):
             raise LakeError(
                 f"{session}: up to offset {judged}, which silver has judged, stream time has not come to "
-                f"{_told(moment.ts)} ({moment.ts}){now}"
+                f"{time_text(moment.ts)} ({moment.ts}){now}"
             )
         # The last possible seq is its own successor.
         if moment.seq is not None and moment.seq >= (session.next_seq or 0) != INT64_MAX:
@@ -299,22 +337,9 @@ class _Question:
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
         seqs = [seq for seq in lives if seq is not None]
         known = {
-            "ts": f"at {_told(at)} ({at})",
+            "ts": f"at {time_text(at)} ({at})",
             "offset": f"with offset {first['_applied_by'][0].as_py()}",
             "seq": f"with seq {min(seqs, default=None)} (its latest life)",
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(f"{self._session}: its table begins {known[name]}, not before {getattr(self._moment, name)}")
-
-
-def _from_ms(ms: int) -> datetime:
-    """A time in UTC, as near as a timestamp comes to it."""
-    try:
-        seconds, rest = divmod(ms, 1000)
-        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest * 1000)
-    except (OverflowError, ValueError, OSError):
-        return datetime.max.replace(tzinfo=UTC) if ms > 0 else datetime.min.replace(tzinfo=UTC)
-
-
-def _told(ms: int) -> str:
-    return f"{_from_ms(ms):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"

@@ -27,7 +27,7 @@ from sessionlake.processors.outputs import (
     write_report,
 )
 from sessionlake.processors.session import Life, Limits, ProcessorStoppedError, Results, Workings, workings
-from sessionlake.protocol.arrow import codes, session_keys
+from sessionlake.protocol.arrow import codes, parts_of_key, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -110,7 +110,7 @@ class _LifeSpan(NamedTuple):
     Attributes:
         came: stream time when the first came.
         reached: stream time when the last came.
-        last: Kafka timestamp of the last.
+        last: own time of the last.
     """
 
     life: int
@@ -126,6 +126,7 @@ class _ShardBatch:
     def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.now
+        self.memory.begin_time(judged.clock.begun_times)
         self._keys = session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = Results()
@@ -143,7 +144,7 @@ class _ShardBatch:
 
     def _follow(self, key: str, spans: list[_LifeSpan], applied: _Applied) -> None:
         """Follows a session from life to life."""
-        topic, session_id = key.split("\0", 1)
+        topic, _, session_id = parts_of_key(key)
         kept = self.memory.sessions.pop(key, None)
         if kept is not None and (not spans or spans[0].life != kept.life):
             spans = [_LifeSpan(kept.life, kept.partition, kept.last, kept.last, kept.last), *spans]
@@ -185,7 +186,7 @@ class _ShardBatch:
             judged.messages["partition"].to_numpy()[last].tolist(),
             judged.came[first - released].tolist(),
             judged.came[last - released].tolist(),
-            judged.messages["kafka_ts"].to_numpy()[last].tolist(),
+            judged.times[last - released].tolist(),
         )
         found: dict[str, list[_LifeSpan]] = {}
         for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
@@ -215,7 +216,7 @@ class _ShardBatch:
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
-        found = ((key, *due_of(key, kept, self._timeout_of(key.partition("\0")[0]))) for key, kept in sessions)
+        found = ((key, *due_of(key, kept, self._timeout_of(parts_of_key(key)[0]))) for key, kept in sessions)
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _next_due(self) -> dict[TopicPartition, int]:

@@ -11,18 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
-from sessionlake.gold.rules.batch import Asked, Stored
-from sessionlake.gold.rules.patterns import MATCH, Event
+from sessionlake.gold.rules.asked import Asked, Stored
+from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
 from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
 from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to so many values are named to the files.
 _NAMED = 1_000
@@ -81,6 +82,12 @@ class StoredInLake(Stored):
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
         return _whole(batches)
 
+    def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+        """See `Stored`: others are let go as they are read."""
+        since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
+        batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
+        return pa.concat_tables([MATCH.empty_table(), *(narrowed(_whole([batch]), keys) for batch in batches)])
+
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         """See `Stored`."""
         within = (("window_end", operator.ge, moment(first_ms)), ("window_end", operator.le, moment(last_ms)))
@@ -134,27 +141,32 @@ def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
         times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
-def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, *conditions: Condition) -> pa.Table:
+def events_in(
+    reader: TableReader, events: Sequence[Event], declared: Declared, once: OnceTopics, *conditions: Condition
+) -> pa.Table:
     """The changes that are one of these events, as `MATCH`.
 
     Args:
         conditions: which changes are read.
     """
+    seqs = ["_life", "_seq"] if once.may_be_any else []
     columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
-    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *sorted(columns)]):
-        changes = _changes(pa.Table.from_batches([batch]), declared, columns)
+    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *seqs, *sorted(columns)]):
+        changes = _changes(pa.Table.from_batches([batch]), declared, columns, once)
         found += [event.matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
-def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.Table:
+def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str], once: OnceTopics | None = None) -> pa.Table:
     """Changes as `Event.matches` takes them."""
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
     made = {"topic": rows["topic"], "session_id": rows["session_id"], "row_id": rows["row_id"]}
     made |= {"ts": rows["_ts"], "position": rows["_position"], "ordinal": rows["ordinal"]}
+    if "_seq" in rows.column_names:
+        made |= {LIFE: rows["_life"], SEQ: rows["_seq"]}
     made["deleted"] = pc.equal(rows["change"], "delete")
     flat, parent = pc.list_flatten(rows["_set"]), pc.list_parent_indices(rows["_set"]).to_numpy()
     for name in columns:
@@ -165,7 +177,7 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.T
             made[text_field(declared.texts.index(name))] = value
         else:
             made[value_field(declared.numbers.index(name))] = value.cast(pa.float64(), safe=False)
-    return pa.table(made)
+    return in_turn(pa.table(made), once)
 
 
 def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:

@@ -1,8 +1,9 @@
 """What the gold fold keeps of a shard between batches, and the bytes it is kept as.
 
-A shard has a state for each table of averages, of format `sessionlake.gold.state/3`: a msgpack map with what shaped it
-and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`. Formats 1 and 2 were of
-`rolling_average` alone and knew no revisions; 1 kept a summary of a minute besides, which is passed over.
+A shard has a state for each table of averages, of format `sessionlake.gold.state/4`: a msgpack map with what shaped it
+and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`. Format 3 had
+no order by seq; 1 and 2 were of `rolling_average` alone and knew no revisions; 1 kept a summary of a minute besides,
+which is passed over.
 """
 
 from __future__ import annotations
@@ -18,16 +19,24 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import UNKNOWN, Points
+from sessionlake.gold.fold.points import COLUMNS, UNKNOWN, Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
-FORMAT = "sessionlake.gold.state/3"
+FORMAT = "sessionlake.gold.state/4"
 STATES = "sessionlake.gold.states/1"
-_READ = (FORMAT, "sessionlake.gold.state/2", "sessionlake.gold.state/1")
+_READ = (FORMAT, "sessionlake.gold.state/3", "sessionlake.gold.state/2", "sessionlake.gold.state/1")
 _FIRST = "rolling_average"
 _NEVER = np.iinfo(np.int64).min
+MOST_ROWS = 1_000_000
+"""So many rows a shard keeps tails of, for one table of averages: about half a gigabyte while it is folded.
+
+Beyond that, the sessions that were silent longest are dropped as if they were idle. What comes for them is computed
+from the table.
+"""
+MOST_POINTS = 8_000_000
+"""Likewise points in tails, of 48 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +180,26 @@ class GoldShardState:
         for stream, at in zip(streams, seen.tolist(), strict=True):
             now[stream] = max(now.get(stream, at), at)
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
-        gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
-        return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept])) if gone else self
+        return self._keeping(kept)
+
+    def within_limits(self) -> GoldShardState:
+        """Forgets the owners that were silent longest if there are more than `MOST_ROWS` or `MOST_POINTS`."""
+        owners = len(self.owners.name)
+        if len(self.rows) <= MOST_ROWS and len(self.tail) <= MOST_POINTS:
+            return self
+        rows = np.bincount(self.owner, minlength=owners)
+        points = np.bincount(self.owner[self.tail.key // max(len(self.metrics), 1)], minlength=owners)
+        order = np.argsort(-self.owners.seen, kind="stable")
+        kept = np.zeros(owners, np.bool_)
+        kept[order] = (np.cumsum(rows[order]) <= MOST_ROWS) & (np.cumsum(points[order]) <= MOST_POINTS)
+        return self._keeping(kept)
+
+    def _keeping(self, kept: Bools) -> GoldShardState:
+        """The state of these owners; of the others it is known that they were there."""
+        if kept.all():
+            return self
+        gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
+        return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
 
     def only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
         """The state of some of its owners alone, and of what is forgotten."""
@@ -209,11 +236,11 @@ class GoldShardState:
     def encode(self) -> bytes:
         """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
         tables = {
-            "sessions": _table(self.owners),
+            "sessions": _table(_columns(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _table(self.older),
-            "tail": _table(self.tail),
-            "forgotten": _table(self.forgotten),
+            "older": _table(_columns(self.older)),
+            "tail": _table(_of_points(self.tail)),
+            "forgotten": _table(_columns(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.made, "metrics": list(self.metrics)}
         # What Spark does with a byte on its way from and to the store costs more than to compress it.
@@ -241,7 +268,7 @@ class GoldShardState:
             rows["name"],
             rows["session"],
             Older(older["some"], older["ts"]),
-            Points(**({"revision": np.full(len(tail["key"]), UNKNOWN)} | tail)),
+            _points({"revision": np.full(len(tail["key"]), UNKNOWN)} | tail),
             Forgotten(**_read(found["forgotten"])),
         )
 
@@ -280,9 +307,19 @@ def _columns(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
-def _table(record: Any) -> pa.Table:
+def _of_points(points: Points) -> dict[str, Any]:
+    columns = {name: getattr(points, name) for name in COLUMNS}
+    return columns | ({} if points.by_seq is None else _columns(points.by_seq))
+
+
+def _points(columns: dict[str, Any]) -> Points:
+    order = {f.name: columns.pop(f.name) for f in fields(SeqOrder) if f.name in columns}
+    return Points(**columns, by_seq=SeqOrder(**order) if order else None)
+
+
+def _table(columns: dict[str, Any]) -> pa.Table:
     """Integers as what they are above the least of their column, in as few bytes as these need."""
-    columns, least = _columns(record), {}
+    least = {}
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and column.dtype == np.int64 and len(column):
             low, high = int(column.min()), int(column.max())

@@ -14,8 +14,8 @@ ON_VIOLATION = ("fail", "isolate", "record")
 COLUMN_TYPES = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")
 
 Row = dict[str, Any]
-SessionKey = tuple[str, str]
-"""(topic, session id): the identity of a session."""
+SessionKey = tuple[str, int, str]
+"""(topic, partition, session id): the identity of a session."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ def _one_of(what: str, found: str, allowed: tuple[str, ...]) -> None:
 
 
 class KafkaMessage(NamedTuple):
-    """One Kafka record; `timestamp` in milliseconds."""
+    """One Kafka record. Times in milliseconds.
+
+    `timestamp` is -1 if the producer set none. `ingested_at` is when bronze read the record; None: not known.
+    """
 
     topic: str
     partition: int
@@ -71,6 +74,7 @@ class KafkaMessage(NamedTuple):
     timestamp: int
     key: bytes | None
     value: bytes | None
+    ingested_at: int | None = None
 
 
 @dataclass

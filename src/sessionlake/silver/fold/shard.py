@@ -22,7 +22,7 @@ from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import pair_codes, session_keys
+from sessionlake.protocol.arrow import SESSION, joined_keys, parted_keys, row_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ
@@ -60,10 +60,12 @@ class SilverFold:
         behind = after.clock.advance(segments, _topic_partitions(batch))
         # Every shard is told of every silence, of lanes that none of them may have: one passes them on.
         silences = [] if shard else [silence for told in segments for silence in told.silences]
-        judge = ShardJudge(after, self._rules, self.decisions, behind, silences)
+        begun = after.begin_time()
+        judge = ShardJudge(after, self._rules, self.decisions, behind, silences, begun)
         processor = self.processor or Rebuild(self.columns, self._rules)
         sent: Payloads = []
-        if batch.num_rows or silences or judge.is_time_for_any or _is_due(processor.due(memory), after.clock):
+        is_due = judge.is_time_for_any or _is_due(processor.due(memory), after.clock)
+        if batch.num_rows or silences or after.clock.begun or is_due:
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
@@ -75,7 +77,7 @@ class SilverFold:
 
 
 def _topic_partitions(messages: pa.Table) -> set[TopicPartition]:
-    _, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+    _, (topics, partitions) = row_codes(messages["topic"], messages["partition"])
     return set(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
 
 
@@ -94,8 +96,10 @@ class ShardJudge:
         decisions: dict[DecisionKey, Decision],
         behind: Behind,
         silences: list[LaneTime],
+        begun: Int64s,
     ) -> None:
         self._state = state
+        self._begun = begun
         self._rules = rules
         self._decisions = decisions
         self._behind = behind
@@ -115,28 +119,30 @@ class ShardJudge:
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
         """Judges well-formed messages, and the sessions that only time has come for."""
-        messages, owner, topics, sessions = _by_session(messages)
-        places = self._state.find(_keys(topics, sessions))
+        messages, owner, keys = _by_session(messages)
+        places = self._state.find(keys)
         silent = self._due(places)
-        topics, sessions = _with_silent(topics, sessions, self._state.keys.take(pa.array(silent)))
-        keys, places = _keys(topics, sessions), np.append(places, silent)
+        keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
+        places, names = np.append(places, silent), parted_keys(keys)
         held, held_bounds = self._take_held(keys, messages.schema)
         batch = ShardBatch(
-            stream=_stream(messages, owner, self._lanes(messages), self._behind),
+            stream=_stream(messages, owner, self._lanes(messages), self._behind, self._state.clock),
             cursors=new_cursors(len(keys)),
             memories=np.full(len(keys), None, object),
-            rules=[self._rules.of(name) for name in topics.to_pylist()],
+            rules=[self._rules.of(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),
-            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND),
+            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND, Clock([])),
             held_bounds=held_bounds,
-            decisions=self._decided(topics.to_pylist(), sessions),
+            decisions=self._decided(names),
         )
         self._recall(batch, places)
         out = judge_batch(batch, bulk=bulk)
+        if self._state.clock.has_untimed:
+            _before_time(batch, self._state.clock.first_timed, out)
         seen = self._put_back(batch, keys, places)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
-        judged = self._judged(combined, held.num_rows, batch.stream.now, out, (topics, sessions), places, seen)
+        judged = self._judged(combined, held.num_rows, batch.stream, out, names, places, seen)
         self._forget()
         return judged
 
@@ -159,9 +165,9 @@ class ShardJudge:
         self,
         messages: pa.Table,
         released: int,
-        came: Int64s,
+        stream: Stream,
         out: Outcome,
-        named: tuple[pa.Array, pa.Array],
+        names: tuple[pa.Array, pa.Array, pa.Array],
         places: Int64s,
         seen: Bools,
     ) -> Judged:
@@ -170,29 +176,30 @@ class ShardJudge:
         cuts["session"] = places[cuts["session"]]
         cuts = np.concatenate([cuts, self._cut_by_time()])
         expired = self._mark_expired()
-        touched = np.unique(np.append(places[seen], expired))
+        touched = np.unique(np.concatenate([places[seen], expired, self._begun]))
         changed = state.cursors[touched]
         return Judged(
             messages=messages,
             released=released,
-            came=came,
+            came=stream.now,
+            times=stream.time,
             clock=state.clock,
             outcome=out,
-            topics=named[0],
-            sessions=named[1],
+            topics=names[0],
+            partitions=names[1],
+            sessions=names[2],
             keys=state.keys.take(pa.array(touched)),
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
             late_fills=np.isin(touched, places[sorted(out.late_fills)]),
             cuts=cuts,
             cut_keys=state.keys.take(pa.array(cuts["session"])),
-            cut_partitions=state.cursors["partition"][cuts["session"]],
             silences=self._silences,
         )
 
     def _lanes(self, messages: pa.Table) -> Int64s:
         """The topic-partition of each message, as its place in the clock."""
-        lane, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+        lane, (topics, partitions) = row_codes(messages["topic"], messages["partition"])
         index = self._state.clock.index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
         places = np.array([index(pair) for pair in pairs], np.int64)
@@ -250,12 +257,12 @@ class ShardJudge:
             rows = combined.take(pa.array(held))
             state.held = (rows if state.held is None else pa.concat_tables([state.held, rows])).combine_chunks()
 
-    def _decided(self, topics: list[str], sessions: pa.Array) -> dict[int, dict[int, Decision]]:
+    def _decided(self, names: tuple[pa.Array, pa.Array, pa.Array]) -> dict[int, dict[int, Decision]]:
         found: dict[int, dict[int, Decision]] = {}
         if self._decisions:
-            number_of = {key: i for i, key in enumerate(zip(topics, sessions.to_pylist(), strict=True))}
-            for (topic, session, offset), decision in self._decisions.items():
-                if (number := number_of.get((topic, session))) is not None:
+            number_of = {key: i for i, key in enumerate(zip(*(part.to_pylist() for part in names), strict=True))}
+            for (*session, offset), decision in self._decisions.items():
+                if (number := number_of.get(tuple(session))) is not None:
                     found.setdefault(number, {})[offset] = decision
         return found
 
@@ -290,27 +297,13 @@ class ShardJudge:
         state.keep(~gone)
 
 
-def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array, pa.Array]:
-    """Messages sorted by session and offset, the number of each one's session, and the sessions' topics and ids."""
-    owner, topics, sessions = pair_codes(messages["topic"], messages["session_id"])
+def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
+    """Messages sorted by session and offset, the number of each one's session, and the sessions' keys."""
+    owner, names = row_codes(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
-    return messages, owner, topics, sessions
-
-
-def _keys(topics: pa.Array, sessions: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(topics, sessions, "\0")
-
-
-def _with_silent(topics: pa.Array, sessions: pa.Array, silent: pa.Array) -> tuple[pa.Array, pa.Array]:
-    if not len(silent):
-        return topics, sessions
-    parts = pc.split_pattern(silent, "\0", max_splits=1)
-    return (
-        pa.concat_arrays([topics, pc.list_element(parts, 0)]),
-        pa.concat_arrays([sessions, pc.list_element(parts, 1)]),
-    )
+    return messages, owner, joined_keys(*names)
 
 
 def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
@@ -318,12 +311,19 @@ def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
     return found
 
 
-def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind) -> Stream:
+def _before_time(batch: ShardBatch, first_timed: Int64s, out: Outcome) -> None:
+    """Marks what was applied before the time of its topic-partition was known."""
+    of_session = first_timed[batch.cursors["lane"]]
+    held = np.repeat(of_session, np.diff(batch.held_bounds))
+    out.before_time(np.append(held, first_timed[batch.stream.lane]), of_session)
+
+
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind, clock: Clock) -> Stream:
     def numbers(name: str) -> Any:
         return messages[name].to_numpy()
 
     offset = numbers("offset")
-    now = behind.times(lane, offset, numbers("clock"))
+    now = clock.with_first_time(lane, behind.times(lane, offset, numbers("clock")))
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     return Stream(
         starts=starts,
