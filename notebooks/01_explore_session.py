@@ -50,9 +50,9 @@ if chosen is None:
         if wanted
         else "silver.sessions is empty: run `make demo` on a laptop, or the bronze and silver jobs on Databricks"
     )
-topic, session = chosen["topic"], chosen["session_id"]
-of_session = (F.col("topic") == topic) & (F.col("session_id") == session)
-print(f"session {session} of {topic}: {chosen['status']}, {chosen['messages']} messages")
+topic, partition, session = (chosen[name] for name in ("topic", "partition", "session_id"))
+of_session = (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("session_id") == session)
+print(f"session {session} of {topic}, partition {partition}: {chosen['status']}, {chosen['messages']} messages")
 
 # COMMAND ----------
 
@@ -61,7 +61,7 @@ print(f"session {session} of {topic}: {chosen['status']}, {chosen['messages']} m
 
 # COMMAND ----------
 
-rows = book.table("silver.session_rows").where(of_session).drop("topic", "session_id").orderBy("row_id")
+rows = book.table("silver.session_rows").where(of_session).drop("topic", "session_id", "partition").orderBy("row_id")
 book.show(rows)
 
 # COMMAND ----------
@@ -133,7 +133,7 @@ if series is None:
 else:
     points = (
         averages.where((F.col("row_id") == series["row_id"]) & (F.col("metric") == series["metric"]))
-        .orderBy("ts", "position", "ordinal")
+        .orderBy("ts", "_life", "_seq", "position", "ordinal")
         .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
         .toPandas()
     )

@@ -78,20 +78,21 @@ if len(unused):
 
 # COMMAND ----------
 
+SESSION = ["topic", "partition", "session_id"]
 isolated = (
     events.where("action = 'isolated'")
-    .groupBy("topic", "session_id")
+    .groupBy(*SESSION)
     .agg(F.max_by(F.struct("event", "offset", "expected_seq", "actual_seq", "kafka_timestamp"), "offset").alias("last"))
-    .select("topic", "session_id", "last.*")
+    .select(*SESSION, "last.*")
 )
-cost = quarantine.groupBy("topic", "session_id").agg(F.count("*").alias("in_quarantine"))
+cost = quarantine.groupBy(*SESSION).agg(F.count("*").alias("in_quarantine"))
 broken = (
     book.table("silver.sessions")
     .where("status = 'broken'")
-    .select("topic", "session_id", "messages")
-    .join(isolated, ["topic", "session_id"], "left")
-    .join(cost, ["topic", "session_id"], "left")
-    .orderBy(F.desc("in_quarantine"), "topic", "session_id")
+    .select(*SESSION, "messages")
+    .join(isolated, SESSION, "left")
+    .join(cost, SESSION, "left")
+    .orderBy(F.desc("in_quarantine"), *SESSION)
 )
 book.show(broken)
 

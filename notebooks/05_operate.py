@@ -97,9 +97,11 @@ book.picture(pace, "operate_pace")
 # COMMAND ----------
 
 chosen = book.table("silver.sessions").orderBy(F.desc("messages"), "topic", "session_id").first()
-topic, session = chosen["topic"], chosen["session_id"]
-replayed = session_as_of(book.settings, session, topic, offset=chosen["last_offset"], spark=book.spark)
-live = book.table("silver.session_rows").where((F.col("topic") == topic) & (F.col("session_id") == session))
+topic, partition, session = (chosen[name] for name in ("topic", "partition", "session_id"))
+moment = {"partition": partition, "offset": chosen["last_offset"]}
+replayed = session_as_of(book.settings, session, topic, **moment, spark=book.spark)
+of_session = (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("session_id") == session)
+live = book.table("silver.session_rows").where(of_session)
 kept = live.select(*replayed.column_names).orderBy("row_id").toArrow()
 agree = replayed.sort_by("row_id").to_pylist() == kept.to_pylist()
 print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.num_rows} kept up; equal: {agree}")

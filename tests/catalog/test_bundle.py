@@ -158,11 +158,11 @@ def assert_all_that_is_asked_agrees(spark: Any, environment: dict[str, str], pat
     assert {name: layers[name] for name in of_layers} == dict.fromkeys(of_layers, (0, 0))
     done = CliRunner().invoke(cli.app, ["verify", "gold"], env=environment)
     assert done.exit_code == 0, done.output
-    (topic, session), told = next(iter(truth.sessions.items()))
+    (topic, partition, session), told = next(iter(truth.sessions.items()))
     [traced] = asked("trace", topic, str(told["partition"]), str(told["first_offset"]))
     assert traced["topic"] == topic
-    rows = asked("session", "show", session, "--topic", topic)
-    assert len(rows) == len(truth.session_rows.get((topic, session), {}))
+    rows = asked("session", "show", session, "--topic", topic, "--partition", str(partition))
+    assert len(rows) == len(truth.session_rows.get((topic, partition, session), {}))
 
 
 def shown() -> dict[str, set[str]]:

@@ -63,12 +63,12 @@ def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
         ("bronze", "silver", "silver_tables", "gold"), (0, 0)
     )
     assert {finding["level"] for finding in called("doctor")} == {"ok"}
-    topic, session = next(iter(truth.sessions))
-    place = truth.sessions[topic, session]
+    topic, partition, session = next(iter(truth.sessions))
+    place = truth.sessions[topic, partition, session]
     [traced] = called("trace", topic, str(place["partition"]), str(place["first_offset"]))
     assert traced["topic"] == topic
     rows = called("session", "show", session, "--topic", topic)
-    assert len(rows) == len(truth.session_rows.get((topic, session), {}))
+    assert len(rows) == len(truth.session_rows.get((topic, partition, session), {}))
     assert called("query", "SELECT count(*) AS n FROM silver.sessions") == [{"n": len(truth.sessions)}]
     summary = "SELECT sum(s.messages) AS n FROM gold.session_summary AS s JOIN silver.sessions USING (session_id)"
     assert called("query", summary) == [{"n": sum(one["messages"] for one in truth.sessions.values())}]

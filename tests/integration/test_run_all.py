@@ -117,7 +117,7 @@ def test_once_takes_everything_in_and_the_commands_agree_about_it(taken_in, spar
     )
     assert {finding["level"] for finding in called("doctor")} == {"ok"}
     sessions = called("query", "SELECT session_id FROM silver.sessions")
-    assert {row["session_id"] for row in sessions} == {session for _, session in truth.sessions}
+    assert {row["session_id"] for row in sessions} == {session for *_, session in truth.sessions}
 
 
 def test_once_again_changes_nothing_and_more_messages_are_taken_in(taken_in, spark):

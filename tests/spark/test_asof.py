@@ -26,6 +26,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.silver.tables.snapshots import ROW_KEY
 from support.folding import plain, truth_of
 from support.lakes import write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
@@ -52,11 +53,10 @@ class Captured:
             if not number:
                 TableMerger(spark, self.settings).catch_up()
 
-    def truth(self, messages: list[KafkaMessage]) -> dict[tuple[str, str], dict[str, Any]]:
+    def truth(self, messages: list[KafkaMessage]) -> dict[tuple[str, int, str], dict[str, Any]]:
         return truth_of(messages, self.settings.capture).session_rows
 
-    def lane(self, topic: str, session: str) -> list[KafkaMessage]:
-        partition = next(m.partition for m in self.messages if (m.topic, m.key) == (topic, session.encode()))
+    def lane(self, topic: str, partition: int) -> list[KafkaMessage]:
         return [m for m in self.messages if (m.topic, m.partition) == (topic, partition)]
 
 
@@ -66,33 +66,33 @@ def captured(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Captured:
 
 
 def by_id(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {row["row_id"]: {k: v for k, v in row.items() if k not in {"row_id", "topic", "session_id"}} for row in rows}
+    return {row["row_id"]: {k: v for k, v in row.items() if k not in ROW_KEY} for row in rows}
 
 
 def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(captured: Captured) -> None:
     spark, settings = captured.spark, captured.settings
     sessions = sorted(captured.truth(captured.messages))
     rnd = random.Random(1)
-    for topic, session in rnd.sample(sessions, 6):
-        lane = captured.lane(topic, session)
+    for topic, partition, session in rnd.sample(sessions, 6):
+        lane = captured.lane(topic, partition)
         for count in rnd.sample(range(1, len(lane) + 1), min(len(lane), 3)):
-            expected = captured.truth(lane[:count]).get((topic, session), {})
+            expected = captured.truth(lane[:count]).get((topic, partition, session), {})
             try:
-                found = session_as_of(settings, session, topic, offset=lane[count - 1].offset)
+                found = session_as_of(settings, session, topic, partition=partition, offset=lane[count - 1].offset)
             except LakeError:  # it has not begun
                 assert expected == {}
                 continue
             assert repr(sorted(by_id(plain(found)).items())) == repr(sorted(expected.items()))
     reader = SparkReader(captured.lake.storage, spark)
     for topic in TOPICS:
-        session = next(name for of, name in sessions if of == topic)
-        now = max(message.timestamp for message in captured.lane(topic, session)) - 1
-        local = session_as_of(settings, session, topic, ts=now)
-        sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}'"
-        names, rows = fetch(spark, settings, sql.format(session, now, topic))
+        partition, session = next(key for of, *key in sessions if of == topic)
+        now = max(message.timestamp for message in captured.lane(topic, partition)) - 1
+        local = session_as_of(settings, session, topic, partition=partition, ts=now)
+        sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}' AND partition = {}"
+        names, rows = fetch(spark, settings, sql.format(session, now, topic, partition))
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
-    known = find_session(reader, settings, session, topic)
+    known = find_session(reader, settings, session, topic, partition)
     assert plain(table_as_of(reader, settings, known, AsOf(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
         with pytest.raises(UsageError, match=r"session 'x' is unknown; there are .* \(capture\."):
@@ -133,16 +133,26 @@ def call(captured: Captured, monkeypatch: pytest.MonkeyPatch, *words: str) -> Re
 
 
 def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, session = next(key for key in sorted(captured.truth(captured.messages)) if key[0] == "capture.strict")
-    lane = captured.lane(topic, session)
+    keys = sorted(captured.truth(captured.messages))
+    topic, partition, session = next(key for key in keys if key[0] == "capture.strict")
+    lane = captured.lane(topic, partition)
     moments = {"--offset": str(lane[-1].offset), "--ts": str(max(m.timestamp for m in lane))}
-    expected = sorted(captured.truth(lane)[topic, session])
-    named = ("--topic", topic, "--format", "json", "--", session)  # its id may look like an option
+    expected = sorted(captured.truth(lane)[topic, partition, session])
+    named = (
+        "--topic",
+        topic,
+        "--partition",
+        str(partition),
+        "--format",
+        "json",
+        "--",
+        session,
+    )  # its id may look like an option
     for option, value in moments.items():
         result = call(captured, monkeypatch, "session", "as-of", option, value, *named)
         assert [json.loads(line)["row_id"] for line in result.stdout.splitlines()] == expected
     shown = call(captured, monkeypatch, "session", "show", *named)
-    merged = captured.truth(captured.batches[0]).get((topic, session), {})
+    merged = captured.truth(captured.batches[0]).get((topic, partition, session), {})
     assert [json.loads(line)["row_id"] for line in shown.stdout.splitlines()] == sorted(merged)
 
 
@@ -161,8 +171,10 @@ def test_the_command_line_shows_a_session_now_and_then(captured: Captured, monke
 def test_a_moment_that_is_not_known_is_told_with_what_is(
     captured: Captured, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str, code: int
 ) -> None:
-    session = next(key for key in sorted(captured.truth(captured.messages)) if key[0] == "capture.strict")[1]
-    result = call(captured, monkeypatch, "session", "as-of", "--topic", "capture.strict", *words, "--", session)
+    keys = sorted(captured.truth(captured.messages))
+    topic, partition, session = next(key for key in keys if key[0] == "capture.strict")
+    place = ("--topic", topic, "--partition", str(partition))
+    result = call(captured, monkeypatch, "session", "as-of", *place, *words, "--", session)
     assert (result.exit_code, result.stdout) == (code, "")
     assert text in result.stderr
 
@@ -173,5 +185,5 @@ def test_declared_columns_may_have_the_names_of_the_function_s_own_words(spark: 
     TableMerger(spark, settings)
     assert create_session_as_of(spark, Lake(settings)) == "session_as_of"
     found = spark.sql("SELECT * FROM session_as_of('s', timestamp'2026-01-01')")
-    assert found.columns[3:-5] == list(names)
+    assert found.columns[3:-6] == list(names)
     assert found.count() == 0

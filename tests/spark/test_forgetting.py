@@ -260,7 +260,7 @@ def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark
 def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
     lake.ensure(spark, [LEDGER])
-    own = {"topic": TOPIC, "session_id": GONE, "offset": 1, "decision": "skip"}
+    own = {"topic": TOPIC, "partition": 0, "session_id": GONE, "offset": 1, "decision": "skip"}
     other = own | {"session_id": OTHERS[1]}
     for batch, taken in enumerate(((), (own, other), (other,))):
         entry = LedgerEntry("silver", Txn("q", batch), MESSAGES, datetime.now(UTC), messages=batch, decisions=taken)

@@ -25,13 +25,14 @@ from sessionlake.silver.job import OnBatch
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.verify import verify
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, ROW_KEY
 from support.folding import plain, truth_of
 from support.lakes import assert_silver_is_the_truth, limit, write_bronze
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
 
 CLASSES = (Integrity.STRICT, Integrity.ONCE, Integrity.WINDOW)
 RULES = tuple(TopicRule(pattern=rf"capture\.{name}", integrity=name, lateness="2 s") for name in CLASSES)
-KEY = ["topic", "session_id", "snapshot_at", "reason", "position"]
+KEY = [*CUT_COLUMNS]
 
 
 class Home:
@@ -76,33 +77,31 @@ class Home:
     def assert_as_of_is_the_truth(self, moments: int) -> None:
         """At some offsets of every session; and in SQL as in Python, at the last moment of one of each topic."""
         sessions = sorted(truth_of(self.come, self.settings.capture).session_rows)
-        for number, (topic, session) in enumerate(sessions):
-            place = next(m.partition for m in self.come if (m.topic, m.key) == (topic, session.encode()))
+        for number, (topic, place, session) in enumerate(sessions):
             lane = [m for m in self.come if (m.topic, m.partition) == (topic, place)]
             for count in [
                 *random.Random(len(lane)).sample(range(1, len(lane)), min(moments, len(lane) - 1)),
                 len(lane),
             ]:
-                expected = truth_of(lane[:count], self.settings.capture).session_rows.get((topic, session), {})
+                expected = truth_of(lane[:count], self.settings.capture).session_rows.get((topic, place, session), {})
                 try:
-                    found = session_as_of(self.settings, session, topic, offset=lane[count - 1].offset)
+                    found = session_as_of(self.settings, session, topic, partition=place, offset=lane[count - 1].offset)
                 except LakeError:  # it has not begun
                     assert expected == {}
                     continue
                 assert repr(by_id(plain(found))) == repr(sorted(expected.items()))
             if number == 0 or sessions[number - 1][0] != topic:
-                self._assert_sql_tells_the_same(topic, session, max(message.timestamp for message in lane))
+                self._assert_sql_tells_the_same(topic, place, session, max(message.timestamp for message in lane))
 
-    def _assert_sql_tells_the_same(self, topic: str, session: str, ts: int) -> None:
-        sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}'"
-        names, rows = fetch(self.spark, self.settings, sql.format(session, ts, topic))
-        told = plain(session_as_of(self.settings, session, topic, ts=ts))
+    def _assert_sql_tells_the_same(self, topic: str, partition: int, session: str, ts: int) -> None:
+        sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}' AND partition = {}"
+        names, rows = fetch(self.spark, self.settings, sql.format(session, ts, topic, partition))
+        told = plain(session_as_of(self.settings, session, topic, partition=partition, ts=ts))
         assert repr(by_id([dict(zip(names, row, strict=True)) for row in rows])) == repr(by_id(told))
 
 
 def by_id(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    keys = {"row_id", "topic", "session_id"}
-    return sorted((row["row_id"], {k: v for k, v in row.items() if k not in keys}) for row in rows)
+    return sorted((row["row_id"], {k: v for k, v in row.items() if k not in ROW_KEY}) for row in rows)
 
 
 def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import CHANGES, LEDGER, RULE_EVENTS
 from sessionlake.lake.names import RULES as RULES_TABLE
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.silver import handover, job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.compare_states import VerifiedStates, compare_states
@@ -246,12 +247,12 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
-            topic, session = key.split("\0")
+            topic, partition, session = parts_of_key(key)
             if (topic, session.encode()) not in came:
                 wrong.cursors["end_seq"][place] = 77
                 due = state.cursors["end_seq"][place]
                 values = f"end_seq: found 77, rebuilt {'nothing' if due < 0 else due}"
-                findings.append(f"shard {shard}, topic {topic}, session {session!r}, {values}")
+                findings.append(f"shard {shard}, topic {topic}, partition {partition}, session {session!r}, {values}")
         file.write_bytes(wrong.encode(settings.capture.declared))
     return findings
 

@@ -68,6 +68,7 @@ from sessionlake.lake.retained import (
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.maintenance import Maintained
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
 from sessionlake.retention import by_session
 from sessionlake.retention import removal as module
@@ -151,7 +152,7 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
                 table_as_of(reader, cut.settings, session, AsOf(offset=offset))
             continue
         found = table_as_of(reader, cut.settings, session, AsOf(offset=offset)).to_pylist()
-        expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, "long"]
+        expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
     with pytest.raises(LakeError, match="nothing older can be told"):
         table_as_of(reader, cut.settings, session, AsOf(seq=3))
@@ -451,7 +452,7 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
 
     def limits(**of: int) -> pa.Table:
         return pa.Table.from_pylist(
-            [{"topic": TOPIC, "session_id": name, "limit": at} for name, at in of.items()], LIMITS
+            [{"topic": TOPIC, "partition": 0, "session_id": name, "limit": at} for name, at in of.items()], LIMITS
         )
 
     def noted(table: str = CHANGES) -> dict[str, int]:
@@ -463,7 +464,7 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
     note(spark, lake, done)
     assert noted() == {"a": 1, "b": 5, "c": 4}
     assert noted(SNAPSHOTS) == {"a": 7}
-    assert [floor_of(lake.reader(spark), TOPIC, name) for name in "abx"] == [1, 5, None]
+    assert [floor_of(lake.reader(spark), TOPIC, 0, name) for name in "abx"] == [1, 5, None]
     assert {table: found.gone for table, found in heads(lake.reader(spark)).items()} == {CHANGES: 9, SNAPSHOTS: 4}
     last = moved_last(lake.reader(spark), done)
     assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
@@ -479,7 +480,7 @@ def test_what_an_earlier_version_has_noted_counts_and_is_written_anew_with_what_
     lake.ensure(spark, [RETAINED])
     zero = dict.fromkeys(lake.reader(spark).schema(RETAINED).names)
     rows = [{"table": table, "batch": 1, "before": now, "removed": 3, "pending": 2} for table in (CHANGES, MESSAGES)]
-    rows.append({"table": CHANGES, "topic": TOPIC, "session_id": "a", "limit": 4})
+    rows.append({"table": CHANGES, "topic": TOPIC, "partition": 0, "session_id": "a", "limit": 4})
     rows.append({"table": MESSAGES, "topic": TOPIC, "partition": 0, "limit": 8, "highest_timestamp": now})
     write_rows(spark, lake, RETAINED, [zero | {"format": 1} | row for row in rows])
 
@@ -487,7 +488,7 @@ def test_what_an_earlier_version_has_noted_counts_and_is_written_anew_with_what_
         reader = lake.reader(spark)
         found = {table: (one.gone, one.limits["limit"].to_pylist()) for table, one in retained(reader).items()}
         last = moved_last(reader, heads(reader)[CHANGES])["limit"].to_pylist()
-        return found, last, floor_of(reader, TOPIC, "a"), beginnings(reader)[TOPIC, 0].last
+        return found, last, floor_of(reader, TOPIC, 0, "a"), beginnings(reader)[TOPIC, 0].last
 
     before = told()
     assert before == ({CHANGES: (5, [4]), MESSAGES: (5, [8])}, [4], 4, 8)
@@ -497,7 +498,7 @@ def test_what_an_earlier_version_has_noted_counts_and_is_written_anew_with_what_
     assert held == before[0]
     assert {row["format"] for row in lake.reader(spark).rows(RETAINED)} == {2}
     note(spark, lake, Retained(CHANGES, now, limits=pa.Table.from_pylist([rows[2] | {"limit": 6}], LIMITS)))
-    assert floor_of(lake.reader(spark), TOPIC, "a") == 6
+    assert floor_of(lake.reader(spark), TOPIC, 0, "a") == 6
 
 
 def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_is_noted(
@@ -507,7 +508,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     once = {"pattern": "o", "integrity": "once"}
     lake = Lake(Settings(**location, capture=CaptureSettings(by_topic=(once,))))
     lake.ensure(spark, [CUTS, SNAPSHOT_INDEX, PROGRESS])
-    of = [{"topic": rnd.choice("abo"), "session_id": f"s{number}"} for number in range(120)]
+    of = [{"topic": rnd.choice("abo"), "partition": n % 2, "session_id": f"s{n // 2}"} for n in range(120)]
     cuts = [[{"position": n, "_batch": n // 3} for n in sorted(rnd.sample(range(1, 30), 6))] for _ in of]
     kept = [[cut for cut in own if rnd.random() < 0.4] for own in cuts]
     late = [rnd.random() < 0.2 for _ in of]
@@ -516,13 +517,13 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
     write_rows(spark, lake, PROGRESS, filled_late)
     rules = {CHANGES: by_session.of_changes, SNAPSHOTS: by_session.of_snapshots}
-    noted: dict[tuple[str, str, str], int] = {}
+    noted: dict[tuple[str, str, int, str], int] = {}
     # Of whole tables, more may be old than of changes, or less.
     for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
         for table, batch in steps:
             expected = {}
             for session, all_cuts, own, is_late in zip(of, cuts, kept, late, strict=True):
-                name = session["topic"], session["session_id"]
+                name = tuple(session[key] for key in SESSION)
                 last = max((cut["position"] for cut in own if cut["_batch"] <= batch), default=None)
                 if last is None or (table == CHANGES and (is_late or name[0] == "o")):
                     continue
@@ -532,7 +533,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
                 if limit > noted.get((table, *name), -1):
                     expected[name] = limit
             found = rules[table](spark, lake, batch)
-            assert {(row["topic"], row["session_id"]): row["limit"] for row in found.to_pylist()} == expected
+            assert {tuple(row[key] for key in SESSION): row["limit"] for row in found.to_pylist()} == expected
             assert found.schema == LIMITS
             note(spark, lake, Retained(table, datetime.now(UTC), batch, limits=found))
             noted |= {(table, *name): limit for name, limit in expected.items()}
@@ -546,25 +547,27 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
     lake.ensure(spark, [PROGRESS])
     rows = []
     for number in range(200):
-        life = {"topic": TOPIC, "session_id": f"s{number % 80}", "first_offset": rnd.choice([None, 1, 2])}
+        place = {"topic": TOPIC, "partition": number % 2, "session_id": f"s{number % 80 // 2}"}
+        life = place | {"first_offset": rnd.choice([None, 1, 2])}
         rows.append(life | {"_batch": number // 10, "beneath": rnd.choice([None, False, True])})
     write_rows(spark, lake, PROGRESS, rows)
     for batch in (-1, 5, 12, 30):
-        expected: dict[tuple[str, int], int] = {}
+        expected: dict[tuple[Any, ...], int] = {}
         for row in rows:
-            own = [r for r in rows if all(r[name] == row[name] for name in ("session_id", "first_offset"))]
+            own = [r for r in rows if all(r[name] == row[name] for name in (*SESSION, "first_offset"))]
             last = max((r["_batch"] for r in own if r["_batch"] <= batch), default=-1)
             if row["first_offset"] is not None and not row["beneath"] and row["_batch"] < last:
-                expected[row["session_id"], row["first_offset"]] = last - 1
+                expected[*(row[name] for name in SESSION), row["first_offset"]] = last - 1
         found = by_session.of_progress(spark, lake, batch).to_pylist()
-        assert {(row["session_id"], row["first_offset"]): row["limit"] for row in found} == expected
+        names = (*SESSION, "first_offset")
+        assert {tuple(row[name] for name in names): row["limit"] for row in found} == expected
 
 
 def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     spark: Any, location: dict[str, Any]
 ) -> None:
     lake, now = Lake(Settings(**location)), datetime.now(UTC)
-    rows = [{"topic": TOPIC, "session_id": name, "limit": 4} for name in ("somebody", "other")]
+    rows = [{"topic": TOPIC, "partition": 0, "session_id": name, "limit": 4} for name in ("somebody", "other")]
     note(spark, lake, Retained(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
     places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
     note(spark, lake, Retained(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
@@ -573,7 +576,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     lake.ensure(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
         clean_books(spark, lake, (TOPIC, session))
-    assert [floor_of(lake.reader(spark), TOPIC, name) for name in ("somebody", "other")] == [None, 4]
+    assert [floor_of(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
     assert beginnings(lake.reader(spark))[TOPIC, 0].last == 7
     lake.storage.purge(spark, RETAINED, "test")
     held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]

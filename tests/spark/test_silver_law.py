@@ -20,6 +20,7 @@ from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.names import EVENTS, LEDGER, SILVER
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger
@@ -135,9 +136,9 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert sum(shard.held for shard in stats) == held > 0
     holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
     assert holding.held is not None
-    topic, session = (holding.held[name][0].as_py() for name in ("topic", "session_id"))
+    topic, partition, session = (holding.held[name][0].as_py() for name in SESSION)
     shard = shard_of(spark, pipeline.settings, topic, session)
-    told = session_state(states[shard], topic, session)
+    told = session_state(states[shard], topic, partition, session)
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
@@ -177,7 +178,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     assert stopped_at(pipeline.settings) is not None
 
     for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
-        with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, offset 1"):
+        with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, partition 0, offset 1"):
             decide(pipeline.settings, spark, session, Decision.ACCEPT_GAP, offset=offset, who="me")
     decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
     withdraw(pipeline.settings, spark, "s", who="me")
@@ -188,7 +189,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     [entry] = rows_of(spark, pipeline.lake, LEDGER)
     assert (entry["applied"], entry["decisions"]) == (
         2,
-        [{"topic": "capture.a", "session_id": "s", "offset": 1, "decision": "accept-gap"}],
+        [{"topic": "capture.a", "partition": 0, "session_id": "s", "offset": 1, "decision": "accept-gap"}],
     )
     [event] = rows_of(spark, pipeline.lake, EVENTS)
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
@@ -202,7 +203,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
     pipeline.stream()
     states = dict(shard_states(spark, pipeline.settings))
-    told = session_state(states[shard_of(spark, pipeline.settings, "capture.a", "s")], "capture.a", "s")
+    told = session_state(states[shard_of(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s")
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 

@@ -16,7 +16,7 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook, decode_
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
-from sessionlake.protocol.arrow import are_of
+from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.resharding.judging import JudgingResharder
@@ -26,11 +26,14 @@ from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import total
 from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import net_changes, refolded
+from sessionlake.silver.tables.snapshots import ROW_KEY
+from sessionlake.silver.tables.splits import split_events, split_sessions
 from support.streams import YEAR_10000, Fact
 
 INT64_MAX = 2**63 - 1
 INTERVAL = 600_000
 Row = dict[str, Any]
+SessionKey = tuple[str, int, str]
 _RAW = pa.schema(
     [
         ("shard", pa.int32()),
@@ -58,12 +61,12 @@ class Silver:
     """What silver's tables hold, as plain rows; `rows` by net changes, batch after batch."""
 
     changes: list[Row] = field(default_factory=list)
-    sessions: dict[tuple[str, str], Row] = field(default_factory=dict)
+    sessions: dict[SessionKey, Row] = field(default_factory=dict)
     cuts: list[Row] = field(default_factory=list)
     quarantine: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     counts: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
-    rows: dict[tuple[str, str], dict[str, Row]] = field(default_factory=dict)
+    rows: dict[SessionKey, dict[str, Row]] = field(default_factory=dict)
 
 
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
@@ -129,6 +132,7 @@ class Folder:
         self.parts: list[dict[str, pa.Table]] = []
         """The rows that each batch gave, by kind."""
         self.silver = Silver()
+        self._split = pa.schema([*zip(SESSION, SESSION_TYPES, strict=True)]).empty_table()
 
     def batch(self, messages: Sequence[Fact]) -> None:
         """One micro-batch, split over tasks at random.
@@ -200,14 +204,24 @@ class Folder:
             self._merge(tables[SilverOutput.CHANGES], tables[SilverOutput.PROGRESS])
         for row in plain(tables[SilverOutput.PROGRESS]) if SilverOutput.PROGRESS in tables else ():
             del row["beneath"]
-            silver.sessions[row["topic"], row["session_id"]] = row
+            silver.sessions[row["topic"], row["partition"], row["session_id"]] = row
         silver.cuts += plain(tables[SilverOutput.CUTS]) if SilverOutput.CUTS in tables else []
         silver.quarantine += plain(tables[SilverOutput.QUARANTINE]) if SilverOutput.QUARANTINE in tables else []
         silver.events += plain(tables[SilverOutput.EVENTS]) if SilverOutput.EVENTS in tables else []
+        self._record_splits()
         for part in (part for report in reports for part in report.partitions):
             counts = silver.counts.setdefault((part.topic, part.partition), dict.fromkeys(_COUNTS, 0))
             for name in _COUNTS:
                 counts[name] += getattr(part, name)
+
+    def _record_splits(self) -> None:
+        """What the merges beside the stream add to the events."""
+        if self.silver.sessions:
+            columns = zip(zip(*self.silver.sessions, strict=True), SESSION_TYPES, strict=True)
+            sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
+            events = split_events(split_sessions(sessions), self._split, RuleBook(self._capture))
+            self._split = pa.concat_tables([self._split, events.select(SESSION)])
+            self.silver.events += plain(events)
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
@@ -245,16 +259,16 @@ def _milliseconds(column: pa.ChunkedArray) -> pa.Array:
     return pa.array([None if value is None else value // 1000 for value in micros], pa.int64())
 
 
-def apply_net(rows: dict[tuple[str, str], dict[str, Row]], net: pa.Table, columns: tuple[Any, ...]) -> None:
+def apply_net(rows: dict[SessionKey, dict[str, Row]], net: pa.Table, columns: tuple[Any, ...]) -> None:
     """What the MERGE does with net changes, on dictionaries."""
     found = net.to_pylist()
-    concerned = {(change["topic"], change["session_id"], change["row_id"]) for change in found}
+    concerned = {tuple(change[name] for name in ROW_KEY) for change in found}
     assert len(concerned) == len(found), "a MERGE refuses a source with a row twice"
     for change in found:
-        topic, session, row_id = change["topic"], change["session_id"], change["row_id"]
-        table = rows.setdefault((topic, session), {})
+        *session, row_id = (change[name] for name in ROW_KEY)
+        table = rows.setdefault(tuple(session), {})
         if row_id is None:
-            for known in [known for known in table if (topic, session, known) not in concerned]:
+            for known in [known for known in table if (*session, known) not in concerned]:
                 del table[known]
         elif change["_delete"]:
             table.pop(row_id, None)
@@ -393,9 +407,9 @@ def _lines(rows: Iterable[Row]) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in rows)
 
 
-def _row_lines(tables: dict[tuple[str, str], dict[str, Row]]) -> list[str]:
+def _row_lines(tables: dict[SessionKey, dict[str, Row]]) -> list[str]:
     return _lines(
-        {"topic": topic, "session_id": session, "row_id": row_id, **row}
-        for (topic, session), table in tables.items()
+        {**dict(zip(SESSION, session, strict=True)), "row_id": row_id, **row}
+        for session, table in tables.items()
         for row_id, row in table.items()
     )

@@ -22,6 +22,7 @@ from sessionlake.lake.names import LEDGER, MESSAGES, ROWS, SILVER
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.runtime.frames import as_frame
 from support.folding import capped, closed, cut_of, read_at, truth_of
@@ -130,8 +131,8 @@ def _expected(truth: Tables) -> dict[str, list[Row]]:
     return {
         "silver.session_changes": truth.session_changes,
         "silver.session_rows": [
-            {"topic": topic, "session_id": session, "row_id": row_id, **row}
-            for (topic, session), table in truth.session_rows.items()
+            {**dict(zip(SESSION, session, strict=True)), "row_id": row_id, **row}
+            for session, table in truth.session_rows.items()
             for row_id, row in table.items()
         ],
         "silver.session_cuts": [cut_of(row) for row in truth.session_cuts],

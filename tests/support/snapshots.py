@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from sessionlake.config import CaptureSettings
 from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.lake.names import CUTS, SNAPSHOT_INDEX
-from sessionlake.protocol.arrow import are_of, session_keys
+from sessionlake.protocol.arrow import SESSION, are_of, session_keys
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.tables.snapshots import (
@@ -25,7 +25,6 @@ from sessionlake.silver.tables.weights import of_kept, since_kept
 from support.folding import Folder
 from support.tables import Tables
 
-SESSION = ["topic", "session_id"]
 INDEX_SCHEMA = pa.schema([*CUTS_SCHEMA, ("rows", pa.int64()), ("_batch", pa.int64())])
 
 
@@ -58,7 +57,7 @@ class Cutter:
         last = last.filter(are_of(last, due))
         changes = self._until(end, self._folder.table(SilverOutput.CHANGES, changes_schema(self._columns)))
         progress = self._until(end, self._folder.table(SilverOutput.PROGRESS, PROGRESS_SCHEMA))
-        anew = progress.filter(progress["beneath"]).group_by(SESSION).aggregate([])
+        anew = progress.filter(progress["beneath"]).group_by(list(SESSION)).aggregate([])
         base = last["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(last)))
         since = pc.greater(changes["_position"], pc.fill_null(base, NO_OFFSET))
         changes = changes.filter(pc.or_(since, are_of(changes, anew))).select(change_columns(self._columns))

@@ -20,6 +20,7 @@ TEXTS = ("topic", "session_id", "decision", "who", "why")
 EMPTY = pa.table(
     {
         **{name: pa.array([], pa.string()) for name in TEXTS},
+        "partition": pa.array([], pa.int32()),
         "offset": pa.array([], pa.int64()),
         "decided_at": pa.array([], pa.timestamp("us", tz="UTC")),
     }
@@ -42,7 +43,7 @@ def make_home(settings: Settings) -> None:
 def entry(layer: str, last: int, decided: Sequence[int] = (), batch: int = 0) -> dict[str, object]:
     """A row of the ledger: the layer has taken in the offsets up to `last`, by decisions about some."""
     span = {"topic": "t", "partition": 0, "first": 0, "last": last, "messages": last + 1}
-    taken = [{"topic": "t", "session_id": "s", "offset": offset, "decision": "isolate"} for offset in decided]
+    taken = [{"topic": "t", "partition": 0, "session_id": "s", "offset": n, "decision": "isolate"} for n in decided]
     return {
         "layer": layer,
         "app_id": "q",

@@ -98,16 +98,28 @@ class StreamMaker:
         self._lanes: dict[tuple[str, int], list[int]] = {}  # next offset, Kafka time
         self._topics = rnd.sample(topics, rnd.randint(1, min(3, len(topics))))
         self._twinned: set[str] = set()
-        self._sensors = [self._sensor(rnd.choice(self._topics), number) for number in range(rnd.randint(1, 8))]
+        self._sensors: list[_Sensor] = []
+        for number in range(rnd.randint(1, 8)):
+            self._sensors.append(self._sensor(rnd.choice(self._topics), number))
 
     def _sensor(self, topic: str, number: int) -> _Sensor:
         rnd = self._rnd
         spellings = [f"sé😀{number}", f" {number}", f"{number}".rjust(256, "x") if number == 3 else f"-{number}"]
-        # The same key in two topics is two sessions; in one topic it would be one, in one partition.
+        # The same key in two topics is two sessions, and in two partitions; in one partition it would be one.
         twin = "twin" if topic not in self._twinned else spellings[0]
         self._twinned.add(topic)
         start = rnd.choice([0, 0, 0, 1, 17, INT64_MAX - 4]) if self._noise.fault else 0
-        return _Sensor(topic, number % rnd.randint(1, 3), rnd.choice([twin, *spellings]), start)
+        partition, key = number % rnd.randint(1, 3), rnd.choice([twin, *spellings])
+        split = self._keys(topic, elsewhere=partition) - self._keys(topic, partition)
+        apart = random.Random(repr(rnd.getstate()))  # takes nothing from the chances of what follows
+        if split and apart.random() < 0.4:
+            key = apart.choice(sorted(split))
+        return _Sensor(topic, partition, key, start)
+
+    def _keys(self, topic: str, partition: int | None = None, elsewhere: int | None = None) -> set[str]:
+        """The keys of a topic's sensors, of one partition or of all but one."""
+        own = (one for one in self._sensors if one.topic == topic and partition in (None, one.partition))
+        return {one.key for one in own if one.partition != elsewhere}
 
     def make(self, count: int) -> list[KafkaMessage]:
         """The stream's first messages."""

@@ -16,6 +16,7 @@ from sessionlake.gold.views import create_views
 from sessionlake.lab.truth import Tables
 from sessionlake.lake.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.arrow import SESSION
 from support.folding import truth_of
 from support.lakes import rows_of
 from support.streams import Fact, messages_of
@@ -38,7 +39,7 @@ def assert_views_are_the_truth(
         waiting: all others.
     """
     truth = truth_of(judged, settings.capture)
-    found = {(row["topic"], row["session_id"]): row for row in _asked(spark, settings, SESSION_SUMMARY)}
+    found = {tuple(row[name] for name in SESSION): row for row in _asked(spark, settings, SESSION_SUMMARY)}
     summaries = {key: _summary(truth, session) for key, session in truth.sessions.items()}
     assert {key: {name: row[name] for name in summaries[key]} for key, row in found.items()} == summaries
     assert sum(row["lost"] and row["quarantined"] for row in summaries.values())  # the streams have what is counted
@@ -69,10 +70,11 @@ def _named(names: list[str], rows: Rows) -> list[Row]:
 
 
 def _summary(truth: Tables, session: Row) -> Row:
-    key = session["topic"], session["session_id"]
+    key = tuple(session[name] for name in SESSION)
 
     def own(rows: list[Row]) -> list[Row]:
-        return [r for r in rows if (r["topic"], r["session_id"]) == key and r["offset"] >= session["first_offset"]]
+        mine = (row for row in rows if tuple(row[name] for name in SESSION) == key and row["offset"] is not None)
+        return [row for row in mine if row["offset"] >= session["first_offset"]]
 
     gaps = [event for event in own(truth.integrity_events) if event["event"] == "gap"]
     if session["topic"].startswith("capture.once"):  # the class has one for when it shows, and one for when it is due
@@ -91,7 +93,7 @@ def _quality(truth: Tables, judged: Sequence[Fact], waiting: Sequence[Fact]) -> 
     arrived = Counter(_hour(message.topic, message.timestamp) for message in (*judged, *waiting))
     left = Counter(_hour(message.topic, message.timestamp) for message in waiting)
     events: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)
-    for row in truth.integrity_events:
+    for row in (row for row in truth.integrity_events if row["kafka_timestamp"] is not None):
         events[_hour(row["topic"], row["kafka_timestamp"])][row["event"]] += 1
     reasons: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)
     for row in truth.quarantine:

@@ -20,6 +20,7 @@ from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.reading import Condition
 from sessionlake.lake.retained import _SCHEMA
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.protocol.types import Row
@@ -71,7 +72,7 @@ def lake(
     columns = list(zip(*messages, strict=True))
     times = pa.array([ms * 1000 for ms in columns[3]]).cast(pa.timestamp("us", tz="UTC"))
     told = pa.table({"value": [encode([fact for fact in facts if isinstance(fact, Silence)])]})
-    raw = pa.table([*columns[:3], times, columns[5]], names=[*_COLUMNS, "value"])
+    raw = pa.table([*columns[:3], times, columns[5], times], names=[*_COLUMNS, "value", "ingested_at"])
     raw = pa.concat_tables([raw, told.cast(pa.schema([raw.schema.field("value")]))], promote_options="default")
     return Tables(
         {
@@ -106,15 +107,15 @@ def lanes(facts: Sequence[Fact]) -> dict[Lane, list[Fact]]:
 
 
 def truth(facts: Sequence[Fact], settings: Settings) -> dict[str, dict[str, Row]]:
-    return {session: rows for (_, session), rows in truth_of(facts, settings.capture).session_rows.items()}
+    return {session: rows for (_, _, session), rows in truth_of(facts, settings.capture).session_rows.items()}
 
 
 def at(
-    tables: Tables, settings: Settings, topic: str, session: str, moment: AsOf, *, untold: bool = False
+    tables: Tables, settings: Settings, place: Lane, session: str, moment: AsOf, *, untold: bool = False
 ) -> dict[str, Row] | None:
     """The table by row id; None before it begins; `UNTOLD` if it may be so, and bronze has no more what tells it."""
     try:
-        found = table_as_of(tables, settings, find_session(tables, settings, session, topic), moment)
+        found = table_as_of(tables, settings, find_session(tables, settings, session, *place), moment)
     except LakeError as error:
         if untold and "cannot be told" in str(error):
             return UNTOLD
@@ -139,7 +140,7 @@ def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, 
                 continue
             expected, offset = truth(lane[:count], settings), message.offset
             for session in sessions:
-                found = at(tables, settings, topic, session, AsOf(offset=offset))
+                found = at(tables, settings, (topic, partition), session, AsOf(offset=offset))
                 assert_equal(found, expected.get(session), (topic, partition, session, offset))
 
 
@@ -158,7 +159,7 @@ def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity:
             known.append(KafkaMessage(topic, partition, (known or lane)[-1].offset + 1, ts, b"", b""))
             expected = truth(known, settings)
             for session in truth(lane, settings):
-                found = at(tables, settings, topic, session, AsOf(ts=ts))
+                found = at(tables, settings, (topic, partition), session, AsOf(ts=ts))
                 assert_equal(found, expected.get(session), (topic, partition, session, ts))
 
 
@@ -185,12 +186,13 @@ def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_i
         messages = messages_of(lane)
         tables = without_first(whole, lane, messages[-1].offset)
         changes = plain(tables.tables["silver.session_changes"])
-        by_time = {(row["topic"], row["session_id"]) for row in changes if row["_applied_by"] is None}
+        by_time = {tuple(row[name] for name in SESSION) for row in changes if row["_applied_by"] is None}
         for message in messages[:-1]:
             expected = truth(lane[: lane.index(message) + 1], settings)
             for session in truth(lane, settings):
                 moment = AsOf(offset=message.offset)
-                found = at(tables, settings, topic, session, moment, untold=(topic, session) in by_time)
+                own = topic, partition, session
+                found = at(tables, settings, (topic, partition), session, moment, untold=own in by_time)
                 if found != UNTOLD:
                     assert_equal(found, expected.get(session), (topic, partition, session, moment))
 
@@ -206,15 +208,15 @@ def test_as_of_a_time_in_a_silence_it_is_told_if_silver_has_noted_that(tmp_path:
     expected = truth([fact for fact in facts if (fact.topic, fact.partition) == place], settings)
     session = next(iter(expected))
     with pytest.raises(LakeError, match="stream time has not come to"):
-        at(tables, settings, place[0], session, AsOf(ts=until))
+        at(tables, settings, place, session, AsOf(ts=until))
     notes = Path(stored_times(settings, "silver").folder)
     notes.mkdir(parents=True)
     noted = StreamTimes().noted([LaneTime(*place, until, end)])
     (notes / "recent.arrow").write_bytes(write_ipc(noted.recent))
     for session, rows in expected.items():
-        assert_equal(at(tables, settings, place[0], session, AsOf(ts=until)), rows, session)
+        assert_equal(at(tables, settings, place, session, AsOf(ts=until)), rows, session)
         with pytest.raises(LakeError, match="stream time has not come to"):
-            at(tables, settings, place[0], session, AsOf(ts=until + 1))
+            at(tables, settings, place, session, AsOf(ts=until + 1))
 
 
 def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
@@ -237,9 +239,9 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
 def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int, integrity: Integrity) -> None:
     tables, settings, _ = scene(seed, integrity)
     changes = plain(tables.tables["silver.session_changes"])
-    for topic, name in sorted({(row["topic"], row["session_id"]) for row in changes}):
-        session = find_session(tables, settings, name, topic)
-        own = [row for row in changes if (row["topic"], row["session_id"]) == (topic, name)]
+    for *place, name in sorted({tuple(row[name] for name in SESSION) for row in changes}):
+        session = find_session(tables, settings, name, *place)
+        own = [row for row in changes if tuple(row[name] for name in SESSION) == (*place, name)]
         upto = {row["_seq"] for row in own if row["_life"] == session.life and row["_seq"] is not None}
         for seq in upto:
             below = [r for r in own if r["_life"] != session.life or (r["_seq"] is not None and r["_seq"] <= seq)]
@@ -249,7 +251,7 @@ def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int
                 last = max(row["_position"] for row in below)
                 inside = [row for row in own if row["_position"] <= last]
                 expected = folded(sorted(inside, key=lambda r: (r["_position"], r["ordinal"])))
-            assert_equal(at(tables, settings, topic, name, AsOf(seq=seq)), expected, (topic, name, seq))
+            assert_equal(at(tables, settings, tuple(place), name, AsOf(seq=seq)), expected, (*place, name, seq))
 
 
 @pytest.mark.parametrize("integrity", [Integrity.NONE, Integrity.ORDER, Integrity.STRICT])
@@ -270,11 +272,12 @@ def test_as_of_reads_one_table_no_more_changes_than_that_has_rows_and_one_interv
             yield batch
 
     monkeypatch.setattr(tables, "batches", noted)
-    for topic, name in {(row["topic"], row["session_id"]) for row in plain(tables.tables["silver.session_changes"])}:
-        own = [m for m in messages if (m.topic, m.key) == (topic, name.encode())]
+    changes = plain(tables.tables["silver.session_changes"])
+    for *place, name in {tuple(row[name] for name in SESSION) for row in changes}:
+        own = [m for m in messages if [m.topic, m.partition, m.key] == [*place, name.encode()]]
         for ts in {message.timestamp for message in rnd.sample(own, min(len(own), MOMENTS))}:
             read.clear()
-            if at(tables, Settings(capture=capture), topic, name, AsOf(ts=ts)) is None:
+            if at(tables, Settings(capture=capture), tuple(place), name, AsOf(ts=ts)) is None:
                 continue
             earlier = [
                 row for row in read.get("silver.session_changes", []) if row["_applied_at"] < ts // interval * interval
@@ -295,6 +298,21 @@ def folded(changes: list[Row]) -> dict[str, Row]:
             marks = {name: change[name] for name in ("_rescued", "_epoch", "_seq", "_ts", "_offset")}
             table[change["row_id"]] = values | marks
     return table
+
+
+def test_an_id_in_two_partitions_is_found_by_the_partition_alone() -> None:
+    rnd, capture = random.Random(0), CaptureSettings(columns=COLUMNS, integrity=Integrity.NONE)
+    text = b'{"type":"snapshot","seq":0,"ts":0,"rows":[{"id":"r","qty":%d}]}'
+    messages = [KafkaMessage("capture.a", number, 0, 0, b"s", text % number) for number in (1, 3)]
+    tables, settings = lake(rnd, messages, capture, 600_000, lags=False), Settings(capture=capture)
+    with pytest.raises(UsageError, match=r"'s' exists in several partitions of capture.a \(1, 3\).*--partition"):
+        find_session(tables, settings, "s")
+    with pytest.raises(UsageError, match="session 's', partition 2, is unknown"):
+        find_session(tables, settings, "s", partition=2)
+    for number in (1, 3):
+        found = at(tables, settings, ("capture.a", number), "s", AsOf(offset=0))
+        assert found is not None
+        assert found["r"]["qty"] == number
 
 
 @pytest.mark.parametrize("given", [{}, {"ts": 1, "seq": 1}, {"seq": 1, "offset": 1}])

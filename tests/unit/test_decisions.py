@@ -49,13 +49,13 @@ def known(settings: Settings) -> dict[DecisionKey, Decision]:
 def test_the_place_at_which_silver_stopped_can_be_decided(settings):
     stop(settings, 6)
     decide(settings)
-    assert known(settings) == {("t", "s", 6): Decision.SKIP}
+    assert known(settings) == {("t", 0, "s", 6): Decision.SKIP}
 
 
 def test_so_can_the_one_at_which_a_processor_that_is_ahead_of_silver_stopped(settings):
     stop(settings, 7, "processor-p")
     decide(settings, 7, Decision.ACCEPT_GAP)
-    assert known(settings) == {("t", "s", 7): Decision.ACCEPT_GAP}
+    assert known(settings) == {("t", 0, "s", 7): Decision.ACCEPT_GAP}
 
 
 @pytest.mark.parametrize("decision", list(Decision))
@@ -63,7 +63,7 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
     with pytest.raises(UsageError, match=r"nothing stopped at session 's', offset 6.*silver is not known to have stop"):
         decide(settings, 6, decision)
     stop(settings, 5)
-    with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, offset 5"):
+    with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, partition 0, offset 5"):
         decide(settings, 6, decision)
     note_going_on(settings)
     stop(settings, 7, "processor-p")
@@ -91,7 +91,7 @@ def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settin
     with pytest.raises(UsageError, match="offset 2 was taken in before it came to a violation"):
         decide(settings, 2)
     decide(settings, 2, Decision.ISOLATE)
-    assert known(settings) == {("t", "s", 2): Decision.ISOLATE}
+    assert known(settings) == {("t", 0, "s", 2): Decision.ISOLATE}
 
 
 def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_tables(settings):
@@ -115,7 +115,7 @@ def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
     stop(settings, 6)
     for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
         decide(settings, 6, decision)
-        assert known(settings) == {("t", "s", 6): decision}
+        assert known(settings) == {("t", 0, "s", 6): decision}
         with pytest.raises(UsageError, match=f"decided already: {decision}; --withdraw takes it back"):
             decide(settings, 6, Decision.ACCEPT_GAP)
         withdraw(settings)
@@ -141,7 +141,7 @@ def test_a_place_is_decided_anew_though_the_table_was_set_back(settings):
     DeltaTable(folder_of(Lake(settings), DECISIONS)).restore(0)
     assert known(settings) == {}
     decide(settings, decision=Decision.ISOLATE)
-    assert known(settings) == {("t", "s", 6): Decision.ISOLATE}
+    assert known(settings) == {("t", 0, "s", 6): Decision.ISOLATE}
 
 
 class SlowClock(datetime):
@@ -159,10 +159,13 @@ def test_of_several_the_one_to_withdraw_is_named(settings):
     for offset in (6, 7):
         stop(settings, offset)
         decide(settings)
-    with pytest.raises(UsageError, match=r"several decisions .topic t, offset 6; topic t, offset 7.: choose one"):
+    with pytest.raises(
+        UsageError,
+        match=r"several decisions .*, partition 0, offset 6; session 's', topic t, partition 0, offset 7.: choose one",
+    ):
         withdraw(settings)
     withdraw(settings, 6)
-    assert set(known(settings)) == {("t", "s", 7)}
+    assert set(known(settings)) == {("t", 0, "s", 7)}
 
 
 def test_a_decision_that_silver_has_followed_cannot_be_withdrawn(settings):
@@ -187,8 +190,8 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
     assert known(settings) == {}
     stop(settings, 8)
     decide(settings, 8, Decision.ISOLATE)
-    followed = {("t", "s", 0): Decision.ISOLATE, ("t", "s", 6): Decision.SKIP}
-    assert binding_decisions(reader) == followed | {("t", "s", 8): Decision.ISOLATE}
+    followed = {("t", 0, "s", 0): Decision.ISOLATE, ("t", 0, "s", 6): Decision.SKIP}
+    assert binding_decisions(reader) == followed | {("t", 0, "s", 8): Decision.ISOLATE}
 
 
 @pytest.mark.parametrize("layer", ["silver", "processor-p"])

@@ -26,6 +26,7 @@ from sessionlake.lake.names import DECISIONS, EVENTS, QUARANTINE
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.tables import Lake
 from sessionlake.processors.memory import Kept, ProcessorMemory
+from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.silver.fold.process import join, split
@@ -126,10 +127,14 @@ def test_parquet_is_searched_by_value_before_it_has_its_name_and_named_if_it_can
 
 def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were() -> None:
     kept = Kept(1, b"s", 3, 0, 17)
-    memory = ProcessorMemory({("t", 0): 5}, {"t\0a": kept, "t\0b": kept})
+    memory = ProcessorMemory(
+        {("t", 0): 5}, {session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
+    )
     left = left_of(join(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
     _, found = split(left)
-    assert ProcessorMemory.decode(found) == ProcessorMemory({("t", 0): 5}, {"t\0b": kept})
+    assert ProcessorMemory.decode(found) == ProcessorMemory(
+        {("t", 0): 5}, {session_key("t", number, "b"): kept for number in (0, 1)}
+    )
 
 
 def test_a_sessions_messages_lose_all_but_place_and_time() -> None:

@@ -70,7 +70,7 @@ class Lane:
 
 
 def statuses(silver: Silver) -> dict[str, str]:
-    return {session: row["status"] for (_, session), row in silver.sessions.items()}
+    return {session: row["status"] for (*_, session), row in silver.sessions.items()}
 
 
 def times(silver: Silver, name: str) -> list[int]:
@@ -88,7 +88,7 @@ def test_a_message_without_a_timestamp_takes_stream_time_and_keeps_what_kafka_sa
     found = Lane().send("a", START).send("b", START + 5_000).send("a", NO_TIME).judged()
     assert times(found, "kafka_timestamp") == [START, START + 5_000, NO_TIME]
     assert times(found, "_applied_at") == [START, START + 5_000, START + 5_000]
-    assert found.sessions["capture.a", "a"]["last_kafka_timestamp"] == START + 5_000
+    assert found.sessions["capture.a", 0, "a"]["last_kafka_timestamp"] == START + 5_000
 
 
 def test_messages_without_a_timestamp_do_not_move_stream_time_and_keep_their_session_alive() -> None:
@@ -106,12 +106,12 @@ def test_where_no_message_has_a_timestamp_all_are_used_and_nothing_expires() -> 
 def test_the_first_known_time_is_that_of_what_came_before_it() -> None:
     lane = Lane().send("a", NO_TIME).send("b", START)
     assert statuses(lane.judged()) == {"a": "open", "b": "open"}
-    assert lane.judged().sessions["capture.a", "a"]["last_kafka_timestamp"] == START
+    assert lane.judged().sessions["capture.a", 0, "a"]["last_kafka_timestamp"] == START
     found = lane.send("a", NO_TIME).send("b", START + HOUR).judged()  # nothing is an orphan
     assert (found.events, statuses(found)) == ([], {"a": "open", "b": "open"})
     assert times(found, "_applied_at") == [NO_TIME, START, START, START + HOUR]
     expired = lane.send("b", START + HOUR + 1).judged()
-    assert expired.sessions["capture.a", "a"]["ended_at"] == START + HOUR
+    assert expired.sessions["capture.a", 0, "a"]["ended_at"] == START + HOUR
 
 
 def test_a_silence_can_say_the_first_time() -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections import Counter
 from dataclasses import asdict
+from itertools import combinations
 from typing import Any
 
-import msgspec
 import pytest
 from _pytest.mark import ParameterSet
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation, TopicRule
-from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.lab.truth import KafkaMessage, Truth, Violation
-from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
@@ -108,6 +106,42 @@ def test_any_batches_and_shards_equal_the_truth(seed: int, integrity: str, polic
     assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
 
 
+@pytest.mark.parametrize("seed", seeds(STREAMS // 2, STREAMS, 9_000))
+def test_in_which_order_partitions_are_read_changes_nothing_though_they_share_session_ids(seed: int) -> None:
+    rnd, messages = stream(seed)
+    rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
+    other = merged_anew(rnd, messages)
+    found = fold(cut(rnd, other, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
+    assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
+
+
+def merged_anew(rnd: random.Random, messages: list[KafkaMessage]) -> list[KafkaMessage]:
+    """The same topic-partitions, one after the other or interleaved at random."""
+    lanes: dict[tuple[str, int], list[KafkaMessage]] = {}
+    for message in messages:
+        lanes.setdefault((message.topic, message.partition), []).append(message)
+    turns = [place for place, lane in lanes.items() for _ in lane]
+    rnd.shuffle(turns)
+    turns = sorted(turns) if rnd.random() < 0.3 else turns
+    left = {place: iter(lane) for place, lane in lanes.items()}
+    return [next(left[place]) for place in turns]
+
+
+def test_these_streams_split_ids_over_partitions_alive_at_once_and_one_after_the_other() -> None:
+    found = set()
+    for seed in range(STREAMS):
+        tables = truth_of(stream(seed)[1], capture("none", "record", seed))
+        split = [event for event in tables.integrity_events if event["event"] == "split_session"]
+        spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for event in split:
+            key = tuple(event[name] for name in SESSION)
+            own = tables.sessions[key]
+            spans.setdefault((event["topic"], event["session_id"]), []).append((own["first_ts"], own["last_ts"]))
+        for (first, until), (then, last) in (pair for many in spans.values() for pair in combinations(many, 2)):
+            found.add("one after the other" if until < then or last < first else "at once")
+    assert found == {"at once", "one after the other"}
+
+
 @pytest.mark.parametrize("seed", seeds(STREAMS // 8, STREAMS // 4, 7_000))
 def test_erased_messages_are_moments_of_stream_time_and_nothing_else(seed: int) -> None:
     rnd, messages = stream(seed)
@@ -131,48 +165,6 @@ def test_the_state_after_any_batches_is_that_after_one(seed: int, integrity: str
             done += batch
     rebuilt.batch(done)
     assert_same_states(found, rebuilt)
-
-
-@pytest.mark.parametrize("seed", seeds(STREAMS // 8, STREAMS // 4, 6_000))
-def test_states_that_kept_every_topic_partition_are_gone_on_from_and_drop_those_of_no_session(seed: int) -> None:
-    rnd, messages = stream(seed)
-    rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
-    found, rebuilt = (Folder(rules, 2, rnd, interval=every) for _ in range(2))
-    before, after = messages[: len(messages) // 2], messages[len(messages) // 2 :]
-    found.batch(before)
-    times = {(m.topic, m.partition): max(o.timestamp for o in before if o[:2] == m[:2]) for m in before}
-    for shard, state in found.states().items():  # as the version before stored them
-        for place, offset in found.ends.items():
-            state.clock.add(LaneTime(*place, times[place], offset))
-        content = msgspec.msgpack.decode(state.encode(rules.declared)) | {"format": "sessionlake.silver/2"}
-        found.stored[shard] = msgspec.msgpack.encode(content)
-    rebuilt.batch(before)
-    assert_same_states(found, rebuilt)
-    found.batch(after)
-    assert_same(of_silver(found.silver), of_truth(truth_of(messages, rules, every)))
-    for state in found.states().values() if after else ():
-        assert sorted(set(state.cursors["lane"].tolist())) == list(range(len(state.clock.lanes)))
-
-
-@pytest.mark.parametrize("seed", seeds(STREAMS // 8, STREAMS // 4, 7_000))
-def test_states_that_counted_no_changes_are_gone_on_from_and_count_from_the_next_cut_on(seed: int) -> None:
-    rnd, messages = stream(seed)
-    rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
-    found = Folder(rules, 2, rnd, interval=every)
-    before, after = messages[: len(messages) // 2], messages[len(messages) // 2 :]
-    found.batch(before)
-    for shard, stored in found.stored.items():  # as the version before stored them
-        content = msgspec.msgpack.decode(stored)
-        cursors = write_ipc(read_ipc(content["cursors"]).drop_columns(["changes"]))
-        found.stored[shard] = msgspec.msgpack.encode(content | {"format": "sessionlake.silver/3", "cursors": cursors})
-    found.batch(after)
-    truth = truth_of(messages, rules, every)
-    names = ("topic", "session_id", "position", "snapshot_at", "reason", "changes")
-    counted, expected = ({tuple(row[n] for n in names) for row in r} for r in (found.silver.cuts, truth.session_cuts))
-    assert max(Counter(row[:2] for row in counted - expected).values(), default=0) <= 1
-    for row in [*found.silver.cuts, *truth.session_cuts]:
-        del row["changes"]
-    assert_same(of_silver(found.silver), of_truth(truth))
 
 
 def test_a_batch_that_concerns_no_session_of_a_shard_leaves_its_state_as_it_is() -> None:
@@ -212,6 +204,7 @@ def test_these_streams_have_every_fault_of_the_protocol() -> None:
     assert events == {
         ("duplicate", "dropped"),
         ("healed", "applied"),
+        ("split_session", "recorded"),
         ("gap", "applied"),
         ("late", "quarantined"),
         *((event, action) for event in violations for action in ("isolated", "recorded")),
@@ -228,9 +221,9 @@ def test_these_streams_have_all_that_can_come_below_an_end() -> None:
         messages = stream(seed)[1]
         truth = truth_of(messages, capture(integrity, policy, seed), interval(seed))
         values = {(message.topic, message.partition, message.offset): message.value for message in messages}
-        ends: dict[tuple[str, str, int], int] = {}
+        ends: dict[tuple[str, int, str, int], int] = {}
         for row in truth.session_cuts:
-            life = row["topic"], row["session_id"], row["life"]
+            life = *(row[name] for name in SESSION), row["life"]
             if row["reason"] == "end":
                 ends[life] = row["position"]
                 said = json.loads(values[row["topic"], row["partition"], row["offset"]] or b"")
@@ -238,7 +231,7 @@ def test_these_streams_have_all_that_can_come_below_an_end() -> None:
             elif life in ends:
                 found.add(f"cut again at {row['reason']}")
         for row in truth.session_changes:  # what follows the end of a session's last life
-            key = row["topic"], row["session_id"]
+            key = tuple(row[name] for name in SESSION)
             if row["_position"] > ends.get((*key, truth.sessions[key]["first_offset"]), row["_position"]):
                 found.add(f"below an end: {row['change']}")
     assert found == {
@@ -309,7 +302,7 @@ def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginni
                 break
             except ViolationError as stopped:
                 at = stopped.violation
-                place = at.topic, at.session_id, at.offset
+                place = at.topic, at.partition, at.session_id, at.offset
                 assert place not in decisions, "a place is passed once it is decided"
                 # What was taken in by an earlier batch cannot be skipped any more.
                 skippable = (at.topic, at.partition, at.offset) in here and not (

@@ -16,11 +16,11 @@ from support.folding import apply_net
 COLUMNS = parse_columns({"a": "int", "b": "string"})
 SCHEMA = changes_schema(COLUMNS)
 Change = dict[str, Any]
-Tables = dict[tuple[str, str], dict[str, dict[str, Any]]]
+Tables = dict[tuple[str, int, str], dict[str, dict[str, Any]]]
 
 
 def change(kind: str, row: str | None, position: int, ordinal: int = 0, session: str = "s", **values: Any) -> Change:
-    given = {"topic": "t", "session_id": session, "row_id": row, "change": kind, "_position": position}
+    given = {"topic": "t", "partition": 0, "session_id": session, "row_id": row, "change": kind, "_position": position}
     marks = {"_epoch": 0, "_seq": position, "_ts": position, "_offset": position, "ordinal": ordinal}
     return {name: None for name in SCHEMA.names} | given | marks | values | {"_set": sorted(values)}  # noqa: C420
 
@@ -35,7 +35,7 @@ def merged(*stretches: list[Change]) -> Tables:
 def in_turn(changes: list[Change]) -> Tables:
     tables: Tables = {}
     for item in sorted(changes, key=lambda c: (c["_position"], c["ordinal"])):
-        table = tables.setdefault((item["topic"], item["session_id"]), {})
+        table = tables.setdefault((item["topic"], item["partition"], item["session_id"]), {})
         if item["change"] == "clear":
             table.clear()
         elif item["change"] == "delete":
@@ -90,29 +90,29 @@ def test_a_stretch_merged_again_with_more_behind_it_changes_nothing(seed: int) -
 
 def test_a_column_that_no_change_set_is_left_alone() -> None:
     before = [change("upsert", "x", 0, a=1, b="old")]
-    assert merged(before, [change("upsert", "x", 1, a=2)])["t", "s"]["x"]["b"] == "old"
+    assert merged(before, [change("upsert", "x", 1, a=2)])["t", 0, "s"]["x"]["b"] == "old"
 
 
 def test_an_explicit_null_is_written() -> None:
     before = [change("upsert", "x", 0, a=1, b="old")]
-    assert merged(before, [change("upsert", "x", 1, b=None)])["t", "s"]["x"]["b"] is None
+    assert merged(before, [change("upsert", "x", 1, b=None)])["t", 0, "s"]["x"]["b"] is None
 
 
 def test_a_row_deleted_and_inserted_again_has_nothing_of_its_former_life() -> None:
     before = [change("upsert", "x", 0, a=1, b="old")]
     again = [change("delete", "x", 1), change("upsert", "x", 2, a=2)]
-    assert merged(before, again)["t", "s"]["x"] | {"a": 2, "b": None} == merged(before, again)["t", "s"]["x"]
+    assert merged(before, again)["t", 0, "s"]["x"] | {"a": 2, "b": None} == merged(before, again)["t", 0, "s"]["x"]
 
 
 def test_rows_that_a_clear_leaves_out_are_gone_and_those_after_it_stay() -> None:
     before = [change("upsert", "x", 0, a=1), change("upsert", "y", 0, 1, a=1)]
     cleared = [change("clear", None, 1), change("upsert", "y", 1, 1, a=2, b=None)]
-    assert list(merged(before, cleared)["t", "s"]) == ["y"]
+    assert list(merged(before, cleared)["t", 0, "s"]) == ["y"]
 
 
 def test_a_clear_alone_empties_its_session_and_no_other() -> None:
     before = [change("upsert", "x", 0, a=1), change("upsert", "x", 0, session="other", a=1)]
-    assert list(merged(before, [change("clear", None, 1)])) == [("t", "other")]
+    assert list(merged(before, [change("clear", None, 1)])) == [("t", 0, "other")]
 
 
 def test_nothing_comes_to_nothing() -> None:

@@ -98,7 +98,9 @@ class Ledger:
         total = sum(come.values())
         dropped, lost = self.rnd.randint(0, total), self.rnd.choice([0, 0, 0, 1]) if total else 0
         counts = {"messages": total, "applied": total - dropped, "duplicates": dropped - lost * (dropped > 0)}
-        decided = [{"topic": "a", "session_id": "s", "offset": len(self.rows), "decision": "skip-message"}]
+        decided = [
+            {"topic": "a", "partition": 0, "session_id": "s", "offset": len(self.rows), "decision": "skip-message"}
+        ]
         taken = decided if layer == "silver" and self.rnd.random() < 0.3 else []
         tables = [CHANGES, *self.rnd.sample([EVENTS, QUARANTINE], self.rnd.randint(0, 2))] if layer == "silver" else []
         self.add(layer, offsets=ranges, decisions=taken, outputs=self.written(tables), **counts)

@@ -14,6 +14,7 @@ from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorErro
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import FORMAT, Kept, ProcessorMemory, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
+from sessionlake.protocol.arrow import session_key
 
 HOUR = 3_600_000
 """The session timeout."""
@@ -186,7 +187,7 @@ def test_a_session_that_has_ended_does_not_expire_and_its_state_goes(feed):
     feed.says("s", 0).says("s", 10, kind="end").says("other", 3 * HOUR)
     found = feed.run()
     assert [row["what"] for row in found.rows if row["session_id"] == "s"] == ["snapshot", "end"]
-    assert list(found.states) == [(TOPIC, "other")]
+    assert list(found.states) == [(TOPIC, 0, "other")]
 
 
 def test_no_timer_can_be_set_when_the_session_is_over(feed):
@@ -403,9 +404,12 @@ def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(sta
         StateCodec("p", Migrating()).read(msgspec.msgpack.encode(state), version, "s")
 
 
+KEY = session_key("t", 0, "s")
+
+
 def test_a_memory_of_another_format_is_refused_by_name():
-    stored = ProcessorMemory(sessions={"t\0s": Kept(1, b"", 0, 0, 0)}).encode("p", 4)
-    assert ProcessorMemory.decode(stored).sessions["t\0s"].life == 0
+    stored = ProcessorMemory(sessions={KEY: Kept(1, b"", 0, 0, 0)}).encode("p", 4)
+    assert ProcessorMemory.decode(stored).sessions[KEY].life == 0
     with pytest.raises(LakeError, match=r"processor p: its state is of format 'sessionlake.processor/9'"):
         ProcessorMemory.decode(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
     with pytest.raises(LakeError, match="cannot be read"):

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
-from sessionlake.protocol.arrow import are_of
+from sessionlake.protocol.arrow import SESSION, are_of
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import refolded
-from sessionlake.silver.tables.snapshots import change_columns
+from sessionlake.silver.tables.snapshots import ROW_KEY, change_columns
 from support.folding import Folder
 from support.seeds import seeds
-from support.snapshots import SESSION, Cutter, Tables
+from support.snapshots import Cutter, Tables
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
 
 told_from: list[str] = []
@@ -81,12 +81,12 @@ def test_these_streams_were_told_from_both() -> None:
 def _rows(net: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a MERGE makes of net changes that begin with a clear: the rows that are there then."""
     kept = [row for row in net if row["row_id"] is not None and not row["_delete"]]
-    return sorted(kept, key=lambda row: (row["topic"], row["session_id"], row["row_id"]))
+    return sorted(kept, key=lambda row: tuple(row[name] for name in ROW_KEY))
 
 
 def _cleared(net: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    return {(row["topic"], row["session_id"]) for row in net if row["row_id"] is None}
+    return {tuple(row[name] for name in SESSION) for row in net if row["row_id"] is None}
 
 
 def _changed(changes: pa.Table) -> set[tuple[str, str]]:
-    return {(row["topic"], row["session_id"]) for row in changes.select(SESSION).to_pylist()}
+    return {tuple(row[name] for name in SESSION) for row in changes.select(SESSION).to_pylist()}

@@ -47,9 +47,9 @@ def test_a_session_of_which_nothing_more_comes_expires_and_is_forgotten() -> Non
     said = KafkaMessage(*place, 0, START, b"s", b'{"type":"snapshot","seq":0,"ts":0,"rows":[]}')
     folder = Folder(rules, 2, random.Random(1))
     folder.batch([said])
-    assert folder.silver.sessions["capture.a", "s"]["status"] == "open"
+    assert folder.silver.sessions["capture.a", 0, "s"]["status"] == "open"
     folder.batch([Silence(*place, 0, START + SESSION_TIMEOUT + 1, SESSION_TIMEOUT + 1)])
-    session = folder.silver.sessions["capture.a", "s"]
+    session = folder.silver.sessions["capture.a", 0, "s"]
     assert (session["status"], session["ended_at"]) == ("expired", START + SESSION_TIMEOUT)
     assert sum(len(state.cursors) for state in folder.states().values()) == 1
     folder.batch([Silence(*place, 0, START + 2 * SESSION_TIMEOUT + 1, 2 * SESSION_TIMEOUT + 1)])

@@ -9,12 +9,13 @@ import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, rows_schema, snapshots
 from sessionlake.silver.tables.weights import since_kept
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import seeds
-from support.snapshots import INDEX_SCHEMA, SESSION, Cutter
+from support.snapshots import INDEX_SCHEMA, Cutter
 from support.streams import COLUMNS, LIGHT, WILD, StreamMaker, cut
 
 INTERVALS = [1, 3_000, 20_000, 600_000]

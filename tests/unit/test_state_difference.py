@@ -17,6 +17,7 @@ from sessionlake.integrity.cursor import FIELDS, Hole, SeqMemory, decode_memory,
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, first_difference
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.chunk import change_fields, chunk_schema
 from support.folding import Folder
 from support.streams import SESSION_TIMEOUT, START
@@ -74,7 +75,7 @@ def other(value: Any) -> Any:
 
 
 def place(state: ShardState, session: str) -> int:
-    return [key.split("\0")[1] for key in state.keys.to_pylist()].index(session)
+    return [parts_of_key(key)[2] for key in state.keys.to_pylist()].index(session)
 
 
 def difference_after(change: Callable[[ShardState], None]) -> StateDifference:
@@ -178,9 +179,9 @@ def test_any_field_of_any_held_message(name: str, number: int) -> None:
         row[name] = other(row[name])
 
     found = difference_after(held_changed(change))
-    assert found.field.startswith("held message at partition")
+    assert found.field.startswith("held message at offset")
     if name not in {"topic", "partition", "offset"}:
-        assert found.field == f"held message at partition 1, offset {number}, {name}"
+        assert found.field == f"held message at offset {number}, {name}"
     if name not in {"topic", "session_id"}:
         assert (found.topic, found.session_id) == ("capture.window", "holds")
 
@@ -191,7 +192,7 @@ def test_any_field_of_a_change_that_is_held_back(name: str) -> None:
         (row,) = (row for row in rows if row["offset"] == 1)
         row["changes"][0][name] = other(row["changes"][0][name])
 
-    field = "held message at partition 1, offset 1, changes"
+    field = "held message at offset 1, changes"
     assert named(difference_after(held_changed(change))) == ("capture.window", "holds", field)
 
 
@@ -205,7 +206,7 @@ def test_a_held_message_that_is_lost(number: int, looked_at: int, monkeypatch: p
 
     found = difference_after(held_changed(change))
     assert str(found) == (
-        f"topic capture.window, session 'holds', held message at partition 1, offset {number}: "
+        f"topic capture.window, partition 1, session 'holds', held message at offset {number}: "
         "found nothing, rebuilt there"
     )
 
@@ -225,7 +226,7 @@ def test_all_held_messages_lost() -> None:
         state.held = None
 
     found = difference_after(change)
-    assert named(found) == ("capture.window", "holds", "held message at partition 1, offset 0")
+    assert named(found) == ("capture.window", "holds", "held message at offset 0")
 
 
 def test_a_session_that_is_forgotten() -> None:
@@ -233,14 +234,14 @@ def test_a_session_that_is_forgotten() -> None:
         state.keep(state.cursors["first_offset"] != 1)
 
     found = difference_after(change)
-    assert str(found) == "topic capture.once, session 'gaps', session: found nothing, rebuilt there"
+    assert str(found) == "topic capture.once, partition 1, session 'gaps', session: found nothing, rebuilt there"
 
 
 def test_the_words_name_the_values() -> None:
     def change(state: ShardState) -> None:
         state.cursors["gaps"][place(state, "gaps")] = 7
 
-    assert str(difference_after(change)) == "topic capture.once, session 'gaps', gaps: found 7, rebuilt 2"
+    assert str(difference_after(change)) == "topic capture.once, partition 1, session 'gaps', gaps: found 7, rebuilt 2"
 
 
 def test_all_of_a_state_is_compared() -> None:

@@ -18,6 +18,7 @@ from sessionlake.integrity.clock import Clock, LaneTime
 from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
+from sessionlake.protocol.arrow import session_key
 
 NOON = 1_767_355_200_000  # 2026-01-02
 CURSOR_OF_S = Cursor(
@@ -37,17 +38,19 @@ def stored() -> bytes:
     cursor = replace(CURSOR_OF_S, taken=SeqSet([0, 4, 6, 7]))
     cursors = np.array([cursor.as_tuple()], CURSOR)
     memories = np.array([encode_memory(cursor.memory()), None], object)[:-1]
-    return ShardState(pa.array(["t\0s"]), cursors, memories, Clock([LaneTime("t", 0, NOON + 60_000, 9)])).encode(())
+    return ShardState(
+        pa.array([session_key("t", 0, "s")]), cursors, memories, Clock([LaneTime("t", 0, NOON + 60_000, 9)])
+    ).encode(())
 
 
 def test_programs_get_times_as_ms(stored):
-    told = session_state(stored, "t", "s")
+    told = session_state(stored, "t", 0, "s")
     assert (told["first_ts"], told["stream_time"], told["highest_ts"]) == (NOON, NOON + 60_000, None)
     assert told["unfilled"] == [{"from": 5, "to": 5, "due": NOON + 2500}]
 
 
 def test_people_get_times_to_read(stored):
-    told = readable(session_state(stored, "t", "s"))
+    told = readable(session_state(stored, "t", 0, "s"))
     assert told["first_ts"] == "2026-01-02T12:00:00.000Z"
     assert told["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
     assert told["stream_time"] == "2026-01-02T12:01:00.000Z"
@@ -62,6 +65,7 @@ def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at)
     monkeypatch.setattr(command, "shard_of", lambda *_: 3)
     monkeypatch.setattr(command, "shard_states", lambda *_: iter([(3, stored)]))
     monkeypatch.setattr(command, "show", lambda names, rows, form: show(names, rows, form, out))
+    monkeypatch.setattr(command, "_place", lambda *_: ("t", 0))
     command.show_session_state(None, Settings(home=tmp_path), "s", "t", form)
     told = out.getvalue()
     rows = dict(line.split(maxsplit=1) for line in told.splitlines() if line.strip(" ─"))

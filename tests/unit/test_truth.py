@@ -35,9 +35,11 @@ def rules(integrity: str = "strict", on_violation: str = "isolate", **more: Any)
     return Rules(columns=COLUMNS, integrity=integrity, on_violation=on_violation, **(defaults | more))
 
 
-def message(body: Any, offset: int = 0, *, at: int = 0, key: str = "s", topic: str = TOPIC) -> KafkaMessage:
+def message(
+    body: Any, offset: int = 0, *, at: int = 0, key: str = "s", topic: str = TOPIC, partition: int = 0
+) -> KafkaMessage:
     value = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return KafkaMessage(topic, 0, offset, START + at, key.encode(), value)
+    return KafkaMessage(topic, partition, offset, START + at, key.encode(), value)
 
 
 def timeline(tokens: str) -> list[KafkaMessage]:
@@ -79,11 +81,11 @@ def events(tables: Tables) -> str:
 
 
 def session(tables: Tables) -> dict[str, Any]:
-    return tables.sessions[TOPIC, "s"]
+    return tables.sessions[TOPIC, 0, "s"]
 
 
 def rows(tables: Tables) -> dict[str, dict[str, Any]]:
-    return tables.session_rows[TOPIC, "s"]
+    return tables.session_rows[TOPIC, 0, "s"]
 
 
 # class, policy, timeline, fates, events, status, next_seq, gaps, duplicates
@@ -395,8 +397,21 @@ def test_same_session_id_in_two_topics_is_two_sessions():
     there = message(snapshot(0, [{"id": "x"}]), 0, topic="capture.b")
     tables = judge([*timeline("S0"), there], rules())
     assert {key: list(table) for key, table in tables.session_rows.items()} == {
-        (TOPIC, "s"): ["r0"], ("capture.b", "s"): ["x"],
+        (TOPIC, 0, "s"): ["r0"], ("capture.b", 0, "s"): ["x"],
     }  # fmt: skip
+
+
+def test_same_session_id_in_two_partitions_is_two_sessions_and_an_event_for_each():
+    there = message(snapshot(0, [{"id": "x"}]), 0, partition=1)
+    alone = message(snapshot(0, [{"id": "y"}]), 1, partition=1, key="alone")
+    tables = judge([*timeline("S0 U1"), there, alone], rules())
+    assert {key: list(table) for key, table in tables.session_rows.items()} == {
+        (TOPIC, 0, "s"): ["r0", "r1"], (TOPIC, 1, "s"): ["x"], (TOPIC, 1, "alone"): ["y"],
+    }  # fmt: skip
+    names = ("partition", "session_id", "offset", "event", "action", "kafka_timestamp")
+    assert [tuple(event[name] for name in names) for event in tables.integrity_events] == [
+        (number, "s", None, "split_session", "recorded", None) for number in (0, 1)
+    ]
 
 
 # -- classes `once`, `window`, `none`
@@ -491,7 +506,7 @@ def test_digest_tells_tables_apart_and_ignores_the_order_of_rows():
     assert table_digest(table) == table_digest(backwards)
     changed = table | {"r1": table["r1"] | {"qty": 2}}
     assert table_digest(table) != table_digest(changed)
-    assert rows_digest(judge(timeline("S0 U1"), rules())) == {(TOPIC, "s"): table_digest(table)}
+    assert rows_digest(judge(timeline("S0 U1"), rules())) == {(TOPIC, 0, "s"): table_digest(table)}
 
 
 def test_written_truth_is_read_back_equal(tmp_path):

@@ -229,13 +229,13 @@ def test_bad_column(column, value):
 )  # fmt: skip
 def test_column_value(column, value, expected):
     body = said(type="snapshot", rows=[{"id": "a", column: value}])
-    found = feed(body).session_rows["capture.a", "s"]["a"][column]
+    found = feed(body).session_rows["capture.a", 0, "s"]["a"][column]
     assert (type(found), found) == (type(expected), expected)
 
 
 def test_last_of_a_repeated_field_counts():
     body = b'{"type":"snapshot","seq":"x","seq":0,"ts":0,"rows":[{"id":"a","big":"x","big":1,"o":1,"o":2}]}'
-    row = feed(body).session_rows["capture.a", "s"]["a"]
+    row = feed(body).session_rows["capture.a", 0, "s"]["a"]
     assert (row["big"], row["_rescued"]) == (1, '{"o":2}')
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.lab.truth import KafkaMessage
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import long_beyond
@@ -101,10 +102,10 @@ class Captured:
         self.cuts = Counter(row["reason"] for row in plain(folder.table(SilverOutput.CUTS, CUTS_SCHEMA)))
         self.changes: dict[Session, list[Row]] = {}
         for row in plain(folder.table(SilverOutput.CHANGES, changes_schema(capture.declared))):
-            self.changes.setdefault((row["topic"], row["session_id"]), []).append(row)
+            self.changes.setdefault(tuple(row[name] for name in SESSION), []).append(row)
         self.kept: dict[Session, list[Row]] = {session: [] for session in self.changes}
         for row in sorted(plain(cutter.index), key=lambda row: (row["position"], row["snapshot_at"])):
-            self.kept.setdefault((row["topic"], row["session_id"]), []).append(row)
+            self.kept.setdefault(tuple(row[name] for name in SESSION), []).append(row)
 
 
 captured_of = cache(Captured)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
+from sessionlake.integrity.outcome import EventKind
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import (
@@ -32,7 +34,9 @@ from sessionlake.lake.topics import WAITED_FOR, TopicState, latest, read_topics
 from sessionlake.lake.txn import REBUILD
 from sessionlake.runtime.spark import on_platform
 from sessionlake.silver import handover
+from sessionlake.silver.tables.splits import ID
 from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.errors import readable
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
     has_committed,
@@ -48,7 +52,7 @@ from sessionlake.streaming.losses import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake.lake.reading import TableReader
+    from sessionlake.lake.reading import Condition, TableReader
 
 PROGRAM = "sessionlake"
 _CHECKPOINTED = ("bronze", "silver", "gold")
@@ -121,6 +125,10 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
         return Finding(Level.WARN, what, str(error))
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
+    except Exception as error:
+        if (told := readable(error)) is None:
+            raise
+        return Finding(Level.FAIL, what, str(told))
 
 
 def _java() -> str:
@@ -190,6 +198,7 @@ def _books(settings: Settings) -> list[Finding]:
         _finding("versions", lambda: _in_force(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(lake.reader(spark), settings)),
         _topics(spark, lake),
+        _session_ids(lake.reader(spark)),
     ]
 
 
@@ -301,6 +310,22 @@ def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
         return Finding(Level.OK, "topics", known or "none yet")
     gone = f"; messages were lost unread of {_some(lost)}" if lost else ""
     return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+
+
+def _session_ids(reader: TableReader) -> Finding:
+    """Warns of session ids that occur in several partitions of a topic."""
+    recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
+    split = {(row["topic"], row["session_id"]) for row in reader.rows(EVENTS, recorded, columns=[*ID, "event"])}
+    if not split:
+        return Finding(Level.OK, "session ids", "each in one partition of its topic")
+    topics = sorted({topic for topic, _ in split})
+    return Finding(
+        Level.WARN,
+        "session ids",
+        f"{len(split)} of {_some(topics)} occur in several partitions, where each is a session of its own, judged "
+        "alone: were partitions added, or do producers choose them differently? "
+        f"{EVENTS} names them, event {EventKind.SPLIT_SESSION}",
+    )
 
 
 def _some(names: list[str]) -> str:

@@ -11,10 +11,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.commands.options import OfTopic, ShortenGold
+from sessionlake.commands.options import OfPartition, OfTopic, ShortenGold
 from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
-from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
     from sessionlake.laptop.broker import BrokerStatus
@@ -66,6 +66,7 @@ GROUPS = {
 def session_show(
     session: Annotated[str, typer.Argument(help="The session's id.")],
     topic: OfTopic = None,
+    partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -73,7 +74,7 @@ def session_show(
     settings = settings_of(config)
     from sessionlake.commands.session import show_session
 
-    with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form))
+    with_reader(settings, lambda reader: show_session(reader, settings, session, topic, form, partition))
 
 
 @session_app.command("as-of")
@@ -87,6 +88,7 @@ def session_as_of(
         int | None, typer.Option("--offset", help="After the message at this Kafka offset.", min=0, max=INT64_MAX)
     ] = None,
     topic: OfTopic = None,
+    partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -95,13 +97,14 @@ def session_as_of(
     from sessionlake.commands.session import moment_of, show_session_as_of
 
     moment = moment_of(ts, seq, offset)
-    with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form))
+    with_reader(settings, lambda reader: show_session_as_of(reader, settings, session, topic, moment, form, partition))
 
 
 @state_app.command("show")
 def state_show(
     session: Annotated[str, typer.Option("--session", help="The session's id.")],
     topic: OfTopic = None,
+    partition: OfPartition = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -109,7 +112,7 @@ def state_show(
     settings = settings_of(config)
     from sessionlake.commands.state import show_session_state
 
-    with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form))
+    with_spark(settings, lambda spark: show_session_state(spark, settings, session, topic, form, partition))
 
 
 @state_app.command("stats")
@@ -213,7 +216,7 @@ def rules_check(file: File, config: Config = None) -> None:
     settings = settings_of(config)
     from sessionlake.commands import rules
 
-    typer.echo(f"{len(rules.check(settings, file))} rules are fine")
+    write_text(f"{len(rules.check(settings, file))} rules are fine")
 
 
 @rules_app.command("apply")
@@ -283,4 +286,4 @@ def _show_broker(found: BrokerStatus) -> None:
         "outside": "an outside broker is configured: nothing to start here",
     }
     pid = f" (process {found.pid})" if found.pid else ""
-    typer.echo(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")
+    write_text(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")

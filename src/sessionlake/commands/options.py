@@ -13,6 +13,9 @@ _COMMENT = re.compile(r"--(?!$|[a-z][\w-]*(=.*)?$)", re.DOTALL)
 """Two hyphens that begin neither an option, as in `--format=json`, nor the words that are none."""
 
 OfTopic = Annotated[str | None, typer.Option("--topic", help="Its topic, where the id alone is ambiguous.")]
+OfPartition = Annotated[
+    int | None, typer.Option("--partition", min=0, help="Its partition, where the topic has the id in several.")
+]
 
 # A decision about the place at which a session broke its class.
 Broken = Annotated[str, typer.Option("--session", help="The session's id.")]

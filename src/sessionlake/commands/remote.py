@@ -14,6 +14,7 @@ from sessionlake.commands.options import (
     AcceptGap,
     Broken,
     Isolate,
+    OfPartition,
     OfTopic,
     Place,
     SkipMessage,
@@ -21,7 +22,7 @@ from sessionlake.commands.options import (
     Why,
     Withdraw,
 )
-from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -146,6 +147,7 @@ def remote_resolve(
     skip_message: SkipMessage = None,
     withdraw: Withdraw = False,
     topic: OfTopic = None,
+    partition: OfPartition = None,
     offset: Place = None,
     why: Why = None,
     target: Target = None,
@@ -158,7 +160,8 @@ def remote_resolve(
 
     chosen(accept_gap=accept_gap, isolate=isolate, skip=skip_message, withdrawn=withdraw)
     flags = {"--accept-gap": accept_gap, "--isolate": isolate, "--withdraw": withdraw}
-    values = {"--session": session, "--topic": topic, "--offset": offset, "--skip-message": skip_message}
+    values = {"--session": session, "--topic": topic, "--partition": partition, "--offset": offset}
+    values |= {"--skip-message": skip_message}
     with workspace(profile) as client:
         job = job_called(deployed_jobs(client, target), OPERATE)
         # There the decision is the job's principal's; who asked for it is said with its reason.
@@ -216,7 +219,7 @@ def _write_outputs(client: WorkspaceClient, run: int) -> None:
         if task.cut:
             say("what it wrote before this is cut by Databricks:")
         if task.written:
-            typer.echo(task.written.rstrip("\n"))
+            write_text(task.written.rstrip("\n"))
         if task.error:
             say(task.error)
         if not (task.written or task.error):

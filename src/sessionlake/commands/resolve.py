@@ -45,6 +45,7 @@ def resolve(
     *,
     offset: int | None,
     topic: str | None,
+    partition: int | None = None,
     why: str | None,
 ) -> Decided:
     """Records the decision, or without one that the one before is withdrawn, as the present user's.
@@ -53,9 +54,12 @@ def resolve(
         ClaimedError: silver is running: it would pass the place without it, and a rebuild would not.
     """
     with storage_of(settings).claim(spark, SILVER, "resolves a violation of silver"):
+        who = _user(spark)
         if decision is None:
-            return withdraw(settings, spark, session, offset=offset, topic=topic, who=_user(spark), why=why)
-        return decide(settings, spark, session, decision, offset=offset, topic=topic, who=_user(spark), why=why)
+            return withdraw(settings, spark, session, offset=offset, topic=topic, partition=partition, who=who, why=why)
+        return decide(
+            settings, spark, session, decision, offset=offset, topic=topic, partition=partition, who=who, why=why
+        )
 
 
 def _user(spark: SparkSession | None) -> str:

@@ -13,6 +13,7 @@ from sessionlake.errors import UsageError
 from sessionlake.history.asof import find_session, table_as_of, to_ms
 from sessionlake.lake.names import ROWS
 from sessionlake.lake.reading import TableReader
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.silver.tables.as_of import AsOf
 
 if TYPE_CHECKING:
@@ -21,20 +22,33 @@ if TYPE_CHECKING:
 _MS = re.compile(r"-?\d{1,18}")
 
 
-def show_session(reader: TableReader, settings: Settings, session: str, topic: str | None, form: OutputFormat) -> None:
+def show_session(
+    reader: TableReader,
+    settings: Settings,
+    session: str,
+    topic: str | None,
+    form: OutputFormat,
+    partition: int | None = None,
+) -> None:
     """Writes the rows of a session's table as it is now, by row id.
 
     Raises:
         LakeError: silver has no tables yet.
-        UsageError: there is no such session, or several topics have one and `topic` is None.
+        UsageError: there is no such session, or several are meant, by topic or partition.
     """
-    found = find_session(reader, settings, session, topic)
-    own = [("topic", operator.eq, found.topic), ("session_id", operator.eq, found.session_id)]
-    _write(reader.table(ROWS, *own).drop_columns(["topic", "session_id"]).sort_by("row_id"), form)
+    found = find_session(reader, settings, session, topic, partition)
+    own = [(name, operator.eq, getattr(found, name)) for name in SESSION]
+    _write(reader.table(ROWS, *own).drop_columns(list(SESSION)).sort_by("row_id"), form)
 
 
 def show_session_as_of(
-    reader: TableReader, settings: Settings, session: str, topic: str | None, moment: AsOf, form: OutputFormat
+    reader: TableReader,
+    settings: Settings,
+    session: str,
+    topic: str | None,
+    moment: AsOf,
+    form: OutputFormat,
+    partition: int | None = None,
 ) -> None:
     """Writes the rows of a session's table as it was at a moment, by row id.
 
@@ -42,7 +56,8 @@ def show_session_as_of(
         LakeError: the moment is not known, with what is.
         UsageError: as `show_session`.
     """
-    _write(table_as_of(reader, settings, find_session(reader, settings, session, topic), moment), form)
+    found = find_session(reader, settings, session, topic, partition)
+    _write(table_as_of(reader, settings, found, moment), form)
 
 
 def moment_of(ts: str | None, seq: int | None, offset: int | None) -> AsOf:

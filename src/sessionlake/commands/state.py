@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
+from sessionlake.history.asof import choose_place
 from sessionlake.history.state import STATS, readable, session_state, stats_of
 from sessionlake.lake.names import PROGRESS
+from sessionlake.lake.reading import Condition
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.states import shard_of, shard_states
 
 if TYPE_CHECKING:
@@ -19,19 +22,24 @@ if TYPE_CHECKING:
 
 
 def show_session_state(
-    spark: SparkSession, settings: Settings, session: str, topic: str | None, form: OutputFormat
+    spark: SparkSession,
+    settings: Settings,
+    session: str,
+    topic: str | None,
+    form: OutputFormat,
+    partition: int | None = None,
 ) -> None:
     """Writes what is remembered of one session: a row a field, or one object, whose times are numbers of ms.
 
     Raises:
-        UsageError: nothing is remembered of it, or several topics have one and `topic` is None.
+        UsageError: nothing is remembered of it, or several are meant, by topic or partition.
     """
-    topic = topic or _topic(spark, settings, session)
+    topic, partition = _place(spark, settings, session, topic, partition)
     shard = shard_of(spark, settings, topic, session)
     stored = next((state for _, state in shard_states(spark, settings, shard)), None)
     if stored is None:
         raise UsageError(f"shard {shard}, where session {session!r} of topic {topic} belongs, has no state yet")
-    found = {"shard": shard, **session_state(stored, topic, session)}
+    found = {"shard": shard, **session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
         told = [(name, value) for name, value in readable(found).items() if value not in (None, [])]
         show(("field", "value"), told, form)
@@ -47,12 +55,13 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat
     show(STATS, rows, form)
 
 
-def _topic(spark: SparkSession, settings: Settings, session: str) -> str:
-    own = ("session_id", operator.eq, session)
-    rows = Lake(settings).reader(spark).rows(PROGRESS, own, columns=["topic"])
-    topics = sorted({row["topic"] for row in rows})
-    if not topics:
+def _place(
+    spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
+) -> TopicPartition:
+    own: list[Condition] = [("session_id", operator.eq, session)]
+    own += [] if topic is None else [("topic", operator.eq, topic)]
+    rows = Lake(settings).reader(spark).rows(PROGRESS, *own, columns=["topic", "partition"])
+    place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
+    if place is None:
         raise UsageError(f"session {session!r} is unknown")
-    if len(topics) > 1:
-        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
-    return str(topics[0])
+    return place

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TextIO
 
-from sessionlake.commands.show import OutputFormat, console_on, show, table_of
+from sessionlake.commands.show import OutputFormat, console_on, show, table_of, text_of
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import BatchCommit, Merge, Trace
 from sessionlake.lake.far_times import time_text
@@ -41,14 +41,13 @@ def _flat(whole: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _print(found: Trace, out: TextIO) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     console = console_on(out)
     place = f"topic {found.topic}, partition {found.partition}, offset {found.offset}: "
-    console.print(Text(place).append(found.judgement.fate, style="bold"))
+    console.print(text_of(place).append_text(text_of(found.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
     for name, said in _lines(found):
-        grid.add_row(Text(f"  {name}", style="dim"), Text(said))
+        grid.add_row(text_of(f"  {name}", "dim"), text_of(said))
     console.print(grid)
     if found.changes:
         console.print(table_of(*_change_rows(found.changes[:_SHOWN_CHANGES])))

@@ -54,9 +54,9 @@ def _states(
 
 
 def left_of(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
-    """A shard's state without the session, by topic and id. What a state holds of others stays as it was."""
+    """A shard's state without a topic's sessions of one id, in any partition; all others stay as they were."""
     judging, memory = split(stored)
     state = ShardState.decode(judging, columns)
-    left = None if memory is None else without(memory, "\0".join(session))
-    state.graft(ShardState(), lambda *found: found == session, ProcessorMemory.due_of(left))
+    left = None if memory is None else without(memory, *session)
+    state.graft(ShardState(), lambda topic, _, own: (topic, own) == session, ProcessorMemory.due_of(left))
     return join(state.encode(columns), left)

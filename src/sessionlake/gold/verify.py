@@ -12,7 +12,7 @@ from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, PL
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.alerts.verify import verify_rules
-from sessionlake.gold.changes import declared_in, events_of, is_late
+from sessionlake.gold.changes import declared_in, events_of, is_late, with_seq_order
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.declared import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
@@ -43,7 +43,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = changes_read(spark, lake, settings)
     if changes is None:
         return []
-    kept = (*MARKS, APPLIED, *PLACE)
+    kept = (*MARKS, "position", APPLIED, *PLACE)
     numbers, texts = (gathered(events_of(changes, declared, kept, numbers=kind)) for kind in (True, False))
     floors = floors_in(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
@@ -122,14 +122,14 @@ def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
 
     keys = [*map(quote, series.keys)]
     whole = Window.partitionBy(*keys)
-    line = whole.orderBy(*map(quote, series.order))
+    line = whole.orderBy(*map(quote, series.sorted_by))
     last = line.rowsBetween(1 - series.last, Window.currentRow)
     size = F.count("value").over(last)
     # No earlier than time begins.
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(whole), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.least) & (F.lit(series.early) | (F.col("ts") <= watermark))
     average = F.when(shown, F.avg("value").over(last))
-    return points.select(
+    return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
         F.avg(F.abs("value")).over(last).alias("~average"),
     )  # fmt: skip

@@ -58,26 +58,28 @@ class View:
 # it shows, and when it was not filled in time.
 _SUMMARY = """
 WITH present AS (
-  SELECT topic, session_id, count(*) AS n FROM {rows} GROUP BY topic, session_id
+  SELECT topic, partition, session_id, count(*) AS n FROM {rows} GROUP BY topic, partition, session_id
 ), refused AS (
-  SELECT s.topic, s.session_id, count(*) AS n
-  FROM {quarantine} q JOIN {sessions} s ON q.topic = s.topic AND q.session_id = s.session_id
+  SELECT s.topic, s.partition, s.session_id, count(*) AS n
+  FROM {quarantine} q JOIN {sessions} s
+    ON q.topic = s.topic AND q.partition = s.partition AND q.session_id = s.session_id
   WHERE q.offset >= s.first_offset
-  GROUP BY s.topic, s.session_id
+  GROUP BY s.topic, s.partition, s.session_id
 ), missing AS (
-  SELECT s.topic, s.session_id, sum(CAST(e.actual_seq - e.expected_seq AS DECIMAL(38))) AS n
-  FROM {events} e JOIN {sessions} s ON e.topic = s.topic AND e.session_id = s.session_id
+  SELECT s.topic, s.partition, s.session_id, sum(CAST(e.actual_seq - e.expected_seq AS DECIMAL(38))) AS n
+  FROM {events} e JOIN {sessions} s
+    ON e.topic = s.topic AND e.partition = s.partition AND e.session_id = s.session_id
   WHERE e.offset >= s.first_offset AND e.event = 'gap' AND NOT (e.integrity = 'once' AND e.action = 'applied')
-  GROUP BY s.topic, s.session_id
+  GROUP BY s.topic, s.partition, s.session_id
 )
 SELECT topic, session_id, status, partition, first_ts, last_ts, try_subtract(last_ts, first_ts) AS duration_ms,
   ended_at, last_kafka_timestamp, coalesce(present.n, 0L) AS rows, messages, duplicates, gaps,
   CAST(least(coalesce(missing.n, 0), 9223372036854775807) AS BIGINT) AS lost, late,
   coalesce(refused.n, 0L) AS quarantined, first_offset, last_offset
 FROM {sessions}
-  LEFT JOIN present USING (topic, session_id)
-  LEFT JOIN refused USING (topic, session_id)
-  LEFT JOIN missing USING (topic, session_id)
+  LEFT JOIN present USING (topic, partition, session_id)
+  LEFT JOIN refused USING (topic, partition, session_id)
+  LEFT JOIN missing USING (topic, partition, session_id)
 """
 # An hour is one of UTC, whatever the session's time zone. Since a rebuild, entries before it tell of tables replaced;
 # when it was committed says nothing of how soon messages came into silver.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -25,6 +25,7 @@ from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
 from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import value_of
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
@@ -47,6 +48,7 @@ def session_as_of(
     session: str,
     topic: str | None = None,
     *,
+    partition: int | None = None,
     ts: datetime | int | None = None,
     seq: int | None = None,
     offset: int | None = None,
@@ -56,6 +58,7 @@ def session_as_of(
 
     Args:
         topic: the session's, where its id alone is ambiguous.
+        partition: the session's, where its id occurs in several of the topic's.
         ts: stream time of its topic-partition, which its Kafka timestamps have come to; an integer is milliseconds.
         seq: after the last message with a seq of at most this was applied, in the session's latest life.
         offset: after the messages of its topic-partition up to this offset had come.
@@ -70,7 +73,7 @@ def session_as_of(
         raise UsageError(f"as-of takes one moment, a ts, a seq or an offset; given: {', '.join(given) or 'none'}")
     moment = AsOf(ts=_moment_ms(ts), seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
-    return table_as_of(reader, settings, find_session(reader, settings, session, topic), moment)
+    return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
 def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> pa.Table:
@@ -106,33 +109,60 @@ class SessionSummary:
         return f"session {self.session_id!r} of {self.topic}, partition {self.partition}"
 
 
-def find_session(reader: TableReader, settings: Settings, session: str, topic: str | None = None) -> SessionSummary:
+def find_session(
+    reader: TableReader, settings: Settings, session: str, topic: str | None = None, partition: int | None = None
+) -> SessionSummary:
     """The session of this id.
 
     Raises:
         LakeError: there are no sessions yet.
-        UsageError: there is none of this id, or several topics have one and `topic` is None.
+        UsageError: there is none of this id, or several, by topic or partition, of which none is chosen.
     """
     columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
     of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
     noted = list(reader.rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
-    topics = sorted({row["topic"] for row in noted})
-    if not topics:
-        raise _unknown(reader, settings, session, topic)
-    if len(topics) > 1:
-        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
+    place = choose_place(session, {(row["topic"], row["partition"]) for row in noted}, partition)
+    if place is None:
+        raise _unknown(reader, settings, session, topic, partition)
+    noted = [row for row in noted if (row["topic"], row["partition"]) == place]
     last = max(noted, key=lambda row: row["_batch"])
     late_fills = any(row["beneath"] for row in noted)
     return SessionSummary(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], late_fills)
 
 
-def _unknown(reader: TableReader, settings: Settings, session: str, topic: str | None) -> LakeError | UsageError:
+def choose_place(session: str, places: Collection[TopicPartition], partition: int | None) -> TopicPartition | None:
+    """The topic and partition of the only session that is meant; None if there is none.
+
+    Args:
+        places: where sessions of this id are.
+        partition: the one that is meant; None if any.
+
+    Raises:
+        UsageError: several are meant.
+    """
+    meant = sorted(place for place in places if partition in (None, place[1]))
+    topics = sorted({topic for topic, _ in meant})
+    if len(topics) > 1:
+        raise UsageError(f"session {session!r} exists in {', '.join(topics)}: choose one with --topic")
+    if len(meant) > 1:
+        numbers = ", ".join(str(number) for _, number in meant)
+        raise UsageError(
+            f"session {session!r} exists in several partitions of {topics[0]} ({numbers}), which makes it as many "
+            "sessions: choose one with --partition"
+        )
+    return meant[0] if meant else None
+
+
+def _unknown(
+    reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
+) -> LakeError | UsageError:
     rows = reader.some(PROGRESS, _LOOKED_AT, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet: fill it with `sessionlake run all --once`")
     some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_NAMED])
-    return UsageError(f"session {session!r}{f' of topic {topic}' if topic else ''} is unknown; there are {some}, …")
+    where = f"{f' of topic {topic}' if topic else ''}{'' if partition is None else f', partition {partition},'}"
+    return UsageError(f"session {session!r}{where} is unknown; there are {some}, …")
 
 
 class _Question:
@@ -143,6 +173,7 @@ class _Question:
         self._columns = settings.capture.declared
         self._own: list[Condition] = [
             ("topic", operator.eq, session.topic),
+            ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
         has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
@@ -185,7 +216,7 @@ class _Question:
         return kept_cuts(self._reader.table, *conditions)
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
-        return rows.drop_columns(["topic", "session_id"]).sort_by("row_id")
+        return rows.drop_columns(list(SESSION)).sort_by("row_id")
 
     def _snapshot(self, base: pa.Table) -> pa.Table:
         same: list[Condition] = [
@@ -267,7 +298,7 @@ class _Question:
     def _refuse_cut(self, base: pa.Table | None) -> None:
         """Refuses what was told without changes that are gone."""
         session = self._session
-        floor = floor_of(self._reader, session.topic, session.session_id)
+        floor = floor_of(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")

@@ -11,6 +11,7 @@ from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.far_times import FarTime, time_of, time_text
+from sessionlake.protocol.arrow import session_key, session_keys
 
 _HELD = ("offset", "seq", "ts", "size")
 
@@ -52,17 +53,18 @@ def stats_of(shard: int, stored: bytes) -> ShardStats:
     )
 
 
-def session_state(stored: bytes, topic: str, session: str) -> dict[str, Any]:
+def session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
     """What a shard remembers of one session; times in ms, absent ones None.
 
     Raises:
         UsageError: the state remembers nothing of the session.
     """
     state = ShardState.decode(stored, None)
-    place = pc.index(state.keys, f"{topic}\0{session}").as_py()
+    place = pc.index(state.keys, session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
-            f"the state holds nothing of session {session!r} of topic {topic}: it never came, or it is forgotten, "
+            f"the state holds nothing of session {session!r} of topic {topic}, partition {partition}: it "
+            "never came, or it is forgotten, "
             "as a session is twice its session timeout after its last message"
         )
     cursor = Cursor.of(state.cursors[place], decode_memory(state.memories[place]))
@@ -78,7 +80,7 @@ def session_state(stored: bytes, topic: str, session: str) -> dict[str, Any]:
         "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
         "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.holes],
-        "held": _held(state, topic, session),
+        "held": _held(state, session_key(topic, partition, session)),
     }
 
 
@@ -103,9 +105,9 @@ _TIMES = {
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
 
 
-def _held(state: ShardState, topic: str, session: str) -> list[dict[str, int]]:
+def _held(state: ShardState, key: str) -> list[dict[str, int]]:
     if state.held is None:
         return []
-    mine = pc.and_(pc.equal(state.held["topic"], topic), pc.equal(state.held["session_id"], session))
+    mine = pc.equal(session_keys(state.held), key)
     found: list[dict[str, int]] = state.held.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
     return found

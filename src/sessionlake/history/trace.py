@@ -33,11 +33,12 @@ from sessionlake.lake.names import (
 from sessionlake.lake.progress import covering, has_taken_in, last_merged, spans, windows
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import beginnings, begins, heads
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
-from sessionlake.protocol.types import Row
+from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.streaming.payloads import rules_of
 
 _RAW = pa.schema(
@@ -54,7 +55,8 @@ _RAW = pa.schema(
 _READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
 _EVENT = ("event", "action", "integrity", "expected_seq", "actual_seq", "offset", "_batch")
 _CHANGE = ("change", "row_id", "_rescued", "_epoch", "_seq", "_position", "ordinal", "_batch")
-_SESSION = ("session_id", "status", "epoch", "next_seq", "messages", "duplicates", "gaps", "late", "last_offset")
+_COUNTED = ("messages", "duplicates", "gaps", "late")
+_SESSION = ("session_id", "partition", "status", "epoch", "next_seq", *_COUNTED, "last_offset")
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,9 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         quarantine=list(reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])),
         events=sorted(reader.rows(EVENTS, *place, columns=_EVENT), key=lambda row: row["_batch"]),
         changes=_changes(reader, silver.batch, place),
-        session=_session(reader, topic, content.session_id),
+        session=_session(reader, topic, partition, content.session_id),
     )
-    judgement = _judgement(reader, settings, topic, content, found, silver)
+    judgement = _judgement(reader, settings, (topic, partition), content, found, silver)
     return Trace(
         topic,
         partition,
@@ -271,19 +273,25 @@ def _shown(row: Row) -> Row:
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
-def _session(reader: TableReader, topic: str, session_id: str | None) -> Row | None:
+def _session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
     """The session's latest row: of the batches that are still to be merged, or else as it was merged."""
     if session_id is None:
         return None
-    own: list[Condition] = [("topic", eq, topic), ("session_id", eq, session_id)]
+    own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
     late = reader.rows(PROGRESS, *own, ("_batch", gt, last_merged(reader)))
     latest = max(late, key=lambda row: row["_batch"], default=None)
     return latest or next(reader.rows(SESSIONS, *own), None)
 
 
 def _judgement(
-    reader: TableReader, settings: Settings, topic: str, content: Content, found: Evidence, silver: BatchCommit
+    reader: TableReader,
+    settings: Settings,
+    place: TopicPartition,
+    content: Content,
+    found: Evidence,
+    silver: BatchCommit,
 ) -> Judgement:
+    topic, _ = place
     integrity = RuleBook(settings.capture).of(topic).integrity
     verdict = DecidedFate(Fate.ERASED) if content.erased else fate_of(content, found, integrity)
     if verdict is None:
@@ -300,7 +308,7 @@ def _judgement(
         committed_at=_committed_at(reader, silver, batch),
         integrity=str(integrity),
         events=[dict(row) for row in found.events],
-        broken_by=_broken_by(reader, topic, content, found.offset) if reason == Reason.SESSION_BROKEN else None,
+        broken_by=_broken_by(reader, place, content, found.offset) if reason == Reason.SESSION_BROKEN else None,
     )
 
 
@@ -322,8 +330,9 @@ def _near(reader: TableReader, moment: datetime, *conditions: Condition) -> list
     return found
 
 
-def _broken_by(reader: TableReader, topic: str, content: Content, offset: int) -> Row | None:
-    own: list[Condition] = [("topic", eq, topic), ("session_id", eq, content.session_id), ("offset", le, offset)]
+def _broken_by(reader: TableReader, place: TopicPartition, content: Content, offset: int) -> Row | None:
+    names = zip(SESSION, (*place, content.session_id), strict=True)
+    own: list[Condition] = [*((name, eq, value) for name, value in names), ("offset", le, offset)]
     rows = reader.rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 

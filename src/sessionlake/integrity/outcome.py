@@ -34,6 +34,7 @@ class EventKind(StrEnum):
     HELD_LIMIT = "held_limit"
     GAP_LIMIT = "gap_limit"
     SKIPPED = "skipped"
+    SPLIT_SESSION = "split_session"
 
 
 class Action(StrEnum):

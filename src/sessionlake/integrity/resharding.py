@@ -14,7 +14,7 @@ from sessionlake.protocol.types import Bools, TopicPartition
 
 
 def keys_of(state: ShardState) -> list[str]:
-    """The sessions that it remembers anything of, each once: `topic NUL session_id`."""
+    """The keys of the sessions that it remembers anything of, each once."""
     held = [] if state.held is None else session_keys(state.held).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
 

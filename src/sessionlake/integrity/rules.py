@@ -23,8 +23,8 @@ class Decision(StrEnum):
         return {Decision.ACCEPT_GAP: OnViolation.RECORD, Decision.ISOLATE: OnViolation.ISOLATE}.get(self)
 
 
-DecisionKey = tuple[str, str, int]
-"""Topic, session id and offset of the message that an operator decided about."""
+DecisionKey = tuple[str, int, str, int]
+"""Topic, partition, session id and offset of the message that an operator decided about."""
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,17 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, Status, later, new_cursors
+from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, later, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_by_time
-from sessionlake.protocol.arrow import one, session_keys
-from sessionlake.protocol.chunk import conform, is_chunk, read_ipc, write_ipc
+from sessionlake.protocol.arrow import one, parts_of_key, session_keys
+from sessionlake.protocol.chunk import conform, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-FORMAT = "sessionlake.silver/4"
-_UNCOUNTED = "sessionlake.silver/3"
-"""As `FORMAT`, without the number of changes since the last cut."""
-_ALL_LANES = "sessionlake.silver/2"
-"""As that, with the topic-partitions of all sessions of all shards: those of no session here are dropped."""
+FORMAT = "sessionlake.silver/5"
 # More cursors than this are compressed: to a fifth, for half a microsecond each.
 _FEW = 1_000
-_FIRST_FORMAT = b"sessionlake.cursors/1"
 
 
 class _Stored(msgspec.Struct):
@@ -48,7 +43,7 @@ class ShardState:
     """What a shard remembers between batches of all its sessions.
 
     Attributes:
-        keys: `topic NUL session_id` of each cursor: neither part can contain a NUL.
+        keys: of each cursor's session; see `protocol.arrow.session_key`.
         memories: the cursors' encoded memories, None for most.
         held: messages held back, as rows of a chunk.
     """
@@ -130,12 +125,14 @@ class ShardState:
             self.cursors["lane"] = places[self.cursors["lane"]]
         self.clock = Clock([lane for lane, wanted in zip(lanes, kept.tolist(), strict=True) if wanted])
 
-    def graft(self, other: ShardState, mine: Callable[[str, str], bool], also: Collection[TopicPartition] = ()) -> None:
+    def graft(
+        self, other: ShardState, mine: Callable[[str, int, str], bool], also: Collection[TopicPartition] = ()
+    ) -> None:
         """Takes over another state's sessions in the place of its own.
 
         Args:
             other: of the same shard, after the same messages; an empty one forgets them.
-            mine: whether a session, by topic and id, is to be taken over; all others stay.
+            mine: whether a session, by topic, partition and id, is to be taken over; all others stay.
             also: topic-partitions whose stream times are kept though no session is in them.
         """
         self.keep(~_chosen(self.keys, mine))
@@ -169,7 +166,7 @@ class ShardState:
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
-        """Reads what `encode` wrote, or what versions before it did.
+        """Reads what `encode` wrote.
 
         Args:
             columns: those declared now: messages held back since before a column was declared are without it. None
@@ -181,17 +178,11 @@ class ShardState:
         """
         if stored is None:
             return cls()
-        if is_chunk(stored):
-            return _migrated(read_ipc(stored))
         found = _read(stored)
         table = read_ipc(found.cursors)
         cursors = new_cursors(table.num_rows)
-        for name in set(FIELDS) & set(table.column_names):  # a younger one begins as a new cursor's
+        for name in FIELDS:
             cursors[name] = table[name].to_numpy()
-        if "end_seq" not in table.column_names:
-            _end_where_they_stand(cursors)
-        if "changes" not in table.column_names:
-            cursors["changes"] = cursors["changed_at"] != NEVER  # one at least, which is enough for a first table
         held = None if found.held is None else read_ipc(found.held)
         if columns is not None:
             _require_columns(found, columns)
@@ -206,7 +197,7 @@ def other_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | Non
     Raises:
         LakeError: the state is of a format that this version does not read.
     """
-    return None if stored is None or is_chunk(stored) else _other(_read(stored), columns)
+    return None if stored is None else _other(_read(stored), columns)
 
 
 def _other(found: _Stored, columns: tuple[Column, ...]) -> str | None:
@@ -224,8 +215,8 @@ def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
         )
 
 
-def _chosen(keys: pa.Array, mine: Callable[[str, str], bool]) -> Bools:
-    return np.array([mine(*key.split("\0", 1)) for key in keys.to_pylist()], np.bool_)
+def _chosen(keys: pa.Array, mine: Callable[[str, int, str], bool]) -> Bools:
+    return np.array([mine(*parts_of_key(key)) for key in keys.to_pylist()], np.bool_)
 
 
 def _read(stored: bytes) -> _Stored:
@@ -233,41 +224,11 @@ def _read(stored: bytes) -> _Stored:
         found = _decoder.decode(stored)
     except msgspec.MsgspecError as error:
         raise LakeError(f"the silver state cannot be read ({error}): {_REMEDY}") from None
-    if found.format not in {FORMAT, _UNCOUNTED, _ALL_LANES}:
+    if found.format != FORMAT:
         raise LakeError(f"the silver state is of format {found.format!r}, this version reads {FORMAT!r}: {_REMEDY}")
     return found
-
-
-def _end_where_they_stand(cursors: Cursors) -> None:
-    """Of cursors stored without the seq of the end: nothing was applied after that, but by an operator's word."""
-    ended = cursors["status"] == Status.ENDED
-    cursors["end_seq"][ended] = cursors["last_seq"][ended]
 
 
 _REMEDY = (
     "run the version that wrote it, or, with this one, build silver once more from bronze (sessionlake rebuild silver)"
 )
-
-
-def _migrated(table: pa.Table) -> ShardState:
-    """A state of the first format: no clock, no order of application, nothing held back."""
-    found = (table.schema.metadata or {}).get(b"format")
-    if found != _FIRST_FORMAT:
-        raise LakeError(f"the silver state is of format {found!r}, this version reads {FORMAT!r}: {_REMEDY}")
-    cursors = new_cursors(table.num_rows)
-    for name in set(FIELDS) & set(table.column_names):
-        cursors[name] = table[name].to_numpy()
-    cursors["position"] = cursors["last_offset"]
-    _end_where_they_stand(cursors)
-    keys = one(table["key"])
-    lanes: dict[tuple[str, int], LaneTime] = {}
-    topics = pc.list_element(pc.split_pattern(keys, "\0", max_splits=1), 0).to_pylist()
-    numbers: dict[tuple[str, int], int] = {}
-    for row, (topic, cursor) in enumerate(zip(topics, cursors, strict=True)):
-        lane = lanes.setdefault((topic, int(cursor["partition"])), LaneTime(topic, int(cursor["partition"]), 0, 0))
-        numbers.setdefault((lane.topic, lane.partition), len(numbers))
-        lane.time = max(lane.time, int(cursor["last_kafka_ts"]))
-        lane.offset = max(lane.offset, int(cursor["last_offset"]))
-        cursors["lane"][row] = numbers[lane.topic, lane.partition]
-    memories = np.full(table.num_rows, None, object)
-    return ShardState(keys, cursors, memories, Clock(list(lanes.values())))

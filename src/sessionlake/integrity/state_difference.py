@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.integrity.clock import LaneTime
 from sessionlake.integrity.cursor import FIELDS, INITIAL, NO_POSITION, Cursors, SeqMemory, decode_memory
 from sessionlake.integrity.state import ShardState
+from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 # Of positions only those of the session's present life count. An earlier life's stay with a session that came back
@@ -37,6 +38,7 @@ class StateDifference:
     """One difference.
 
     Attributes:
+        partition: None as `session_id`.
         session_id: None if it is the topic-partition's, not a session's.
         field: what of it.
         found: the value found, in words.
@@ -44,13 +46,14 @@ class StateDifference:
     """
 
     topic: str
+    partition: int | None
     session_id: str | None
     field: str
     found: str
     rebuilt: str
 
     def __str__(self) -> str:
-        session = "" if self.session_id is None else f", session {self.session_id!r}"
+        session = "" if self.session_id is None else f", partition {self.partition}, session {self.session_id!r}"
         return f"topic {self.topic}{session}, {self.field}: found {self.found}, rebuilt {self.rebuilt}"
 
 
@@ -70,12 +73,12 @@ def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]
         one, other = (side.get((topic, partition)) for side in sides)
         if one is None or other is None:
             if (topic, partition) in needed:
-                yield _missing(topic, None, f"clock of partition {partition}", there=one is not None)
+                yield _missing(topic, None, None, f"clock of partition {partition}", there=one is not None)
             continue
         for name in LaneTime.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
                 values = (repr(getattr(one, name)), repr(getattr(other, name)))
-                yield StateDifference(topic, None, f"clock of partition {partition}, {name}", *values)
+                yield StateDifference(topic, None, None, f"clock of partition {partition}, {name}", *values)
 
 
 def _of_sessions(state: ShardState) -> set[TopicPartition]:
@@ -89,7 +92,7 @@ def _sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
     beyond = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
     apart = [(key, False) for key in lacking.to_pylist()] + [(key, True) for key in beyond.to_pylist()]
     for key, there in sorted(apart):
-        yield _missing(*_parts(key), "session", there=there)
+        yield _missing(*parts_of_key(key), "session", there=there)
 
 
 def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -100,7 +103,7 @@ def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference
     for row, column in np.argwhere(differs).tolist():
         name = FIELDS[column]
         values = (_told(found, name, int(side[name][row])) for side in (one, other))
-        yield StateDifference(*_parts(found.keys[order[row]].as_py()), name, *values)
+        yield StateDifference(*parts_of_key(found.keys[order[row]].as_py()), name, *values)
 
 
 def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -113,7 +116,7 @@ def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
         for name in SeqMemory.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
                 values = (repr(getattr(one, name)), repr(getattr(other, name)))
-                yield StateDifference(*_parts(found.keys[place].as_py()), name, *values)
+                yield StateDifference(*parts_of_key(found.keys[place].as_py()), name, *values)
 
 
 def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -132,8 +135,8 @@ def _held_rows(found: list[dict[str, object]], rebuilt: list[dict[str, object]])
     for number in range(max(len(found), len(rebuilt))):
         sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
         ahead = min((row for row in sides if row is not None), key=_place_of)
-        where = f"held message at partition {ahead['partition']}, offset {ahead['offset']}"
-        session = str(ahead["topic"]), str(ahead["session_id"])
+        where = f"held message at offset {ahead['offset']}"
+        session = (str(ahead["topic"]), int(str(ahead["partition"])), str(ahead["session_id"]))
         if any(row is None or _place_of(row) != _place_of(ahead) for row in sides):
             yield _missing(*session, where, there=sides[0] is ahead)
             return
@@ -143,13 +146,8 @@ def _held_rows(found: list[dict[str, object]], rebuilt: list[dict[str, object]])
                 yield StateDifference(*session, f"{where}, {name}", repr(one[name]), repr(other[name]))
 
 
-def _missing(topic: str, session: str | None, what: str, *, there: bool) -> StateDifference:
-    return StateDifference(topic, session, what, *((_THERE, _NOTHING) if there else (_NOTHING, _THERE)))
-
-
-def _parts(key: str) -> tuple[str, str]:
-    topic, session = key.split("\0", 1)
-    return topic, session
+def _missing(topic: str, partition: int | None, session: str | None, what: str, *, there: bool) -> StateDifference:
+    return StateDifference(topic, partition, session, what, *((_THERE, _NOTHING) if there else (_NOTHING, _THERE)))
 
 
 def _by_key(state: ShardState) -> Int64s:

@@ -13,7 +13,7 @@ from sessionlake.lake.tables import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SessionKey = tuple[str, str]
+SessionKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def verify(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
     """Compares `silver.session_rows` with the truth: sessions of either side, all columns."""
     held: dict[SessionKey, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in lake.read(spark, ROWS).toArrow().to_pylist():
-        held[row.pop("topic"), row.pop("session_id")][row.pop("row_id")] = row
+        held[row.pop("topic"), row.pop("partition"), row.pop("session_id")][row.pop("row_id")] = row
     exact, differences = 0, {}
     for session in sorted({*truth.session_rows, *held}):
         found = first_difference(truth.session_rows.get(session, {}), held.get(session, {}))

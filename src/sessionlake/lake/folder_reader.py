@@ -91,7 +91,11 @@ class FolderReader(TableReader):
         try:
             yield opened(self._path(table))
         except DeltaError as error:
-            raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
+            said = str(error).partition("\n")[0]  # behind it is where in delta-rs
+            raise LakeError(
+                f"{table} cannot be read by delta-rs ({said}): `sessionlake query` may still read it, and `sessionlake "
+                "doctor` says what is missing"
+            ) from error
 
     def _found(
         self, table: str, delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None

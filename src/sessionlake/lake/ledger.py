@@ -66,7 +66,7 @@ class LedgerEntry:
         source: the table or system read; `source_from` and `source_to` are its first and last version or
             batch, both included, where it has such.
         offsets: Kafka offsets the batch covered.
-        decisions: what operators had decided about places in it (`topic, session_id, offset, decision`).
+        decisions: what operators had decided about places in it (`topic, partition, session_id, offset, decision`).
     """
 
     layer: str

@@ -51,7 +51,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 _PLACE = [("topic", pa.string()), ("partition", pa.int32())]
 _OFFSETS = pa.struct([*_PLACE, *((name, pa.int64()) for name in ("first", "last", "messages"))])
 _OUTPUTS = pa.struct([("table", pa.string()), ("version", pa.int64()), ("rows", pa.int64())])
-_TAKEN = [("topic", pa.string()), ("session_id", pa.string()), ("offset", pa.int64()), ("decision", pa.string())]
+_TAKEN = [*_PLACE, ("session_id", pa.string()), ("offset", pa.int64()), ("decision", pa.string())]
 SCHEMA = pa.schema(
     [
         ("layer", pa.string()),
@@ -77,7 +77,7 @@ _TOTALS = (*SUMS, *COUNTS)
 _LISTS = {
     "offsets": (("topic", "partition"), {"first": "min", "last": "max", "messages": "sum"}),
     "outputs": (("table",), {"version": "max", "rows": "sum"}),
-    "decisions": (("topic", "session_id", "offset", "decision"), {}),
+    "decisions": (("topic", "partition", "session_id", "offset", "decision"), {}),
     VERSIONS: (("table",), {"committed_at": "last", "version": "last"}),
 }
 _COLUMNS = (*_HIGHEST, *_TOTALS, *_LISTS)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.values import rows_of, value_of, values_of
-from sessionlake.protocol.arrow import session_keys
+from sessionlake.protocol.arrow import SESSION, one
 from sessionlake.protocol.types import Row
 
 # A column, a comparison that both engines' expressions understand (one of the `operator` module, or one of those
@@ -143,19 +143,20 @@ class TableReader(ABC):
         """The rows that meet all conditions, as one Arrow table. The table must be there.
 
         Args:
-            of: the sessions (`topic, session_id`, both among the columns) whose rows are meant: others are let go of as
-                they are read.
+            of: the sessions whose rows are meant, others are dropped as they are read: by those of the columns
+                `SESSION` that it has, all of which must be read.
             at_most: bytes in memory.
 
         Raises:
             TooLargeError: it has more.
         """
-        sessions = None if of is None else session_keys(of)
+        names = [] if of is None else named_by(of)
+        sessions = None if of is None else _joined(of, names)
         found, size = [], 0
         for batch in self.batches(table, *conditions, columns=columns):
             rows = pa.Table.from_batches([batch])
             if sessions is not None:
-                rows = rows.filter(pc.is_in(session_keys(rows), value_set=sessions))
+                rows = rows.filter(pc.is_in(_joined(rows, names), value_set=sessions))
             size += rows.nbytes
             if at_most is not None and size > at_most:
                 raise TooLargeError(f"the rows asked for of {table} have more than {at_most} bytes")
@@ -192,6 +193,16 @@ class TableReader(ABC):
             for key, value in by_key(groups.select([*by, f"{of}_max"])).items():
                 found[key] = max(value, found.get(key, value))
         return found
+
+
+def named_by(of: pa.Table) -> list[str]:
+    """Which of the columns `SESSION` tell the sessions that are meant; see `TableReader.table`."""
+    return [name for name in SESSION if name in of.column_names]
+
+
+def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    parts = (one(rows[name]).cast(pa.string()) for name in names)
+    return pc.binary_join_element_wise(*parts, "\0")
 
 
 def by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:

@@ -257,7 +257,7 @@ def begins(place: TopicPartition, at: Beginning) -> str:
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {at.last + 1}, by maintain.retention"
 
 
-def floor_of(reader: TableReader, topic: str, session_id: str) -> int | None:
+def floor_of(reader: TableReader, topic: str, partition: int, session_id: str) -> int | None:
     """The last position of a session's changes that are gone; None if none is."""
-    own = ("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)
-    return next((row["limit"] for row in reader.rows(RETAINED, *own, columns=["limit"])), None)
+    own = ("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)
+    return next((row["limit"] for row in reader.rows(RETAINED, ("table", eq, CHANGES), *own, columns=["limit"])), None)

@@ -62,7 +62,7 @@ _SESSION = (
 )
 _OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"
 _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
-_TAKEN = "array<struct<topic:string,session_id:string,offset:bigint,decision:string>>"
+_TAKEN = "array<struct<topic:string,partition:int,session_id:string,offset:bigint,decision:string>>"
 _PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
 COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
 """Columns that balance in every entry of silver: the first is the sum of the others."""
@@ -153,6 +153,7 @@ TABLES: dict[str, TableSchema] = {
             ("reason", "string"),
             ("position", "bigint"),
             *_ROW[2:],
+            ("partition", "int"),
         ),
         "The whole table of a session at its end, at its expiry, and where the changes since the last outweigh that",
         cluster_by=("topic", "session_id"),
@@ -167,7 +168,7 @@ TABLES: dict[str, TableSchema] = {
         writes=Writes.APPEND,
     ),
     ROWS: TableSchema(
-        _ROW,
+        (*_ROW, ("partition", "int")),
         "The table of every session, now",
         cluster_by=("topic", "session_id"),
         skipping=("topic", "session_id", "row_id"),
@@ -243,6 +244,7 @@ TABLES: dict[str, TableSchema] = {
             ("who", "string"),
             ("why", "string"),
             ("decided_at", "timestamp"),
+            ("partition", "int"),
         ),
         "What operators decided about places at which a session broke its class",
         writes=Writes.APPEND,

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.lake.far_times import FarTime, micros_of
-from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, TooLargeError, by_key, counter_of
+from sessionlake.lake.reading import (
+    Condition,
+    FilesRead,
+    TableReader,
+    TableSize,
+    TooLargeError,
+    by_key,
+    counter_of,
+    named_by,
+)
 from sessionlake.lake.storage import Storage, quote
 from sessionlake.lake.values import rows_of
-from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame, by_parts
@@ -91,8 +99,9 @@ class SparkReader(TableReader):
 
         if sessions is None:
             return frame
-        named = sessions.select(SESSION).group_by(list(SESSION)).aggregate([])
-        return frame.join(F.broadcast(as_frame(self._spark, named)), list(SESSION), "left_semi")
+        names = named_by(sessions)
+        named = sessions.select(names).group_by(names).aggregate([])
+        return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
 
     def counted(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         """See `TableReader`."""

@@ -1,6 +1,6 @@
 """What is kept of a shard's sessions between batches: each one's state as bytes, timers, and place in the order.
 
-Format `sessionlake.processor/1`: MessagePack. A session's state is encoded by itself and carries the version of the
+Format `sessionlake.processor/2`: MessagePack. A session's state is encoded by itself and carries the version of the
 class that wrote it, so that only sessions with something to do are decoded, and old states can be migrated one by one.
 """
 
@@ -14,11 +14,12 @@ import msgspec
 
 from sessionlake.errors import LakeError
 from sessionlake.processors.api import Processor
+from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.chunk import is_chunk
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import TopicPartition
 
-FORMAT = "sessionlake.processor/1"
+FORMAT = "sessionlake.processor/2"
 
 
 class Kept(msgspec.Struct, array_like=True):
@@ -64,7 +65,7 @@ class ProcessorMemory:
     """What is kept of a shard's sessions between batches, and when time alone brings one something to do.
 
     Attributes:
-        sessions: by `topic NUL session_id`.
+        sessions: by their keys; see `protocol.arrow.session_key`.
         due: for each topic-partition, the stream time past which a session of it has something to do.
     """
 
@@ -106,16 +107,18 @@ class ProcessorMemory:
         return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
 
 
-def without(stored: bytes, key: str) -> bytes:
-    """A memory without a session, by its `topic NUL session_id`."""
+def without(stored: bytes, topic: str, session_id: str) -> bytes:
+    """A memory without the sessions of a topic that have an id, whatever their partitions."""
     found, memory = _open(stored), ProcessorMemory.decode(stored)
-    memory.sessions.pop(key, None)
+    for key in [*memory.sessions]:
+        if parts_of_key(key)[::2] == (topic, session_id):
+            del memory.sessions[key]
     return memory.encode(found.processor, found.shards)
 
 
 def due_of(key: str, kept: Kept, session_timeout: int) -> tuple[TopicPartition, int]:
     """A session's topic-partition, and the stream time past which it has something to do. Times in ms."""
-    topic = key.partition("\0")[0]
+    topic = parts_of_key(key)[0]
     return (topic, kept.partition), min([kept.last + 2 * session_timeout, *kept.timers.values()])
 
 
@@ -127,7 +130,7 @@ def next_due(sessions: Mapping[str, Kept], timeout_of: Callable[[str], int]) -> 
     """
     found: dict[TopicPartition, int] = {}
     for key, kept in sessions.items():
-        lane, time = due_of(key, kept, timeout_of(key.partition("\0")[0]))
+        lane, time = due_of(key, kept, timeout_of(parts_of_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 

@@ -32,6 +32,7 @@ from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.job import configured, fold_of, load, refuse_interrupted, row_ddl, table_of
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import interpreted
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-KEYS = ("topic", "session_id", "_position", "ordinal")
+KEYS = (*SESSION, "_position", "ordinal")
 """What tells a processor's records apart."""
 
 

@@ -27,7 +27,7 @@ from sessionlake.processors.outputs import (
     write_report,
 )
 from sessionlake.processors.session import Life, Limits, ProcessorStoppedError, Results, Workings, workings
-from sessionlake.protocol.arrow import codes, session_keys
+from sessionlake.protocol.arrow import codes, parts_of_key, session_keys
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -144,7 +144,7 @@ class _ShardBatch:
 
     def _follow(self, key: str, spans: list[_LifeSpan], applied: _Applied) -> None:
         """Follows a session from life to life."""
-        topic, session_id = key.split("\0", 1)
+        topic, _, session_id = parts_of_key(key)
         kept = self.memory.sessions.pop(key, None)
         if kept is not None and (not spans or spans[0].life != kept.life):
             spans = [_LifeSpan(kept.life, kept.partition, kept.last, kept.last, kept.last), *spans]
@@ -216,7 +216,7 @@ class _ShardBatch:
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
-        found = ((key, *due_of(key, kept, self._timeout_of(key.partition("\0")[0]))) for key, kept in sessions)
+        found = ((key, *due_of(key, kept, self._timeout_of(parts_of_key(key)[0]))) for key, kept in sessions)
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _next_due(self) -> dict[TopicPartition, int]:

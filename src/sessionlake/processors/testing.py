@@ -29,6 +29,7 @@ from sessionlake.processors.output import HEAD, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.session import workings
 from sessionlake.processors.shard import processor_of
+from sessionlake.protocol.arrow import SESSION, parts_of_key
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.silver.fold.pack import Packer
@@ -81,13 +82,13 @@ class Result:
     Attributes:
         rows: of the output table, by session and order, less `_batch`; timestamps in ms.
         errors: rows of `silver.processor_errors`, likewise.
-        states: of the sessions whose life is not over, by topic and session id.
+        states: of the sessions whose life is not over, by topic, partition and session id.
         counts: of messages, in the ledger's words.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
-    states: dict[tuple[str, str], Any] = field(default_factory=dict)
+    states: dict[tuple[str, int, str], Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     @property
@@ -95,9 +96,9 @@ class Result:
         """The rows' own columns."""
         return [{name: value for name, value in row.items() if name not in _HEAD_NAMES} for row in self.rows]
 
-    def state(self, session_id: str, topic: str = TOPIC) -> Any:
+    def state(self, session_id: str, topic: str = TOPIC, partition: int = 0) -> Any:
         """A session's state; None if there is none, or its life is over."""
-        return self.states.get((topic, session_id))
+        return self.states.get((topic, partition, session_id))
 
 
 def run(
@@ -205,12 +206,12 @@ def fold_raw(
         reports = _keep(result, own.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
         times = times.noted(ends_of(total([*reports]), reports))
     for rows in (result.rows, result.errors):
-        rows.sort(key=lambda row: (row["topic"], row["session_id"], row["_position"], row["ordinal"]))
+        rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
         for key, kept in ProcessorMemory.decode(split(state)[1]).sessions.items():
-            topic, session = key.split("\0", 1)
+            name = parts_of_key(key)
             if kept.state:
-                result.states[topic, session] = each.loaded.codec.read(kept.state, kept.version, session)
+                result.states[name] = each.loaded.codec.read(kept.state, kept.version, name[2])
     return result
 
 

@@ -11,8 +11,11 @@ import pyarrow.compute as pc
 from sessionlake.protocol.types import Int64s
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
-SESSION = ("topic", "session_id")
-"""The columns that name a session."""
+SESSION = ("topic", "partition", "session_id")
+"""The columns that name a session: an id that occurs in two partitions of a topic names two."""
+SESSION_TYPES = (pa.string(), pa.int32(), pa.string())
+"""Their types."""
+_SEPARATOR = "\0"
 
 
 def one(column: pa.ChunkedArray) -> pa.Array:
@@ -34,14 +37,18 @@ def dense(rows: Rows) -> Rows:
     return rows.cast(pa.schema(fields))
 
 
-def pair_codes(left: pa.ChunkedArray, right: pa.ChunkedArray) -> tuple[Int64s, pa.Array, pa.Array]:
-    """Numbers of the distinct pairs of two columns, neither with nulls, and the two parts of each pair."""
-    left_code, lefts = codes(left)
-    right_code, rights = codes(right)
-    width = max(len(rights), 1)
-    distinct, number = np.unique(left_code * width + right_code, return_inverse=True)
-    a, b = np.divmod(distinct, width)
-    return number.reshape(-1), lefts.take(pa.array(a)), rights.take(pa.array(b))
+def row_codes(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Array]]:
+    """Numbers of the distinct combinations of columns without nulls, and each combination's value of each column."""
+    coded = [codes(column) for column in columns]
+    number = np.zeros(len(columns[0]), np.int64)
+    for code, values in coded:
+        number = number * max(len(values), 1) + code
+    distinct, number = np.unique(number, return_inverse=True)
+    parts = list[pa.Array]()
+    for _, values in reversed(coded):
+        distinct, code = np.divmod(distinct, max(len(values), 1))
+        parts.append(values.take(pa.array(code)))
+    return number.reshape(-1), parts[::-1]
 
 
 def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
@@ -51,8 +58,34 @@ def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
 
 
 def session_keys(table: pa.Table) -> pa.Array:
-    """`topic NUL session_id` of each row: neither part can contain a NUL."""
-    return pc.binary_join_element_wise(one(table["topic"]), one(table["session_id"]), "\0")
+    """The key of each row's session; see `session_key`."""
+    return joined_keys(*(one(table[name]) for name in SESSION))
+
+
+def joined_keys(topics: pa.Array, partitions: pa.Array, sessions: pa.Array) -> pa.Array:
+    """The keys of sessions, given their columns; see `session_key`."""
+    return pc.binary_join_element_wise(topics, partitions.cast(pa.string()), sessions, _SEPARATOR)
+
+
+def parted_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The columns of `SESSION`, given keys."""
+    if not len(keys):
+        topics, partitions, sessions = (pa.array([], kind) for kind in SESSION_TYPES)
+        return topics, partitions, sessions
+    parts = pc.split_pattern(keys, _SEPARATOR, max_splits=2)
+    topics, partitions, sessions = (pc.list_element(parts, place) for place in range(len(SESSION)))
+    return topics, partitions.cast(pa.int32()), sessions
+
+
+def session_key(topic: str, partition: int, session_id: str) -> str:
+    """A session's key: `topic NUL partition NUL session_id`. None of the parts can contain a NUL."""
+    return _SEPARATOR.join((topic, str(partition), session_id))
+
+
+def parts_of_key(key: str) -> tuple[str, int, str]:
+    """Topic, partition and session id, given the key."""
+    topic, partition, session = key.split(_SEPARATOR, 2)
+    return topic, int(partition), session
 
 
 def are_of(table: pa.Table, sessions: pa.Table) -> pa.Array:

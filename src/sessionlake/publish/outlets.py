@@ -10,6 +10,7 @@ from sessionlake.errors import UsageError
 from sessionlake.gold.declared import product_of, tables_of, with_finals
 from sessionlake.gold_settings import ProductSettings
 from sessionlake.lake.names import GOLD, ROWS, VIEWS
+from sessionlake.silver.tables.snapshots import ROW_KEY
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Outlet:
 
 def outlets(settings: Settings) -> dict[str, Outlet]:
     """The tables that can be published, if their change feed is on: rows of sessions, and all that gold keeps up."""
-    found = {ROWS: Outlet(("topic", "session_id", "row_id"), whole=True)}
+    found = {ROWS: Outlet(ROW_KEY, whole=True)}
     found |= {table.table: Outlet(table.row_keys) for table in with_finals(tables_of(settings))}
     return found | {table: Outlet(product_of(one).row_keys) for table, one in _of_tables(settings).items()}
 

@@ -9,6 +9,7 @@ from sessionlake.integrity.resharding import grouped, joined, keys_of, part_of
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import Kept, ProcessorMemory, next_due, processor_of
+from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.silver.fold.process import join, split
 
 
@@ -27,8 +28,8 @@ class JudgingResharder:
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """The sessions: topic and key."""
         del shard
-        parts = (key.split("\0", 1) for key in self._keys(*self._decoded(state)))
-        return [(topic, session.encode()) for topic, session in parts]
+        parts = (parts_of_key(key) for key in self._keys(*self._decoded(state)))
+        return [(topic, session.encode()) for topic, _, session in parts]
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """See `Resharder`."""

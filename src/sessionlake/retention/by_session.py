@@ -73,7 +73,7 @@ def of_progress(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
         batch: the last one that is old enough, and merged.
 
     Returns:
-        `topic, session_id, first_offset, limit`, of lives of which a row is to go: none with a late fill does.
+        `SESSION`, `first_offset` and `limit`, of lives of which a row is to go: none with a late fill does.
     """
     from pyspark.sql import functions as F
 

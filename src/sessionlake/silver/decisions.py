@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -24,9 +24,9 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import append
-from sessionlake.lake.names import DECISIONS, MESSAGES, SILVER
+from sessionlake.lake.names import DECISIONS, SILVER
 from sessionlake.lake.progress import has_taken_in
-from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.silver.fold.schemas import Violation
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WITHDRAWN = "withdrawn"
+_PLACE = ("topic", "partition", "session_id", "offset")
+_CHOICES = "--topic, --partition and --offset"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -50,6 +52,7 @@ class Decided:
     """
 
     topic: str
+    partition: int
     session_id: str
     offset: int
     decision: Decision | None
@@ -57,8 +60,13 @@ class Decided:
     why: str | None
     decided_at: datetime
 
+    @property
+    def place(self) -> DecisionKey:
+        """The message that it is about."""
+        return self.topic, self.partition, self.session_id, self.offset
+
     def __str__(self) -> str:
-        place = f"session {self.session_id!r}, topic {self.topic}, offset {self.offset}"
+        place = f"session {self.session_id!r}, topic {self.topic}, partition {self.partition}, offset {self.offset}"
         if self.decision is None:
             return f"{place}: the decision is withdrawn"
         meaning = {
@@ -82,8 +90,8 @@ def binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
 def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
     """What was recorded about each place, in order of time: the last word counts."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
-    for row in reader.rows(DECISIONS, columns=["topic", "session_id", "offset", "decision", "decided_at"]):
-        place = row["topic"], row["session_id"], row["offset"]
+    for row in reader.rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
+        place = _key_of(row)
         found.setdefault(place, []).append((row["decided_at"], row["decision"]))
     return {place: sorted(rows) for place, rows in found.items()}
 
@@ -96,6 +104,7 @@ def decide(
     *,
     offset: int | None = None,
     topic: str | None = None,
+    partition: int | None = None,
     who: str,
     why: str | None = None,
 ) -> Decided:
@@ -105,28 +114,25 @@ def decide(
         spark: needed where tables are in a catalog.
         offset: of the message that broke the session; by default where silver stopped, or else a processor.
         topic: the session's; by default that of the place.
+        partition: likewise.
 
     Raises:
         UsageError: nothing has stopped there, or the place is decided already.
-        LakeError: bronze has no such message.
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
-    place, stopped = _stop_at(settings, session, offset, topic)
-    topic, _, offset = place
-    partition = _partition(reader, place)
+    place, stopped = _stop_at(settings, _Meant(session, offset, topic, partition))
+    topic, partition, _, offset = place
     known = decisions(reader).get(place)
     if known is not None:
-        raise UsageError(
-            f"session {session!r}, topic {topic}, offset {offset}: decided already: {known}; --withdraw takes it back"
-        )
+        raise UsageError(f"{_told(place)}: decided already: {known}; --withdraw takes it back")
     # Where silver stopped, a processor that is past the place has judged it by other rules: it would not stop there.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
     passed = [layer for layer in layers if has_taken_in(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_whole(begun(settings, layer), layer, topic, partition, offset)
-    decided = Decided(topic, session, offset, decision, who, why, datetime.now(UTC))
+    decided = Decided(*place, decision, who, why, datetime.now(UTC))
     _write(lake, spark, reader, decided)
     return decided
 
@@ -138,6 +144,7 @@ def withdraw(
     *,
     offset: int | None = None,
     topic: str | None = None,
+    partition: int | None = None,
     who: str,
     why: str | None = None,
 ) -> Decided:
@@ -147,6 +154,7 @@ def withdraw(
         spark: needed where tables are in a catalog.
         offset: of the place; by default that of the session's only decision still to be followed.
         topic: the session's; by default the only one with such a decision.
+        partition: likewise.
 
     Raises:
         UsageError: there is no such decision, or it was followed.
@@ -154,18 +162,15 @@ def withdraw(
     lake = Lake(settings)
     reader = lake.reader(spark)
     followed = _followed(reader)
-    mine = [
-        place
-        for place in sorted(decisions(reader))
-        if place[1] == session and topic in (None, place[0]) and offset in (None, place[2])
-    ]
+    meant = _Meant(session, offset, topic, partition)
+    mine = [place for place in sorted(decisions(reader)) if meant.fits(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
         why_not = "silver has followed it: it cannot be withdrawn" if mine else "nothing is decided"
-        raise UsageError(f"{_meant(session, offset, topic)}: {why_not}")
+        raise UsageError(f"{meant}: {why_not}")
     if len(pending) > 1:
-        places = "; ".join(f"topic {topic}, offset {offset}" for topic, _, offset in pending)
-        raise UsageError(f"session {session!r} has several decisions ({places}): choose one with --topic and --offset")
+        places = "; ".join(map(_told, pending))
+        raise UsageError(f"{meant}: there are several decisions ({places}): choose one with {_CHOICES}")
     place = pending[0]
     _require_untaken(settings, reader, place)
     decided = Decided(*place, None, who, why, datetime.now(UTC))
@@ -177,13 +182,16 @@ def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
     """The decisions that batches of silver have taken."""
     rows = rows_of(Books(reader, "decisions").entries(("layer", operator.eq, SILVER)))
     told = (item for row in rows for item in row["decisions"] or ())
-    return {(item["topic"], item["session_id"], item["offset"]): Decision(item["decision"]) for item in told}
+    return {_key_of(item): Decision(item["decision"]) for item in told}
+
+
+def _key_of(row: Mapping[str, Any]) -> DecisionKey:
+    return row["topic"], row["partition"], row["session_id"], row["offset"]
 
 
 def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
     """Refuses to withdraw what a layer has followed, or may have: it would be made otherwise when it is made again."""
-    topic, session, offset = place
-    partition, stopped = _partition(reader, place), _stops(settings)
+    (topic, partition, _, offset), stopped = place, _stops(settings)
     for layer in _layers(settings):
         if begun(settings, layer) is not None:
             raise UsageError(
@@ -192,10 +200,7 @@ def _require_untaken(settings: Settings, reader: TableReader, place: DecisionKey
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
         if not waits and has_taken_in(reader, layer, topic, partition, offset):
-            raise UsageError(
-                f"session {session!r}, topic {topic}, offset {offset}: {layer} has passed it: "
-                "the decision cannot be withdrawn"
-            )
+            raise UsageError(f"{_told(place)}: {layer} has passed it: the decision cannot be withdrawn")
 
 
 def _layers(settings: Settings) -> list[str]:
@@ -209,56 +214,56 @@ def _stops(settings: Settings) -> dict[str, Violation]:
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
-def _meant(session: str, offset: int | None, topic: str | None) -> str:
-    """The place, as far as it was given."""
-    parts = [f"session {session!r}"]
-    parts += [] if topic is None else [f"topic {topic}"]
-    parts += [] if offset is None else [f"offset {offset}"]
-    return ", ".join(parts)
+@dataclass(frozen=True)
+class _Meant:
+    """A place, as far as it was given."""
+
+    session: str
+    offset: int | None
+    topic: str | None
+    partition: int | None
+
+    def __str__(self) -> str:
+        parts = [f"session {self.session!r}"]
+        for name in ("topic", "partition", "offset"):
+            value = getattr(self, name)
+            parts += [] if value is None else [f"{name} {value}"]
+        return ", ".join(parts)
+
+    def fits(self, place: DecisionKey) -> bool:
+        """Whether this may be the place."""
+        topic, partition, session, offset = place
+        given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
+        return session == self.session and all(wanted in (None, found) for wanted, found in given)
+
+
+def _told(place: DecisionKey) -> str:
+    topic, partition, session, offset = place
+    return f"session {session!r}, topic {topic}, partition {partition}, offset {offset}"
 
 
 def _place_of(stop: Violation) -> DecisionKey:
-    return stop.topic, stop.session_id, stop.offset
+    return stop.topic, stop.partition, stop.session_id, stop.offset
 
 
-def _stop_at(settings: Settings, session: str, offset: int | None, topic: str | None) -> tuple[DecisionKey, set[str]]:
+def _stop_at(settings: Settings, meant: _Meant) -> tuple[DecisionKey, set[str]]:
     """The place that is meant, and the layers that stopped there.
 
     Raises:
         UsageError: none has, or the processors stopped at several.
     """
     stops = _stops(settings)
-    mine = {
-        layer: _place_of(stop)
-        for layer, stop in stops.items()
-        if stop.session_id == session and topic in (None, stop.topic) and offset in (None, stop.offset)
-    }
+    mine = {layer: _place_of(stop) for layer, stop in stops.items() if meant.fits(_place_of(stop))}
     if not mine:
-        places = "; ".join(
-            f"{layer} stopped at session {stop.session_id!r}, topic {stop.topic}, offset {stop.offset}"
-            for layer, stop in stops.items()
-        )
+        places = "; ".join(f"{layer} stopped at {_told(_place_of(stop))}" for layer, stop in stops.items())
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
-        raise UsageError(f"nothing stopped at {_meant(session, offset, topic)}, so nothing is to be decided: {places}")
+        raise UsageError(f"nothing stopped at {meant}, so nothing is to be decided: {places}")
     if SILVER not in mine and len(set(mine.values())) > 1:
-        places = "; ".join(f"topic {topic}, offset {offset}" for topic, _, offset in sorted(set(mine.values())))
-        raise UsageError(f"processors stopped at several places of session {session!r} ({places}): choose --offset")
+        places = "; ".join(map(_told, sorted(set(mine.values()))))
+        raise UsageError(f"{meant}: processors stopped at several places ({places}): choose one with {_CHOICES}")
     place = mine[SILVER] if SILVER in mine else next(iter(mine.values()))
     return place, {layer for layer, other in mine.items() if other == place}
-
-
-def _partition(reader: TableReader, place: DecisionKey) -> int:
-    """The partition in which the message is."""
-    topic, session, offset = place
-    conditions: list[Condition] = [
-        ("topic", operator.eq, topic),
-        ("key", operator.eq, session.encode()),
-        ("offset", operator.eq, offset),
-    ]
-    for row in reader.rows(MESSAGES, *conditions, columns=["partition"]):
-        return int(row["partition"])
-    raise LakeError(f"{MESSAGES} has no message of session {session!r} at offset {offset} of topic {topic}")
 
 
 def _require_ahead(passed: list[str], place: str, offset: int, decision: Decision, stopped: set[str]) -> None:
@@ -294,7 +299,7 @@ def _require_whole(batch: Begun | None, layer: str, topic: str, partition: int, 
 def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: Decided) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(f"{DECISIONS} is not there yet: there is nothing to decide before silver has run")
-    before = _recorded(reader).get((decided.topic, decided.session_id, decided.offset), [])
+    before = _recorded(reader).get(decided.place, [])
     # The last word counts, whatever a clock set back says.
     at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
     row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
@@ -307,10 +312,11 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
             ("who", pa.string()),
             ("why", pa.string()),
             ("decided_at", pa.timestamp("us", tz="UTC")),
+            ("partition", pa.int32()),
         ]
     )
     # Delta never forgets who has committed: what names the session there must not be its id.
-    place = hashlib.sha256(f"{decided.topic}\0{decided.session_id}\0{decided.offset}".encode()).hexdigest()
+    place = hashlib.sha256("\0".join(map(str, decided.place)).encode()).hexdigest()
     # Nor what was committed before the table was set back: the number rises whatever the table holds.
     number = (at - _EPOCH) // timedelta(microseconds=1)
     append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))
@@ -345,7 +351,4 @@ def note_going_on(settings: Settings, layer: str = SILVER) -> None:
 
 def taken(decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]) -> tuple[dict[str, object], ...]:
     """Decisions that a batch took, as the ledger tells them, in order of place."""
-    return tuple(
-        {"topic": topic, "session_id": session, "offset": offset, "decision": str(known[topic, session, offset])}
-        for topic, session, offset in sorted(decided)
-    )
+    return tuple({**dict(zip(_PLACE, place, strict=True)), "decision": str(known[place])} for place in sorted(decided))

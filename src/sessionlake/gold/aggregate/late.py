@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
-from sessionlake.protocol.arrow import pair_codes
+from sessionlake.protocol.arrow import row_codes
 from sessionlake.protocol.types import Bools, TopicPartition
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
 
 def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
     """Of each topic-partition, the highest stream time at which a change was applied; `NEVER` where none tells it."""
-    code, topics, partitions = pair_codes(changes["topic"], changes["partition"])
+    code, (topics, partitions) = row_codes(changes["topic"], changes["partition"])
     times = np.full(len(topics), NEVER)
     np.maximum.at(times, code, changes[APPLIED].fill_null(NEVER).to_numpy())
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))
@@ -84,7 +84,7 @@ def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
 
 def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
     """The rows of `gold.late_points` for changes that are late for a table."""
-    events = source.events(changes, declared, (*MARKS, APPLIED, *PLACE))
+    events = source.events(changes, declared, (*MARKS, "position", APPLIED, *PLACE))
     called = "metric" if source.numbers else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}
     columns["table"] = pa.array([table]).take(pa.array(np.zeros(events.num_rows, np.int32)))

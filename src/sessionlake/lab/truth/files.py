@@ -13,7 +13,7 @@ from typing import Any
 from sessionlake.errors import LakeError
 from sessionlake.lab.truth.model import Row, SessionKey, Tables
 
-_FORMAT = 3
+_FORMAT = 4
 _BYTES = ("key", "value")
 
 
@@ -25,7 +25,7 @@ def rows_digest(tables: Tables) -> dict[SessionKey, str]:
 def table_digest(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The hash of one session's table: row id to its columns, in any order of rows and columns.
 
-    The columns are those of `Tables.session_rows`, without topic, session id and row id.
+    The columns are those of `Tables.session_rows`, without topic, partition, session id and row id.
     """
     return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -53,9 +53,10 @@ def read(folder: Path) -> Tables:
     found = _read(folder / "format.jsonl.gz")
     if found != [_FORMAT]:
         raise LakeError(f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]; simulate again")
+    rows, sessions = (_read(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
     return Tables(
-        session_rows={(topic, session): rows for topic, session, rows in _read(folder / "session_rows.jsonl.gz")},
-        sessions={(row["topic"], row["session_id"]): row for row in _read(folder / "sessions.jsonl.gz")},
+        session_rows={(topic, partition, session): held for topic, partition, session, held in rows},
+        sessions={(row["topic"], row["partition"], row["session_id"]): row for row in sessions},
         counts={(topic, partition): counts for topic, partition, counts in _read(folder / "counts.jsonl.gz")},
         session_changes=_read(folder / "session_changes.jsonl.gz"),
         session_cuts=_read(folder / "session_cuts.jsonl.gz"),

@@ -17,6 +17,7 @@ Where the protocol leaves a choice, these hold:
 from __future__ import annotations
 
 from bisect import insort
+from collections import defaultdict
 
 from sessionlake.errors import UsageError
 from sessionlake.lab.truth.model import KafkaMessage, Rules, SessionKey, Tables
@@ -122,7 +123,18 @@ class Truth:
             self._outcomes.tables.session_rows[key] = table_of(session, terms)
             self._outcomes.tables.sessions[key] = session.as_row()
             self._outcomes.partitions[session.topic, session.partition].counts["held"] += len(session.life.held)
+        self._note_split_ids()
         return self._outcomes.tables
+
+    def _note_split_ids(self) -> None:
+        """An id that came in two partitions of a topic is two sessions, and each of them has an event about it."""
+        where = defaultdict[tuple[str, str], list[int]](list)
+        for topic, partition, session_id in self._sessions:
+            where[topic, session_id].append(partition)
+        for (topic, session_id), partitions in where.items():
+            if len(partitions) > 1:
+                for partition in partitions:
+                    self._outcomes.split(topic, partition, session_id)
 
     def _terms_of(self, topic: str) -> TopicRules:
         terms = self._terms.get(topic)
@@ -133,7 +145,7 @@ class Truth:
     def _session_of(self, terms: TopicRules, said: ParsedMessage) -> Session:
         """The session with this message noted; a life that timed out before it has ended and a new one begun."""
         kafka = said.kafka
-        key = kafka.topic, said.session_id
+        key = kafka.topic, kafka.partition, said.session_id
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
@@ -147,7 +159,6 @@ class Truth:
         if life.last_timestamp is None:
             life.first_offset = kafka.offset
         life.last_offset, life.last_timestamp = kafka.offset, said.time
-        session.partition = kafka.partition
         return session
 
     def _is_over(self, terms: TopicRules, session: Session, said: ParsedMessage) -> bool:

@@ -14,8 +14,8 @@ ON_VIOLATION = ("fail", "isolate", "record")
 COLUMN_TYPES = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")
 
 Row = dict[str, Any]
-SessionKey = tuple[str, str]
-"""(topic, session id): the identity of a session."""
+SessionKey = tuple[str, int, str]
+"""(topic, partition, session id): the identity of a session."""
 
 
 @dataclass(frozen=True)

@@ -68,3 +68,9 @@ class OutcomeWriter:
                 "kafka_timestamp": kafka.timestamp,
             }
         )
+
+    def split(self, topic: str, partition: int, session_id: str) -> None:
+        """Records that a session's id came in other partitions of its topic, too: about no message, at no time."""
+        names = ("offset", "expected_seq", "actual_seq", "kafka_timestamp")
+        row = {"topic": topic, "partition": partition, "session_id": session_id, **dict.fromkeys(names)}
+        self.tables.integrity_events.append(row | {"event": "split_session", "action": "recorded"})

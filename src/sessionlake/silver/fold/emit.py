@@ -14,12 +14,12 @@ from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import one, parted_keys
 from sessionlake.protocol.chunk import write_compressed
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.reasons import CODES
-from sessionlake.protocol.types import Bools, Int32s, Int64s, Payloads
+from sessionlake.protocol.types import Bools, Int64s, Payloads
 from sessionlake.silver.fold.changes import change_rows
 from sessionlake.silver.fold.schemas import (
     CUTS_SCHEMA,
@@ -51,14 +51,14 @@ class Judged:
         clock: of the shard, after the batch.
         outcome: what became of each.
         topics: of the sessions that were judged.
+        partitions: theirs.
         sessions: their ids.
-        keys: `topic NUL session_id` of every session that is another now.
+        keys: of every session that is another now; see `protocol.arrow.session_key`.
         cursors: theirs.
         timeouts: their session timeouts, ms.
         late_fills: whether a message of theirs was applied after some with higher seqs (class `once`).
         cuts: where tables are cut.
-        cut_keys: `topic NUL session_id` of each.
-        cut_partitions: partition of each.
+        cut_keys: the key of each one's session.
         silences: where topic-partitions stand behind silences, if it is for this shard to tell.
     """
 
@@ -69,6 +69,7 @@ class Judged:
     clock: Clock
     outcome: Outcome
     topics: pa.Array
+    partitions: pa.Array
     sessions: pa.Array
     keys: pa.Array
     cursors: Cursors
@@ -76,8 +77,12 @@ class Judged:
     late_fills: Bools
     cuts: Cuts
     cut_keys: pa.Array
-    cut_partitions: Int32s
     silences: list[LaneTime]
+
+    def name(self, session: int) -> tuple[str, int, str]:
+        """Topic, partition and id of a session that was judged, by its number."""
+        topic, partition, own = (part[session].as_py() for part in (self.topics, self.partitions, self.sessions))
+        return topic, partition, own
 
 
 def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
@@ -98,7 +103,7 @@ def payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], r
         rows={str(kind): table.num_rows for kind, table in tables.items()},
         violations=first_violations(judged, rules),
         quarantined=_offset_ranges(quarantine),
-        decided=[(judged.topics[s].as_py(), judged.sessions[s].as_py(), offset) for s, offset in out.decided],
+        decided=[(*judged.name(session), offset) for session, offset in out.decided],
         silences=judged.silences,
     )
     rows = [(str(kind), write_compressed(table)) for kind, table in tables.items() if table.num_rows]
@@ -113,14 +118,17 @@ def _progress(judged: Judged) -> pa.Table:
     def field(name: str) -> Int64s:
         return np.ascontiguousarray(cursors[name])
 
+    topics, partitions, sessions = parted_keys(judged.keys)
     arrays = [
-        *_topics_and_sessions(judged.keys),
+        topics,
+        sessions,
         _STATUS.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
         pa.array(field("epoch")),
         _following(field("last_seq")),
         *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late")),
         *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
-        *(pa.array(field(name)) for name in ("first_offset", "last_offset", "partition")),
+        *(pa.array(field(name)) for name in ("first_offset", "last_offset")),
+        partitions,
         timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
         timestamps(field("last_kafka_ts")),
         pa.array(judged.late_fills),
@@ -132,9 +140,11 @@ def _cuts(judged: Judged) -> pa.Table:
     def field(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
+    topics, partitions, sessions = parted_keys(judged.cut_keys)
     arrays = [
-        *_topics_and_sessions(judged.cut_keys),
-        pa.array(judged.cut_partitions),
+        topics,
+        sessions,
+        partitions,
         timestamps(field("at")),
         _CUT_REASONS.take(pa.array(field("reason"))),
         timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
@@ -145,13 +155,6 @@ def _cuts(judged: Judged) -> pa.Table:
         pa.array(field("changes")),
     ]
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
-
-
-def _topics_and_sessions(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    parts = pc.split_pattern(keys, "\0", max_splits=1)
-    if not len(parts):
-        return parts.flatten(), parts.flatten()
-    return pc.list_element(parts, 0), pc.list_element(parts, 1)
 
 
 def _following(last: Int64s) -> pa.Array:
@@ -211,12 +214,12 @@ def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
     """The shard's first violation, by topic, partition and offset: the same one however sessions are sharded."""
 
     def told(event: Event) -> Violation:
-        topic = judged.topics[event.session].as_py()
+        topic, partition, session = judged.name(event.session)
         return Violation(
             topic=topic,
-            partition=event.partition,
+            partition=partition,
             offset=event.offset,
-            session_id=judged.sessions[event.session].as_py(),
+            session_id=session,
             integrity=str(rules.of(topic).integrity),
             event=str(event.kind),
             expected_seq=event.expected,

@@ -155,7 +155,7 @@ class ShardReport(msgspec.Struct):
 
     Attributes:
         rows: rows by kind of output.
-        decided: topics, sessions and offsets at which an operator's decision was taken.
+        decided: topics, partitions, sessions and offsets at which an operator's decision was taken.
         silences: where topic-partitions stand behind silences of the batch; one shard tells all.
         quarantined: topic, partition, first and last offset of what was quarantined: some of it was held back, and is
             older than the batch.
@@ -165,7 +165,7 @@ class ShardReport(msgspec.Struct):
     rows: dict[str, int]
     violations: list[Violation] = []
     quarantined: list[tuple[str, int, int, int]] = []
-    decided: list[tuple[str, str, int]] = []
+    decided: list[tuple[str, int, str, int]] = []
     silences: list[LaneTime] = []
     format: int = 1
 

@@ -22,7 +22,7 @@ from sessionlake.integrity.outcome import Outcome, Verdict
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import pair_codes, session_keys
+from sessionlake.protocol.arrow import SESSION, joined_keys, parted_keys, row_codes, session_keys
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ
@@ -77,7 +77,7 @@ class SilverFold:
 
 
 def _topic_partitions(messages: pa.Table) -> set[TopicPartition]:
-    _, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+    _, (topics, partitions) = row_codes(messages["topic"], messages["partition"])
     return set(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
 
 
@@ -119,21 +119,21 @@ class ShardJudge:
 
     def judge(self, messages: pa.Table, *, bulk: bool) -> Judged:
         """Judges well-formed messages, and the sessions that only time has come for."""
-        messages, owner, topics, sessions = _by_session(messages)
-        places = self._state.find(_keys(topics, sessions))
+        messages, owner, keys = _by_session(messages)
+        places = self._state.find(keys)
         silent = self._due(places)
-        topics, sessions = _with_silent(topics, sessions, self._state.keys.take(pa.array(silent)))
-        keys, places = _keys(topics, sessions), np.append(places, silent)
+        keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
+        places, names = np.append(places, silent), parted_keys(keys)
         held, held_bounds = self._take_held(keys, messages.schema)
         batch = ShardBatch(
             stream=_stream(messages, owner, self._lanes(messages), self._behind, self._state.clock),
             cursors=new_cursors(len(keys)),
             memories=np.full(len(keys), None, object),
-            rules=[self._rules.of(name) for name in topics.to_pylist()],
+            rules=[self._rules.of(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),
             held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND, Clock([])),
             held_bounds=held_bounds,
-            decisions=self._decided(topics.to_pylist(), sessions),
+            decisions=self._decided(names),
         )
         self._recall(batch, places)
         out = judge_batch(batch, bulk=bulk)
@@ -142,7 +142,7 @@ class ShardJudge:
         seen = self._put_back(batch, keys, places)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
-        judged = self._judged(combined, held.num_rows, batch.stream, out, (topics, sessions), places, seen)
+        judged = self._judged(combined, held.num_rows, batch.stream, out, names, places, seen)
         self._forget()
         return judged
 
@@ -167,7 +167,7 @@ class ShardJudge:
         released: int,
         stream: Stream,
         out: Outcome,
-        named: tuple[pa.Array, pa.Array],
+        names: tuple[pa.Array, pa.Array, pa.Array],
         places: Int64s,
         seen: Bools,
     ) -> Judged:
@@ -185,21 +185,21 @@ class ShardJudge:
             times=stream.time,
             clock=state.clock,
             outcome=out,
-            topics=named[0],
-            sessions=named[1],
+            topics=names[0],
+            partitions=names[1],
+            sessions=names[2],
             keys=state.keys.take(pa.array(touched)),
             cursors=changed,
             timeouts=self._timeouts()[changed["lane"]],
             late_fills=np.isin(touched, places[sorted(out.late_fills)]),
             cuts=cuts,
             cut_keys=state.keys.take(pa.array(cuts["session"])),
-            cut_partitions=state.cursors["partition"][cuts["session"]],
             silences=self._silences,
         )
 
     def _lanes(self, messages: pa.Table) -> Int64s:
         """The topic-partition of each message, as its place in the clock."""
-        lane, topics, partitions = pair_codes(messages["topic"], messages["partition"])
+        lane, (topics, partitions) = row_codes(messages["topic"], messages["partition"])
         index = self._state.clock.index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
         places = np.array([index(pair) for pair in pairs], np.int64)
@@ -257,12 +257,12 @@ class ShardJudge:
             rows = combined.take(pa.array(held))
             state.held = (rows if state.held is None else pa.concat_tables([state.held, rows])).combine_chunks()
 
-    def _decided(self, topics: list[str], sessions: pa.Array) -> dict[int, dict[int, Decision]]:
+    def _decided(self, names: tuple[pa.Array, pa.Array, pa.Array]) -> dict[int, dict[int, Decision]]:
         found: dict[int, dict[int, Decision]] = {}
         if self._decisions:
-            number_of = {key: i for i, key in enumerate(zip(topics, sessions.to_pylist(), strict=True))}
-            for (topic, session, offset), decision in self._decisions.items():
-                if (number := number_of.get((topic, session))) is not None:
+            number_of = {key: i for i, key in enumerate(zip(*(part.to_pylist() for part in names), strict=True))}
+            for (*session, offset), decision in self._decisions.items():
+                if (number := number_of.get(tuple(session))) is not None:
                     found.setdefault(number, {})[offset] = decision
         return found
 
@@ -297,27 +297,13 @@ class ShardJudge:
         state.keep(~gone)
 
 
-def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array, pa.Array]:
-    """Messages sorted by session and offset, the number of each one's session, and the sessions' topics and ids."""
-    owner, topics, sessions = pair_codes(messages["topic"], messages["session_id"])
+def _by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
+    """Messages sorted by session and offset, the number of each one's session, and the sessions' keys."""
+    owner, names = row_codes(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
-    return messages, owner, topics, sessions
-
-
-def _keys(topics: pa.Array, sessions: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(topics, sessions, "\0")
-
-
-def _with_silent(topics: pa.Array, sessions: pa.Array, silent: pa.Array) -> tuple[pa.Array, pa.Array]:
-    if not len(silent):
-        return topics, sessions
-    parts = pc.split_pattern(silent, "\0", max_splits=1)
-    return (
-        pa.concat_arrays([topics, pc.list_element(parts, 0)]),
-        pa.concat_arrays([sessions, pc.list_element(parts, 1)]),
-    )
+    return messages, owner, joined_keys(*names)
 
 
 def _owners(held: pa.Table, keys: pa.Array) -> Int64s:

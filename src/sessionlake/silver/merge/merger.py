@@ -23,6 +23,7 @@ from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput, config_has
 from sessionlake.lake.names import (
     CHANGES,
     CUTS,
+    EVENTS,
     LEDGER,
     PROGRESS,
     RETAINED,
@@ -37,13 +38,14 @@ from sessionlake.lake.progress import batches_after, last_merged
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn, merges_of
 from sessionlake.lake.upsert import Upsert
-from sessionlake.protocol.types import Row
+from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.spark import own_session
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, least_of
 from sessionlake.silver.merge.sources import UPSERT_SESSIONS, sources, upsert_rows
+from sessionlake.silver.merge.splits import record_splits
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 
@@ -56,7 +58,8 @@ _MERGE_CHANGES = 10_000_000
 # Of batches that wait, so many changes are kept in memory; those of more are read again.
 _CHANGES_AT_HAND = 100_000
 _MERGED = (CHANGES, PROGRESS, CUTS)
-_WRITTEN = (ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER)
+_WRITTEN = (ROWS, SESSIONS, EVENTS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER)
+_CREATED = (CHANGES, PROGRESS, CUTS, *_WRITTEN)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Waiting:
 
     Attributes:
         rows: its appended rows by table, where the stream still had them at hand.
+        starts: the first offset that it has of each topic-partition.
     """
 
     app_id: str
@@ -73,6 +77,7 @@ class Waiting:
     changes: int
     cuts: int = 0
     rows: Mapping[str, pa.Table] = field(default_factory=dict)
+    starts: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 def at_once(waiting: Sequence[Waiting]) -> list[Waiting]:
@@ -105,7 +110,18 @@ def _are_whole(rows: Mapping[str, pa.Table], outputs: Iterable[TableOutput]) -> 
 
 def _waiting(row: Row) -> Waiting:
     outputs = [TableOutput(**output) for output in row["outputs"]]
-    return Waiting(row["app_id"], row["batch_id"], row["messages"], _changes(outputs), _cuts(outputs))
+    starts = {(part["topic"], part["partition"]): part["first"] for part in row["offsets"]}
+    changes, cuts = _changes(outputs), _cuts(outputs)
+    return Waiting(row["app_id"], row["batch_id"], row["messages"], changes, cuts, starts=starts)
+
+
+def _starts(waiting: Iterable[Waiting]) -> dict[TopicPartition, int]:
+    """The first offset that batches have of each topic-partition."""
+    found: dict[TopicPartition, int] = {}
+    for item in waiting:
+        for place, first in item.starts.items():
+            found[place] = min(first, found.get(place, first))
+    return found
 
 
 class TableMerger:
@@ -120,7 +136,7 @@ class TableMerger:
         self._ledger = Ledger(self._lake)
         self._settings = settings
         with self._lake.storage.remembering():
-            self._lake.ensure(self._spark, [CHANGES, PROGRESS, CUTS, ROWS, SESSIONS, SNAPSHOTS, SNAPSHOT_INDEX, LEDGER])
+            self._lake.ensure(self._spark, _CREATED)
             if self._lake.storage.keeps_functions:
                 self._lake.ensure(self._spark, [RETAINED])
                 create_session_as_of(self._spark, self._lake)  # SQL warehouses have it from now on
@@ -139,7 +155,8 @@ class TableMerger:
                 held = sum(item.changes for item in self._waiting) + changes
                 kept = rows if _are_whole(rows, entry.outputs) and held <= _CHANGES_AT_HAND else {}
                 cuts = _cuts(entry.outputs)
-                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, cuts, kept))
+                starts = {(part.topic, part.partition): part.first for part in entry.offsets}
+                self._waiting.append(Waiting(entry.txn.app_id, batch, entry.messages, changes, cuts, kept, starts))
         self._news.set()
 
     def start(self) -> TableMerger:
@@ -198,6 +215,7 @@ class TableMerger:
             outputs = (
                 self._merge(ROWS, merged.rows, upsert_rows(self._settings.capture.declared), txn),
                 self._merge(SESSIONS, merged.sessions, UPSERT_SESSIONS, txn),
+                *record_splits(self._spark, self._lake, merged.sessions, _starts(taken), last, txn),
                 *self._merge_snapshots(batches, sum(item.cuts for item in taken), txn),
             )
         entry = LedgerEntry(
@@ -240,7 +258,7 @@ class TableMerger:
     def _not_merged(self) -> list[Waiting]:
         """From the ledger: the stream's batches that no merge has taken in yet."""
         reader = self._lake.reader(self._spark)
-        return [*map(_waiting, batches_after(reader, SILVER, last_merged(reader), "messages", "outputs"))]
+        return [*map(_waiting, batches_after(reader, SILVER, last_merged(reader), "messages", "outputs", "offsets"))]
 
     def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
         commit = merge(self._spark, self._lake, table, rows, upsert, txn)

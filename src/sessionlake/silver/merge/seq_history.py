@@ -32,7 +32,7 @@ def history_of(
     """What the tables of sessions after a batch are told from, in seq order.
 
     Args:
-        sessions: `topic, session_id`.
+        sessions: `SESSION` of each.
         cuts: those whose tables are kept (see `kept_cuts`), of any sessions.
         named: what else is known of the sessions' rows.
 

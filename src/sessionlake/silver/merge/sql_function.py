@@ -22,55 +22,56 @@ SESSION_AS_OF = "session_as_of"
 # can have a name that begins with an underscore; one may have a parameter's.
 _BODY = """
 WITH disordered AS (
-  SELECT DISTINCT topic FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
+  SELECT DISTINCT topic, partition FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
 ), base AS (
-  SELECT topic, max(struct(position, snapshot_at, reason)) AS _cut
-  FROM {kept} LEFT ANTI JOIN disordered USING (topic)
+  SELECT topic, partition, max(struct(position, snapshot_at, reason)) AS _cut
+  FROM {kept} LEFT ANTI JOIN disordered USING (topic, partition)
   WHERE session_id = session_as_of.of_session AND snapshot_at < session_as_of.as_of
     AND _batch <= (SELECT max(source_to) FROM {ledger} WHERE layer = 'silver_tables')
-  GROUP BY topic
+  GROUP BY topic, partition
 ), floors AS (
   {floors}
 ), writes AS (
-  SELECT topic, NULL AS row_id, {none}, {no_marks},
+  SELECT topic, partition, NULL AS row_id, {none}, {no_marks},
     CASE WHEN disordered.topic IS NOT NULL OR coalesce(base._cut.position, -1) < floors._floor
       THEN raise_error({refusal})
       ELSE 'none' END AS change,
     CAST(array() AS ARRAY<STRING>) AS _set, named_struct('life', 0L, 'place', 0L, 'ordinal', -1) AS _at
-  FROM floors LEFT JOIN base USING (topic) LEFT JOIN disordered USING (topic)
+  FROM floors LEFT JOIN base USING (topic, partition) LEFT JOIN disordered USING (topic, partition)
   UNION ALL
-  SELECT topic, row_id, {columns}, {marks}, 'upsert' AS change, array({names}) AS _set,
+  SELECT topic, partition, row_id, {columns}, {marks}, 'upsert' AS change, array({names}) AS _set,
     named_struct('life', 0L, 'place', position, 'ordinal', -1) AS _at
-  FROM {snapshots} JOIN base USING (topic)
+  FROM {snapshots} JOIN base USING (topic, partition)
   WHERE session_id = session_as_of.of_session AND struct(position, snapshot_at, reason) = base._cut
   UNION ALL
-  SELECT topic, row_id, {columns}, {marks}, change, _set,
+  SELECT topic, partition, row_id, {columns}, {marks}, change, _set,
     CASE WHEN disordered.topic IS NULL THEN named_struct('life', 0L, 'place', _position, 'ordinal', ordinal)
       ELSE named_struct('life', _life, 'place', _seq, 'ordinal', ordinal) END AS _at
-  FROM {changes} LEFT JOIN base USING (topic) LEFT JOIN disordered USING (topic)
+  FROM {changes} LEFT JOIN base USING (topic, partition) LEFT JOIN disordered USING (topic, partition)
   WHERE session_id = session_as_of.of_session AND _applied_at <= session_as_of.as_of
     AND _position > coalesce(base._cut.position, -1)
 ), cleared AS (
-  SELECT topic, max(_at) AS _at FROM writes WHERE change = 'clear' GROUP BY topic
+  SELECT topic, partition, max(_at) AS _at FROM writes WHERE change = 'clear' GROUP BY topic, partition
 ), deleted AS (
-  SELECT topic, row_id, max(_at) AS _at FROM writes WHERE change = 'delete' GROUP BY topic, row_id
+  SELECT topic, partition, row_id, max(_at) AS _at FROM writes WHERE change = 'delete'
+  GROUP BY topic, partition, row_id
 ), present AS (
   SELECT writes.*
-  FROM writes LEFT JOIN cleared USING (topic) LEFT JOIN deleted USING (topic, row_id)
+  FROM writes LEFT JOIN cleared USING (topic, partition) LEFT JOIN deleted USING (topic, partition, row_id)
   WHERE change = 'upsert' AND (cleared._at IS NULL OR writes._at > cleared._at)
     AND (deleted._at IS NULL OR writes._at > deleted._at)
 )
-SELECT topic, session_as_of.of_session AS session_id, row_id, {last_values}, {last_marks}
-FROM present GROUP BY topic, row_id
+SELECT topic, session_as_of.of_session AS session_id, row_id, {last_values}, {last_marks}, partition
+FROM present GROUP BY topic, partition, row_id
 """
 _KEPT = """(
-    SELECT topic, session_id, position, snapshot_at, reason, _batch FROM {index}
+    SELECT topic, partition, session_id, position, snapshot_at, reason, _batch FROM {index}
     UNION ALL
-    SELECT topic, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
+    SELECT topic, partition, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
   )"""
-_FLOORS = """SELECT topic, `limit` AS _floor FROM {retained}
+_FLOORS = """SELECT topic, partition, `limit` AS _floor FROM {retained}
   WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.of_session"""
-_NO_FLOORS = "SELECT 'none' AS topic, 0L AS _floor WHERE false"
+_NO_FLOORS = "SELECT 'none' AS topic, 0 AS partition, 0L AS _floor WHERE false"
 _REFUSAL = (
     f"{CHANGES} does not reach back so far, by maintain.retention: sessionlake session as-of says since when this "
     "session can be told"

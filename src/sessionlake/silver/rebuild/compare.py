@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.config import Settings
@@ -23,11 +25,11 @@ COMPARED: dict[str, tuple[str, ...]] = {
     CHANGES: ("_position", "ordinal"),
     ROWS: ("row_id",),
     SESSIONS: (),
-    QUARANTINE: ("partition", "offset"),
+    QUARANTINE: ("offset",),
     CUTS: ("position", "snapshot_at", "reason"),
     SNAPSHOTS: ("position", "snapshot_at", "reason", "row_id"),
     SNAPSHOT_INDEX: ("position", "snapshot_at", "reason"),
-    EVENTS: ("partition", "offset", "event", "action"),
+    EVENTS: ("offset", "event", "action"),
 }
 _BOOKKEEPING = "_batch"
 
@@ -40,7 +42,7 @@ class Verified:
         sessions: how many there are on either side; messages without a session count as one a topic.
         tables: names of the tables that differ.
         different: how many sessions differ in some table.
-        first: the first difference, by table, topic and session; None if there is none.
+        first: the first difference, by table, topic, partition and session; None if there is none.
         states: how the states compare; None if they were not asked for.
         cut: of which tables what is old was not compared, and why.
     """
@@ -98,12 +100,12 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
         return Verified(sessions, tables, 0, None)
     first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
-    place = (first["table"], first["topic"], first["session_id"])
+    place = (first["table"], *(first[name] for name in SESSION))
     return Verified(sessions, tables, different, _first_difference(live, built, *place))
 
 
 def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
-    """A hash of each row of each table: `table, topic, session_id, side, hash`."""
+    """A hash of each row of each table: `table`, `SESSION`, `side` and `hash`."""
     from pyspark.sql import functions as F
 
     found: DataFrame | None = None
@@ -125,19 +127,21 @@ def _first_difference(
     built: Callable[[str], DataFrame],
     table: str,
     topic: str,
+    partition: int,
     session: str | None,
 ) -> str:
     from pyspark.sql import functions as F
 
     keys = COMPARED[table]
-    mine = F.col("topic").eqNullSafe(F.lit(topic)) & F.col("session_id").eqNullSafe(F.lit(session))
+    names = zip(SESSION, (topic, partition, session), strict=True)
+    mine = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
     expected = built(table).where(mine).drop(_BOOKKEEPING)
     found = live(table).where(mine).select(*(f"`{name}`" for name in expected.columns))
     lacking = expected.exceptAll(found).withColumn("_side", F.lit("expected"))
     apart = lacking.unionAll(found.exceptAll(expected).withColumn("_side", F.lit("found")))
     first, *others = rows_of(apart.orderBy(*keys, "_side").limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
-    where = f"{table}: session {session!r}, topic {topic}{named}"
+    where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first["_side"] == "found":
         return f"{where}: should not be there"
     other = next((row for row in others if row["_side"] == "found" and _same_key(row, first, keys)), None)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sessionlake.config import Integrity, Settings, milliseconds
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleBook
@@ -55,6 +57,7 @@ from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.quarantine import with_messages
 from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
+from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.folded import Folded
 from sessionlake.streaming.losses import refuse_set_back
@@ -85,8 +88,9 @@ class Selection:
         who = f"the sessions {', '.join(map(repr, self.sessions))}" if self.sessions else "all sessions"
         return who if self.topic is None else f"{who} of topic {self.topic}"
 
-    def __call__(self, topic: str, session: str) -> bool:
-        """Whether it has this session."""
+    def __call__(self, topic: str, partition: int, session: str) -> bool:
+        """Whether it has this session: with an id, it has the sessions of all partitions that have it."""
+        del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 
     def rows(self) -> Column:
@@ -204,6 +208,7 @@ def replay(
         states = part.states
     _fill_rows(spark, settings)
     _fill_sessions(spark, settings)
+    _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
     return Replayed(version, tuple(total([ShardReport(partitions, {})])), states)
 
@@ -249,7 +254,7 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     from pyspark.sql import functions as F
 
     beside, columns = Lake(settings).staging(), settings.capture.declared
-    changes = beside.read_near(spark, CHANGES).drop("_batch", "partition", "kafka_timestamp")
+    changes = beside.read_near(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-beside.reader(spark).count(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleBook(settings.capture)
@@ -265,6 +270,20 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     beside = Lake(settings).staging()
     append(spark, beside, SESSIONS, newest_progress(beside.read_near(spark, PROGRESS)), Txn("rebuild", 0))
+
+
+def _fill_splits(spark: SparkSession, settings: Settings) -> None:
+    """Records the ids that occur in several partitions."""
+    from pyspark.sql import functions as F
+
+    beside = Lake(settings).staging()
+    sessions = beside.read_near(spark, SESSIONS).select(*SESSION)
+    split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
+    found = sessions.join(split, list(ID), "left_semi").toArrow()
+    if found.num_rows:
+        events = split_events(found, found.slice(0, 0), RuleBook(settings.capture))
+        rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
+        append(spark, beside, EVENTS, rows, Txn("rebuild:splits", 0))
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:

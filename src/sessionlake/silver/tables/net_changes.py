@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, one, pair_codes
+from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, codes, one, row_codes
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -29,7 +29,8 @@ def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """
     return pa.schema(
         [
-            *((name, pa.string()) for name in ("topic", "session_id", "row_id")),
+            *zip(SESSION, SESSION_TYPES, strict=True),
+            ("row_id", pa.string()),
             *((column.name, column.arrow) for column in columns),
             (RESCUED, pa.string()),
             *((name, pa.int64()) for name in MARKS),
@@ -44,7 +45,7 @@ def net_ddl(columns: tuple[Column, ...]) -> str:
     declared = ", ".join(f"`{column.name}` {column.sql}" for column in columns)
     marks = ", ".join(f"{name} bigint" for name in MARKS)
     return (
-        f"topic string, session_id string, row_id string, {declared}, {RESCUED} string, {marks}, "
+        f"topic string, partition int, session_id string, row_id string, {declared}, {RESCUED} string, {marks}, "
         "_delete boolean, _written array<boolean>"
     )
 
@@ -65,8 +66,8 @@ class NetChanges:
 def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Reduces changes, in any order, to one row for each row they concern, and one for each cleared session."""
     changes = changes.combine_chunks()
-    session, *names = pair_codes(changes["topic"], changes["session_id"])
-    sessions = pa.StructArray.from_arrays(names, ["topic", "session_id"])
+    session, names = row_codes(*(changes[name] for name in SESSION))
+    sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
     kind, kinds = codes(changes["change"])
     clear = kind == _index(kinds, "clear")
@@ -107,13 +108,13 @@ def refolded(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table | No
         rows: tables that all of these changes come after: columns of `session_rows`.
     """
     parts = [in_seq_order(changes)]
-    schema, told = parts[0].schema, changes.select(["topic", "session_id"])
+    schema, told = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
         whole = {name: one(rows[name]) for name in rows.column_names} | {"_set": names}
         parts.append(_as_changes(whole, "upsert", -1, schema))
-        told = pa.concat_tables([told, rows.select(["topic", "session_id"])])
-    sessions = told.group_by(["topic", "session_id"], use_threads=False).aggregate([])
+        told = pa.concat_tables([told, rows.select(SESSION)])
+    sessions = told.group_by(list(SESSION), use_threads=False).aggregate([])
     parts.append(_as_changes({name: one(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
     return net_changes(pa.concat_tables(parts), columns)
 
@@ -162,7 +163,7 @@ def _rows(changes: pa.Table, columns: tuple[Column, ...], net: _Net) -> pa.Table
         written.append((winner >= 0) | net.emptied)
     matrix = np.stack(written, axis=1) if written else np.zeros((len(net.last), 0), np.bool_)
     last = pa.array(net.last)
-    heads = [one(changes[name]).take(last) for name in ("topic", "session_id", "row_id")]
+    heads = [one(changes[name]).take(last) for name in (*SESSION, "row_id")]
     marks = [one(changes[name]).take(last) for name in (RESCUED, *MARKS)]
     ends = pa.array(np.arange(len(net.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
@@ -172,7 +173,7 @@ def _rows(changes: pa.Table, columns: tuple[Column, ...], net: _Net) -> pa.Table
 
 def _clear_marks(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Table:
     schema = net_schema(columns)
-    given = {"topic": sessions.field("topic"), "session_id": sessions.field("session_id")}
+    given = {name: sessions.field(name) for name in SESSION}
     arrays = [given.get(field.name, pa.nulls(len(sessions), field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 

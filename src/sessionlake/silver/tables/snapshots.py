@@ -12,28 +12,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import are_of, codes, one, ranges, session_keys
+from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of, codes, one, ranges, session_keys
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
 from sessionlake.silver.tables.weights import Weights
 
-ROW_KEY = ("topic", "session_id", "row_id")
-CUT_COLUMNS = ("topic", "session_id", "snapshot_at", "reason", "position")
+ROW_KEY = (*SESSION, "row_id")
+CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
 def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Rows of session tables: the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
-    texts = [(name, pa.string()) for name in ROW_KEY]
-    return pa.schema([*texts, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
+    keys = zip(ROW_KEY, (*SESSION_TYPES, pa.string()), strict=True)
+    return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
 
 
 def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Rows of `session_snapshots`."""
-    cut = [pa.string(), pa.string(), TIMESTAMP, pa.string(), pa.int64()]
-    return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[2:]])
+    cut = [*SESSION_TYPES, TIMESTAMP, pa.string(), pa.int64()]
+    return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[len(SESSION) :]])
 
 
 def change_columns(columns: tuple[Column, ...]) -> list[str]:
@@ -79,10 +79,10 @@ def snapshots(
         kept: what is known of the sessions' last kept tables: see `Weights`.
         rows: these tables.
         changes: what was applied since, with `change_columns`.
-        anew: topic and id of the sessions (class `once`) with a late fill since:
+        anew: `SESSION` of the sessions (class `once`) with a late fill since:
             their tables and changes are what `seq_history.history_of` gives, or all their changes from the beginning.
     """
-    cuts = cuts.sort_by([(name, "ascending") for name in ("topic", "session_id", "position", "snapshot_at")])
+    cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
     session, names = codes(session_keys(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
     counts = np.diff(np.append(starts, len(session)))
@@ -123,7 +123,7 @@ def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...])
     """Rows behind the cuts of their sessions, which are one a session; of an empty table, the cut alone."""
     schema = snapshots_schema(columns)
     head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
-    body = rows.select(rows.column_names[2:])
+    body = rows.select(rows.column_names[len(SESSION) :])
     whole = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
     empty = heads.filter(pc.invert(are_of(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
     return pa.concat_tables([whole, empty], promote_options="default")
@@ -146,7 +146,7 @@ def last_cuts(cuts: pa.Table) -> pa.Table:
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()
     places = pa.array(range(ordered.num_rows), pa.int64())
-    first = ordered.append_column("_place", places).group_by(["topic", "session_id"]).aggregate([("_place", "min")])
+    first = ordered.append_column("_place", places).group_by(list(SESSION)).aggregate([("_place", "min")])
     return ordered.take(first["_place_min"])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import codes, session_keys
+from sessionlake.protocol.arrow import SESSION, codes, session_keys
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -21,7 +21,7 @@ class Weights:
 
     Args:
         sessions: keys; each is known here by its place.
-        kept: `topic, session_id, rows, since` of those that had a table kept. One kept by a version that did not
+        kept: `SESSION`, `rows` and `since` of those that had a table kept. One kept by a version that did not
             count its rows has null: the changes since outweigh it, as they do for a session that has none.
 
     Attributes:
@@ -63,13 +63,13 @@ def since_kept(last: pa.Table, passed: pa.Table) -> pa.Table:
 
     Args:
         last: each session's last cut of which the table was kept, with `rows`.
-        passed: `topic, session_id, position, changes` of cuts since then, and maybe of others.
+        passed: `SESSION`, `position` and `changes` of cuts since then, and maybe of others.
     """
     place = pc.index_in(session_keys(passed), value_set=session_keys(last))
     later = pc.fill_null(pc.greater(passed["position"], last["position"].take(place)), pa.scalar(value=False))
     since = np.zeros(last.num_rows, np.int64)
     np.add.at(since, _numbers(place.filter(later)), _numbers(passed["changes"].filter(later)))
-    return last.select(["topic", "session_id", "rows"]).append_column("since", pa.array(since))
+    return last.select([*SESSION, "rows"]).append_column("since", pa.array(since))
 
 
 def _always(cuts: pa.Table) -> Bools:

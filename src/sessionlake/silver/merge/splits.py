@@ -1,0 +1,91 @@
+"""Finds the ids that a range of batches has brought into a second partition, and records `split_session`.
+
+State forgets a session after twice its timeout, so whether its id occurs in another partition is looked up in
+`sessions`, which has a row of every session. Only sessions that began in the range can split an id.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.integrity.outcome import EventKind
+from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.commit import append
+from sessionlake.lake.ledger import TableOutput
+from sessionlake.lake.names import EVENTS, SESSIONS
+from sessionlake.lake.reading import Condition, TableReader, among
+from sessionlake.lake.tables import Lake
+from sessionlake.lake.txn import Txn
+from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.types import TopicPartition
+from sessionlake.runtime.frames import Rows, as_frame
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS
+from sessionlake.silver.tables.splits import ID, split_events, split_sessions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# So many ids are looked up at once: what is found of them must fit into the driver.
+_AT_ONCE = 100_000
+_PLACE = ("topic", "partition")
+
+
+def record_splits(
+    spark: SparkSession, lake: Lake, merged: Rows, starts: Mapping[TopicPartition, int], batch: int, txn: Txn
+) -> tuple[TableOutput, ...]:
+    """Appends the events that `integrity_events` lacks; without any, nothing is committed.
+
+    Args:
+        merged: the rows that were merged into `sessions`.
+        starts: the first offset that the range has of each topic-partition.
+        batch: the last of the range.
+    """
+    reader, rules = lake.reader(spark), RuleBook(lake.settings.capture)
+    columns = [*SESSION, "first_offset"]
+    held = merged if isinstance(merged, pa.Table) else as_frame(spark, merged).select(*columns).toArrow()
+    sessions = held.select(columns)
+    parts = [*_new_events(reader, lake, begun_since(sessions, starts).select(ID), rules)]
+    if not parts:
+        return ()
+    events = pa.concat_tables(parts)
+    append(spark, lake, EVENTS, events.append_column("_batch", pa.repeat(batch, events.num_rows)), txn)
+    return (TableOutput(EVENTS, lake.last_commit(spark, EVENTS).version, events.num_rows),)
+
+
+def begun_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
+    """The sessions whose present life began at or after these offsets; all of topic-partitions that have none."""
+    known = pa.array([f"{topic}\0{partition}" for topic, partition in starts], pa.string())
+    start = pa.array([*starts.values()], pa.int64())
+    places = pc.binary_join_element_wise(*(pc.cast(sessions[name], pa.string()) for name in _PLACE), "\0")
+    began = pc.greater_equal(sessions["first_offset"], start.take(pc.index_in(places, value_set=known)))
+    return sessions.filter(pc.fill_null(began, fill_value=True))
+
+
+def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
+    ids = ids.group_by(list(ID)).aggregate([])
+    for start in range(0, ids.num_rows, _AT_ONCE):
+        own = ids.slice(start, _AT_ONCE)
+        split = split_sessions(_read(reader, lake, SESSIONS, own))
+        if split.num_rows:
+            recorded = ("event", operator.eq, str(EventKind.SPLIT_SESSION))
+            events = split_events(split, _read(reader, lake, EVENTS, split.select(ID), recorded), rules)
+            if events.num_rows:
+                yield events
+
+
+def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
+    """`SESSION` of the rows that have one of these ids."""
+    names = pc.unique(ids["session_id"]).to_pylist()
+    named: list[Condition] = [("session_id", among, names)] if len(names) <= NAMED_SESSIONS else []
+    most = lake.limits.driver_bytes
+    found = reader.table(table, *named, *conditions, columns=_columns(conditions), of=ids, at_most=most)
+    return found.select(SESSION)
+
+
+def _columns(conditions: tuple[Condition, ...]) -> list[str]:
+    return [*SESSION, *(name for name, _, _ in conditions)]
