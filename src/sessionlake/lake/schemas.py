@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sessionlake.lake.gold_schemas import GOLD_TABLES
 from sessionlake.lake.names import (
+    ABSENT,
     CHANGES,
     CUTS,
     DAMAGED,
@@ -265,6 +266,21 @@ TABLES: dict[str, TableSchema] = {
         "The life of every captured topic",
         writes=Writes.REPLACE,
     ),
+    ABSENT: TableSchema(
+        (
+            ("topic", "string"),
+            ("partition", "int"),
+            ("first", "bigint"),
+            ("last", "bigint"),
+            ("reason", "string"),
+            ("who", "string"),
+            ("why", "string"),
+            ("noted_at", "timestamp"),
+        ),
+        "Offsets without a message: transaction markers, aborted records, and messages that an operator skipped",
+        skipping=("topic", "partition", "first", "last"),
+        writes=Writes.APPEND,
+    ),
     LEASES: TableSchema(
         (
             ("name", "string"),
@@ -361,3 +377,8 @@ def arrow_schema(table: str) -> pa.Schema:
     from pyspark.sql.types import StructType
 
     return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].columns)))
+
+
+def own_columns(table: str) -> tuple[str, ...]:
+    """The columns of a table of every lake, less the declared ones."""
+    return tuple(name for name, _ in TABLES[table].columns if name != DECLARED)

@@ -36,11 +36,6 @@ PURGED = "sessionlake.purged"
 """The table's property that names what its history was last removed for."""
 
 
-def quote(name: str) -> str:
-    """A SQL identifier, quoted."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def text(value: str) -> str:
     """A SQL string."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
@@ -79,6 +74,12 @@ def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter
 
 class Staged(Protocol):
     """Rows that are written down, and not part of their table yet."""
+
+    def count(self) -> int:
+        """How many they are."""
+
+    def columns(self, *names: str) -> pa.Table:
+        """These columns of them, read into the driver."""
 
     def commit(self, txn: Txn) -> None:
         """Makes them part of the table, unless a commit of the same transaction has done so before."""
@@ -226,7 +227,7 @@ class Storage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
         with self.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""

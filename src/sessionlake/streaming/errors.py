@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 
 from sessionlake import errors
 from sessionlake.errors import (
@@ -25,8 +27,12 @@ SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED_WITH_VERSION",
 )
 _LONGEST = 400
+_HEAP_FULL = "java.lang.OutOfMemoryError"
 _READERS = ("_internal", "deltalake", "pyarrow")
 """Modules whose exceptions tell of tables' files; delta-rs' own are of the first."""
+_CANCELLED = re.compile(
+    r"^Job \S+ cancelled |part of cancelled job group|cancelled as part of cancellation of all jobs"
+)
 _KAFKA = "org.apache.kafka.common.errors"
 _REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
 _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
@@ -128,8 +134,10 @@ _DISK_FULL = KnownFailure(
 )
 _NO_MEMORY = KnownFailure(
     MachineError,
-    "Spark's heap is used up: ask for less at once",
-    types=("java.lang.OutOfMemoryError",),
+    "Spark's heap is full. Give it more: driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; 2g by default), or a larger "
+    "cluster. Or let a batch have less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, "
+    "gold.max_bytes_per_trigger; of a query, ask for less at once",
+    types=(_HEAP_FULL, "org.apache.spark.memory.SparkOutOfMemoryError"),
 )
 _DAMAGED = KnownFailure(
     LakeError,
@@ -173,8 +181,9 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
 
     What this package raised in a worker comes back as it was raised there.
     """
-    if isinstance(error, SessionlakeError):
-        return error
+    known = _of_death(error) or error
+    if isinstance(known, SessionlakeError):
+        return known
     failure = failure_of(error)
     if failure.raised is not None:
         return _of_python(failure.raised, layer)
@@ -217,18 +226,29 @@ def readable(error: Exception) -> SessionlakeError | None:
     """
     if isinstance(error, SessionlakeError):
         return error
-    if _is_of_gateway(error) and (death := death_of_jvm()) is not None:
-        return MachineError(
-            f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
-            "killed it, memory is short: stop other programs, then run the command again"
-        )
+    if (dead := _of_death(error)) is not None:
+        return dead
     if _is_of_spark(error):
         return _of_spark(error)
     if isinstance(error, OSError) and error.errno is not None:
         return _of_system(error)
-    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _READERS:
+    # The log of a table is JSON, which is read here as well.
+    if isinstance(error, OSError | JSONDecodeError) or type(error).__module__.partition(".")[0] in _READERS:
         return _of_reader(error)
     return None
+
+
+def _of_death(error: BaseException) -> MachineError | None:
+    """Of a JVM that has ended, if that is why Python could not reach it."""
+    death = death_of_jvm() if _is_of_gateway(error) else None
+    if death is None:
+        return None
+    if _HEAP_FULL in death:
+        return MachineError(f"{_NO_MEMORY.remedy}. What was not committed is repeated by the next run ({death})")
+    return MachineError(
+        f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
+        "killed it, memory is short: stop other programs, then run the command again"
+    )
 
 
 def _of_system(error: OSError) -> MachineError | None:
@@ -248,7 +268,7 @@ def _of_reader(error: Exception) -> LakeError:
     return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {said}")
 
 
-def _is_of_gateway(error: Exception) -> bool:
+def _is_of_gateway(error: BaseException) -> bool:
     """Whether it is what Python is left with when the JVM is gone."""
     return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
 
@@ -258,10 +278,21 @@ def _is_of_spark(error: Exception) -> bool:
 
 
 def _of_spark(error: Exception) -> SessionlakeError:
-    failure = failure_of(error)
+    failure = _uninterrupted(failure_of(error))
     if failure.raised is not None:
         return _of_python(failure.raised, "Spark")
     return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
+
+
+def _uninterrupted(failure: SparkFailure) -> SparkFailure:
+    """The failure, unless it is Ctrl-C's: pyspark cancels all jobs then, and who waits for one may learn only of that.
+
+    Raises:
+        KeyboardInterrupt: a job was cancelled.
+    """
+    if any(said.condition == "SPARK_JOB_CANCELLED" or _CANCELLED.search(said.text) for said in failure.chain):
+        raise KeyboardInterrupt
+    return failure
 
 
 def _known(failure: SparkFailure) -> SessionlakeError | None:
@@ -284,7 +315,7 @@ def refused(doing: str, error: Exception) -> SessionlakeError:
 
     if _is_of_gateway(error) and death_of_jvm() is not None:
         return readable(error) or SessionlakeError(str(error))
-    known = _known(failure_of(error))
+    known = _known(_uninterrupted(failure_of(error)))
     if known is not None:
         return known
     said = one_line(str(error)) if isinstance(error, PySparkException) else str(failure_of(error))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from sessionlake.gold.aggregate.sources import POINT_KEY
+from sessionlake.protocol.names import quote
 
 OF_SESSION = ("topic", "session_id")
 _IN_SESSION = ("ts", "position", "ordinal")
@@ -85,7 +86,7 @@ class RollingAverage:
     @property
     def ddl(self) -> str:
         """Its columns as Spark DDL."""
-        return ", ".join(f"`{name}` {sql}" for name, sql in self.columns)
+        return ", ".join(f"{quote(name)} {sql}" for name, sql in self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:
