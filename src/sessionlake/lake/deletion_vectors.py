@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import numpy as np
 
+from sessionlake.laptop.paths import path_of
 from sessionlake.protocol.types import Int64s
 
 _VERSION = b"\x01"
@@ -76,7 +75,7 @@ def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
     """
     kind, told = named["storageType"], named["pathOrInlineDv"]
     if kind == "p":
-        return Path(url2pathname(urlsplit(told).path))
+        return path_of(told)
     if kind != "u":
         return None
     below, name = told[:-_NAME], told[-_NAME:]

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 from msgspec.json import decode
@@ -34,6 +33,7 @@ from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.writable import Writable, has_vectors, obstacle, writable
+from sessionlake.laptop.paths import file_of
 from sessionlake.protocol.names import quote
 from sessionlake.runtime.interpreted import conf
 
@@ -193,7 +193,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield folder / unquote(action["path"])
+            yield file_of(folder, action["path"])
             vector = action.get("deletionVector")
             if vector and (file := vector_file(folder, vector)) is not None:
                 yield file

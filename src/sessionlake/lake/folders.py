@@ -3,14 +3,13 @@
 A write through Spark costs a second of CPU and more whatever it writes, most of it planning, and its Parquet writer
 goes row by row. So appends and MERGEs go around it: Arrow rows, written by this process or by Spark's tasks, and
 committed here in milliseconds (`log_commits`). A MERGE writes the files of small tables anew; in large ones it marks
-the rows that it replaces in deletion vectors (`marked_merge`). Spark writes where the rows are not at hand, and to
-tables that ask more of their writers (`writable`), as those with liquid clustering.
+the rows that it replaces in deletion vectors (`marked_merge`). Spark writes all else (`writable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -241,11 +240,9 @@ class Folders(Storage):
 
     # -- writing
 
-    @contextmanager
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
         """See `Storage`; by Spark to a table that asks more of its writers."""
-        with self._staged(spark, table, rows, opened(self.path(table))) as staged:
-            yield staged
+        return self._staged(spark, table, rows, opened(self.path(table)))
 
     def _staged(
         self, spark: SparkSession | None, table: str, rows: Rows, delta: LocalTable
@@ -263,6 +260,10 @@ class Folders(Storage):
         if not has_commit(delta, table, txn):
             with self._staged(spark, table, rows, delta) as staged:
                 staged.commit(txn)
+
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """See `Storage`."""
+        return has_commit(opened(self.path(table)), table, txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""

@@ -20,6 +20,7 @@ from sessionlake.lake.parquet import WrittenFile
 from sessionlake.lake.table_files import Action, TableFile
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
 from sessionlake.lake.writable import READER_FEATURES, VECTORS, Writable, features_of, obstacle, writable
+from sessionlake.laptop.paths import log_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -163,7 +164,7 @@ def added(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
 
 def named(file: WrittenFile) -> Action:
     """A file, as actions name it."""
-    return {"path": file.path, "size": file.size} | _NO_PARTITION
+    return {"path": log_path(file.path), "size": file.size} | _NO_PARTITION
 
 
 def marked_file(file: TableFile, vector: Action) -> Action:

@@ -274,6 +274,11 @@ class Storage(ABC):
         with self.stage(spark, table, rows) as staged:
             staged.commit(txn)
 
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """True if the table has a commit of this transaction or a later one; False if only Delta's writer can tell."""
+        del table, txn
+        return False
+
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
         frame = as_frame(spark, rows)

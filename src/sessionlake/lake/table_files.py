@@ -10,8 +10,6 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +19,7 @@ from msgspec.json import decode
 from sessionlake.errors import LakeError
 from sessionlake.lake.deletion_vectors import read_vector, vector_file
 from sessionlake.lake.file_statistics import parse
+from sessionlake.laptop.paths import file_of, path_of
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class TableFile:
     @cached_property
     def path(self) -> Path:
         """Where it is."""
-        return self.folder / unquote(self.add["path"])
+        return file_of(self.folder, self.add["path"])
 
     @property
     def key(self) -> tuple[str, str]:
@@ -132,14 +131,10 @@ def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
     gone = _gone(delta, folder, adds) if read_vectors else {}
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
-        if add["path"].startswith(("/", "file:")) or "://" in add["path"]:
-            raise LakeError(f"{folder} names a file of another folder, {add['path']}, as a shallow clone does: copy it")
         stats = parse(add.get("stats"))
-        file = TableFile(folder, add, stats, gone.get(folder / unquote(add["path"]), none))
+        file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
         if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(
-                f"{folder}: of {unquote(add['path'])}, {len(file.gone)} rows are marked, and the log says otherwise"
-            )
+            raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
         if read_vectors and "numRecords" not in stats:
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
@@ -149,23 +144,18 @@ def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
 def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
     """The rows that vectors mark, by file; read by delta-rs, a flag for each row there is, if others wrote some."""
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {folder / unquote(add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
         for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-            read[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            read[path_of(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
     """Where the table is."""
-    return _local(delta.table_uri)
-
-
-def _local(url: str) -> Path:
-    """The file that delta-rs names."""
-    return Path(url2pathname(urlsplit(url).path))
+    return path_of(delta.table_uri)
 
 
 def adds_of(folder: Path, version: int) -> Iterable[Action]:
