@@ -18,6 +18,7 @@ import pyarrow as pa
 from sessionlake.lake.table_files import folder_of, opened
 from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.lake.version_checksums import note
+from sessionlake.laptop.paths import log_path
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -92,5 +93,5 @@ def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
             return
     for path in left:
-        if not any(path in commit for commit in commits):
+        if not any(log_path(path) in commit for commit in commits):
             (folder / path).unlink(missing_ok=True)

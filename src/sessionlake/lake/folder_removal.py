@@ -23,6 +23,7 @@ from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, indexed_col
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.table_files import opened
 from sessionlake.lake.tiers import LiveFile
+from sessionlake.laptop.paths import relative_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -85,7 +86,7 @@ def _concerned(delta: DeltaTable, chosen: Chosen) -> list[LiveFile]:
     for name, value in chosen.most.items():
         if f"min.{name}" in least.column_names:
             pairs = zip(least["path"].to_pylist(), least[f"min.{name}"].to_pylist(), strict=True)
-            beyond |= {path for path, first in pairs if first is not None and _is_more(first, value)}
+            beyond |= {relative_path(path) for path, first in pairs if first is not None and _is_more(first, value)}
     return [file for file in live_files(delta) if file.path not in beyond]
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +30,7 @@ from sessionlake.lake.table_files import Action, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.laptop.paths import file_of, relative_path
 from sessionlake.protocol.names import quote
 from sessionlake.runtime.interpreted import conf
 
@@ -65,7 +65,8 @@ def live_files(delta: DeltaTable) -> list[LiveFile]:
     actions = pa.table(delta.get_add_actions()).select(["path", "size_bytes", "modification_time"])
     # The last is a number in some tables and a time in others.
     columns = [actions["path"], actions["size_bytes"], actions["modification_time"].cast(pa.int64())]
-    return [LiveFile(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
+    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    return [LiveFile(relative_path(named), size, modified) for named, size, modified in rows]
 
 
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
@@ -231,7 +232,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield folder / unquote(action["path"])
+            yield file_of(folder, action["path"])
             vector = vector_file(folder, action["deletionVector"]) if action.get("deletionVector") else None
             if vector is not None:
                 yield vector

@@ -258,6 +258,10 @@ class Folders(Storage):
         if isinstance(rows, pa.Table) or without(self.path(table), table, txn) is not None:
             super().append(spark, table, rows, txn)
 
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """See `Storage`."""
+        return without(self.path(table), table, txn) is None
+
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
         del spark

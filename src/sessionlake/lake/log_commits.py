@@ -17,6 +17,7 @@ from sessionlake.lake.folder_commits import committing, settle
 from sessionlake.lake.parquet import WrittenFile
 from sessionlake.lake.table_files import Action, TableFile, folder_of
 from sessionlake.lake.table_schema import DELETION_VECTORS
+from sessionlake.laptop.paths import log_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -134,7 +135,7 @@ def added(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
 
 def named(file: WrittenFile) -> Action:
     """A file, as actions name it."""
-    return {"path": file.path, "size": file.size, "partitionValues": {}}
+    return {"path": log_path(file.path), "size": file.size, "partitionValues": {}}
 
 
 def removed(file: TableFile, now: int, *, changes: bool = True) -> Action:

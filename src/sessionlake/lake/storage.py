@@ -274,6 +274,14 @@ class Storage(ABC):
         with self.stage(spark, table, rows) as staged:
             staged.commit(txn)
 
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """Whether a commit of this transaction, or of a later one of its application, is known to be in the table.
+
+        False, too, where only Delta's own writer can tell.
+        """
+        del table, txn
+        return False
+
     @abstractmethod
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""

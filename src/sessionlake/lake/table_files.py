@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +18,7 @@ from msgspec.json import decode
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.deletion_vectors import read_vector
+from sessionlake.laptop.paths import file_of, path_of
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class TableFile:
     @cached_property
     def path(self) -> Path:
         """Where it is."""
-        return self.folder / unquote(self.add["path"])
+        return file_of(self.folder, self.add["path"])
 
     @property
     def held(self) -> int:
@@ -103,11 +102,9 @@ def live(delta: DeltaTable) -> list[TableFile]:
     gone, found, none = _gone(delta, folder, adds), list[TableFile](), np.empty(0, np.int64)
     for add in adds:
         stats = json.loads(add.get("stats") or "{}")  # which may have what is no JSON, as an infinity
-        file = TableFile(folder, add, stats, gone.get(folder / unquote(add["path"]), none))
+        file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
         if len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(
-                f"{folder}: of {unquote(add['path'])}, {len(file.gone)} rows are marked, and the log says otherwise"
-            )
+            raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
         if "numRecords" not in stats:
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
@@ -117,23 +114,18 @@ def live(delta: DeltaTable) -> list[TableFile]:
 def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
     """The rows that vectors mark, by file; read by delta-rs, a flag for each row there is, if others wrote some."""
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {folder / unquote(add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
         for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-            read[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            read[path_of(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
     """Where the table is."""
-    return _local(delta.table_uri)
-
-
-def _local(url: str) -> Path:
-    """The file that delta-rs names."""
-    return Path(url2pathname(urlsplit(url).path))
+    return path_of(delta.table_uri)
 
 
 def _adds(folder: Path, version: int) -> Iterable[Action]:

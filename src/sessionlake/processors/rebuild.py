@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sessionlake.build import code_version
 from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.errors import UsageError
 from sessionlake.lake.commit import append, remove_rows
 from sessionlake.lake.expired import LIMIT, Expired
 from sessionlake.lake.faults import fault_point
@@ -41,12 +42,12 @@ from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
-from sessionlake.silver.rebuild.endings import retire_query
+from sessionlake.silver.rebuild.endings import refuse_replaced, retire_query
 from sessionlake.silver.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_changed
+from sessionlake.streaming.guards import forget_begun, read_journal, rebuild_journal, refuse_before_erasure
 from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
@@ -90,9 +91,19 @@ class _Plan(msgspec.Struct):
 
 
 def rebuild(
-    spark: SparkSession, settings: Settings, name: str, *, slice_messages: int | None = None
+    spark: SparkSession,
+    settings: Settings,
+    name: str,
+    *,
+    slice_messages: int | None = None,
+    start_over: bool = False,
 ) -> RebuiltProcessor:
     """Puts what the class makes of all of bronze in the place of the processor's table.
+
+    One that was interrupted while it was published is finished instead.
+
+    Args:
+        start_over: makes it again all the same.
 
     Raises:
         LakeError: bronze lacks messages that retention has removed, or judging stops. Nothing was changed.
@@ -100,7 +111,17 @@ def rebuild(
     """
     work = _Rebuild(spark, settings, name, slice_messages)
     with interpreted(spark, when=is_small(spark, work.lake)):
-        return work.done()
+        return work.done(start_over=start_over)
+
+
+def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
+    """Gives up a rebuild that was interrupted before it replaced the table. The processor must be claimed.
+
+    Raises:
+        UsageError: none was interrupted.
+        LakeError: the table was replaced, or that cannot be told.
+    """
+    _Rebuild(spark, settings, name, None).cancel()
 
 
 def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
@@ -150,12 +171,30 @@ class _Rebuild:
         self._partitions: list[PartitionCounts] = []
         self._version = -1
 
-    def done(self) -> RebuiltProcessor:
-        """Makes and publishes it, or finishes what was interrupted."""
-        refuse_half_changed(self._settings)
+    @property
+    def _remedy(self) -> str:
+        return f"`sessionlake rebuild {self.own.rebuilt_as} --start-over` makes it again from bronze"
+
+    def cancel(self) -> None:
+        """Gives up what was interrupted, if it has replaced nothing."""
         journal = rebuild_journal(self._settings, self.own.layer)
-        if journal.exists():
-            plan = msgspec.json.decode(journal.read_bytes(), type=_Plan)
+        plan = read_journal(journal, _Plan, self._remedy)
+        if plan is None:
+            what = f"rebuild {self.own.rebuilt_as} --cancel"
+            raise UsageError(f"{what}: no rebuild was interrupted, so there is nothing to give up")
+        txn, tables = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), [self.own.into]
+        refuse_replaced(self._spark, self.lake, tables, txn, self.own.layer, self.own.rebuilt_as)
+        journal.unlink()  # first: without the states beside it, the publication must not go on
+        handover.discard_prepared(self._settings, self.own.layer)
+        handover.let_go(self._settings, self.own.layer)
+        self.clear()
+
+    def done(self, *, start_over: bool = False) -> RebuiltProcessor:
+        """Makes and publishes it, or finishes what was interrupted."""
+        refuse_before_erasure(self._settings)
+        journal = rebuild_journal(self._settings, self.own.layer)
+        plan = None if start_over else read_journal(journal, _Plan, self._remedy)
+        if plan is not None:
             self._publish(plan)
             return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
         started = datetime.now(UTC)
@@ -237,6 +276,7 @@ class _Rebuild:
     def _publish(self, plan: _Plan) -> None:
         """Every step can be taken twice."""
         spark, settings, own, lake = self._spark, self._settings, self.own, self.lake
+        handover.require_prepared(settings, plan.rebuild, own.layer, self._remedy)
         txn, by = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), config_hash_of(settings, own)
         told = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
         retire_query(spark, lake, own.layer, [own.into])
