@@ -54,10 +54,10 @@ class Scene(Outgoing):
     def change(self, rows: int = 15) -> None:
         """One version: rows inserted, updated and deleted by a real MERGE, by delta-rs and by Spark in turns."""
         picked = {
-            (self.rnd.choice("ab"), f"s{self.rnd.randint(0, 2)}", self.rnd.choice(VALUES["string"])): None
-            for _ in range(rows)
+            (self.rnd.choice("ab"), f"s{self.rnd.randint(0, 2)}", self.rnd.choice(VALUES["string"]), n % 2): None
+            for n in range(rows)
         }
-        source = [(*key, *self.values(), self.rnd.random() < 0.3) for key in picked]
+        source = [(*key, *self.values(), partition, self.rnd.random() < 0.3) for *key, partition in picked]
         frame = self.spark.createDataFrame(source, self.schema)
         names = [name for name in self.schema.names if name != DELETE]
         upsert = Upsert(KEY, tuple(name for name in names if name not in KEY), deletes=True)
