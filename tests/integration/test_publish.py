@@ -29,7 +29,7 @@ from support.published import Message, Outgoing, rows_told, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
-KEY = ("topic", "session_id", "row_id")
+KEY = ("topic", "partition", "session_id", "row_id")
 VALUES: dict[str, list[Any]] = {
     "double": [0.1, -0.0, 5e-324, 1.7976931348623157e308, 1e22, float("nan"), float("inf"), float("-inf")],
     "float": [0.0, -0.0, 0.5, 3.4028234663852886e38, float("nan"), float("-inf")],
