@@ -15,6 +15,7 @@ from sessionlake.lake.storage import Limits
 FORCED: dict[str, dict[str, int]] = {
     "bronze.archive.members": {"_CHUNK": 1},
     "bronze.archive.source": {"_SPLIT_BYTES": 1},
+    "bronze.job": {"_FEW_BYTES": 0},
     "bronze.silences": {"_AT_ONCE": 1},
     "bronze.verify": {"SLICE_OFFSETS": 1},
     "forgetting.search": {"_PIECE_BYTES": 64},
@@ -159,6 +160,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "gold.enrich.asof._MOST",
         "gold.fold.points.UNKNOWN",
         "gold.fold.shard._OF_TOPIC",
+        "lake.absent.NO_END",
         "lake.commits._NOWHERE",
         "lake.txn._LAST",
         "processors.api.NEVER",
