@@ -25,11 +25,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     for command, parameters in {
         "run": "layers name once",
         "publish": "table topic once",
-        "maintain": "once table form",
+        "maintain": "once table form purge_vectors",
         "bronze skip": "topic partition offset why to",
         "doctor": "form",
         "status": "form",
-        "resolve": "session accept_gap isolate skip_message withdraw topic offset why",
+        "resolve": "session accept_gap isolate skip_message withdraw topic partition offset why",
         "forget": "session topic resume cancel wait shorten_gold",
         "reshard": "shards cancel wait",
         "recover": "lost shorten_gold",
