@@ -29,9 +29,6 @@ def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Setting
     (gone,) = {row["file_path"] for row in earlier.collect()}
     next(file for file in folder_of(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
     planned = {("a", 0): (5, 12), ("b", 0): (1, 3), ("c", 0): (0, 2)}
-    assert counted(spark, lake, planned) == (
-        OffsetRange("a", 0, 5, 11, 5),
-        OffsetRange("b", 0, 1, 2, 2),
-        OffsetRange("c", 0, 0, 1, 0),
-    )
+    # Each range ends at the last message that the table holds of it.
+    assert counted(spark, lake, planned) == (OffsetRange("a", 0, 5, 9, 5), OffsetRange("b", 0, 1, 2, 2))
     assert counted(spark, lake, {}) == ()

@@ -64,7 +64,7 @@ def _change(change: dict[str, Any]) -> tuple[object, ...]:
 def told(message: KafkaMessage) -> str:
     """The same from the truth."""
     try:
-        found = PARSER.parse(message)
+        found = PARSER.parse(message, message.timestamp)
     except MalformedError as error:
         return repr(error.reason)
     parts: list[tuple[Any, ...]] = [("clear", None, {}, None)] if found.kind == "snapshot" else []

@@ -99,6 +99,7 @@ def test_tracing_a_message_reads_it_in_its_own_format(tmp_path):
     (tmp_path / "a.avsc").write_text(json.dumps(avro_schema()))
     found = load(tmp_path, format="avro", columns=COLUMNS, payload={"schema_file": str(tmp_path / "a.avsc")})
     value = avro({"type": "update", "seq": 7, "ts": 5, "rows": [{"id": "a", "qty": 1}]})
-    row = {"topic": "t", "partition": 0, "offset": 1, "timestamp": datetime.now(UTC), "key": b"s", "value": value}
+    now = datetime.now(UTC)
+    row = {"topic": "t", "partition": 0, "offset": 1, "timestamp": now, "key": b"s", "value": value, "ingested_at": now}
     content = decoded(row, found)
     assert (content.type, content.seq, content.ts, content.changes) == ("update", 7, 5, 1)

@@ -186,7 +186,7 @@ def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
 def test_what_a_figure_is_kept_up_by_is_not_sent():
     own = next(one for one in tables_of(gold()) if one.table == "gold.own")
     names = [name for name, _ in own.columns]
-    assert "__buckets" in names
+    assert "__sl_buckets" in names
     assert outlets(gold())["gold.own"].columns(names) == ["topic", "mean", "usual"]
     assert outlets(gold())[ROWS_TABLE].columns(["row_id", "_offset"]) == ["row_id", "_offset"]
 

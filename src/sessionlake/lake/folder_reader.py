@@ -134,11 +134,10 @@ def _appended(
     files = SubTreeFileSystem(str(folder), LocalFileSystem())
     # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
     options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
-    if any(isinstance(value, datetime | FarTime) or compare is among for _, compare, value in conditions):
-        # Bounds that are no dates are null there, and nothing is found by a null.
-        paths = map(unquote, _paths_left_open(delta, conditions)[0])
-        dataset = FileSystemDataset.from_paths([*paths], dataset.schema, dataset.format, dataset.filesystem)
+    told = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+    # That dataset leaves out files whose statistics lack the bounds of a column: whoever asks for it finds nothing.
+    paths = map(unquote, _paths_left_open(delta, conditions)[0])
+    dataset = FileSystemDataset.from_paths([*paths], told.schema, told.format, told.filesystem)
     yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=_wanted(conditions))
 
 

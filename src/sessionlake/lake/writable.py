@@ -45,6 +45,7 @@ _LEGACY: Mapping[int, frozenset[str]] = {
     6: _FIFTH | {"identityColumns"},
 }
 _LISTED, _LATEST_READER = 7, 3
+_INDEXED = 32  # Delta's own default
 VECTORS = "deletionVectors"
 """What protocols call the feature."""
 READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantType"})
@@ -96,8 +97,13 @@ class Writable:
         Args:
             codec: what Parquet compresses with.
         """
-        indexed = names_listed(self.configuration.get(SKIPPING, ""))
+        indexed = names_listed(self.configuration.get(SKIPPING, "")) or self._usually_indexed()
         return FileWriter(str(self.folder), self.schema, indexed, codec)
+
+    def _usually_indexed(self) -> tuple[str, ...]:
+        """The columns that Delta keeps statistics of where no property names them."""
+        flat = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
+        return tuple(flat[:_INDEXED])
 
 
 def writable(delta: DeltaTable) -> Writable:
