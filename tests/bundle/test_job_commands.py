@@ -25,7 +25,7 @@ def leaves(command, path=()):
 
 
 KNOWN = leaves(COMMANDS)
-PATTERNS = {"rebuild gold.*": "rebuild gold", "rebuild processor:*": "rebuild gold"}
+PATTERNS = {"rebuild gold.*": "rebuild gold", "rebuild processor:*": "rebuild silver"}
 
 
 def test_every_allowed_command_and_parameter_exists():

@@ -23,7 +23,7 @@ from sessionlake.laptop.broker import down, up
 from sessionlake.laptop.broker_config import free_port
 from support.lakes import rows_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 NAME = "a b#c%d+ü"
 GONE, OTHER = f"gone {NAME}/?*", f"other {NAME}/?*"

@@ -152,7 +152,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "lake.deletion_vectors._NO_RUNS",
         "lake.erasures._SALT_BYTES",
         "lake.file_rows._PARSED",
-        "lake.parquet._LONGEST_TEXT",
         "lake.spark_reader._CELL_BYTES",
         "lake.txn._BATCHES",
         "processors.session._TIMER_BYTES",

@@ -98,9 +98,9 @@ def test_the_error_of_approximate_counts_is_what_the_literature_says_and_without
 def test_what_is_stored_means_the_same_for_good() -> None:
     """Other bytes for the same values need another `format`, by which a table of before is known, and made anew."""
     [row] = DISTINCT.of_events(events(["on", "off", ""], ["a"] * 3, pa.string())).to_pylist()
-    assert row["__registers"].hex() == "ee1b012c2d01473a01"
+    assert row["__sl_registers"].hex() == "ee1b012c2d01473a01"
     [row] = NUMERIC.of_events(events([0.0, -1.5, 3.25, math.inf], ["a"] * 4, pa.float64())).to_pylist()
-    assert unpacked(pa.array([row["__buckets"]]), Buckets.entry)[0].tolist() == [
+    assert unpacked(pa.array([row["__sl_buckets"]]), Buckets.entry)[0].tolist() == [
         (65_567, 1), (131_072, 1), (196_648, 1), (262_080, 1),
     ]  # fmt: skip
 
@@ -111,8 +111,8 @@ def test_no_sketch_grows_beyond_what_it_can_tell_apart_whatever_comes() -> None:
     numbers = np.frombuffer(bits, "<f8")
     finite = numbers[np.isfinite(numbers)].tolist()
     own = product("numbers", ["topic"], middle="p50")
-    one_sketch = own.of_events(events(finite, ["a"] * len(finite), pa.float64()))["__buckets"]
+    one_sketch = own.of_events(events(finite, ["a"] * len(finite), pa.float64()))["__sl_buckets"]
     assert one_sketch.nbytes < Buckets.entry.itemsize * (1 << 18) + 64
     texts = product("texts", ["topic"], n="approx_distinct")
     found = texts.of_events(events([f"text {i}" for i in range(300_000)], ["a"] * 300_000, pa.string()))
-    assert found["__registers"].nbytes <= 3 * (1 << 14) + 64
+    assert found["__sl_registers"].nbytes <= 3 * (1 << 14) + 64

@@ -30,7 +30,6 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import rows_of
-from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.reading_plan import require_condition
@@ -250,7 +249,8 @@ def _gone_before(reader: TableReader, key: Row) -> datetime | None:
     cut = heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
-    if {*SESSION} <= key.keys() and floor_of(reader, *(key[name] for name in SESSION)) is None:
+    is_of_session = {"topic", "session_id"} <= key.keys()
+    if is_of_session and floor_of(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
         return None  # none of the row's session
     return cut.before
 

@@ -257,7 +257,13 @@ def begins(place: TopicPartition, at: Beginning) -> str:
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {at.last + 1}, by maintain.retention"
 
 
-def floor_of(reader: TableReader, topic: str, partition: int, session_id: str) -> int | None:
-    """The last position of a session's changes that are gone; None if none is."""
-    own = ("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)
-    return next((row["limit"] for row in reader.rows(RETAINED, ("table", eq, CHANGES), *own, columns=["limit"])), None)
+def floor_of(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
+    """The last position of a session's changes that are gone; None if none is.
+
+    Args:
+        partition: None: the sessions of this id in all partitions.
+    """
+    own: list[Condition] = [("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)]
+    if partition is not None:
+        own.append(("partition", eq, partition))
+    return max((row["limit"] for row in reader.rows(RETAINED, *own, columns=["limit"])), default=None)
