@@ -44,6 +44,8 @@ MODULES = (
     "processors.rebuild", "resharding.reshard",
 )  # fmt: skip
 
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
+
 
 class DiedError(BaseException):
     """Stands for a process that is killed."""
