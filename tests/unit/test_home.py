@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 
 import pytest
 
@@ -43,6 +44,23 @@ def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
     settings = Settings(home=tmp_path / "home")
     with turn(settings, "commit"):
         assert rights(settings.home) == 0o700
+
+
+def test_a_lock_taken_again_by_its_thread_does_not_wait_and_is_held_until_the_outer_block_ends(tmp_path):
+    settings, entered = Settings(home=tmp_path / "home"), threading.Event()
+
+    def enter():
+        with turn(settings, "commit"):
+            entered.set()
+
+    with turn(settings, "commit"):
+        with turn(settings, "commit"):
+            pass
+        other = threading.Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(5)
+    other.join()
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701])

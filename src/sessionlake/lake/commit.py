@@ -61,9 +61,7 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
 def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
     """Replaces all rows of one of `names.CLAIMED_TABLES`, whose claim must be held."""
     lake.ensure(spark, [table])
-    txn = _claimed(spark, lake, table)
-    with lake.storage.exclusive(table):
-        replace_rows(spark, lake, table, rows, txn)
+    replace_rows(spark, lake, table, rows, _claimed(spark, lake, table))
 
 
 def merge_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:

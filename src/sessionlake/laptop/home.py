@@ -8,6 +8,7 @@ import re
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,16 @@ from sessionlake.laptop.paths import private_folder
 
 # delta-rs decodes the first twice, and refuses the others (delta-kernel-rs, issue 918).
 _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
+
+
+class _Held(threading.local):
+    """The lock files of `turn` that this thread holds."""
+
+    def __init__(self) -> None:
+        self.paths: set[Path] = set()
+
+
+_held = _Held()
 
 
 @dataclass(frozen=True)
@@ -139,11 +150,21 @@ def _holder(said: bytes) -> Holder | None:
 def turn(settings: Settings, name: str) -> Iterator[None]:
     """Waits until no other thread or process of this machine is in a block of the same name.
 
+    A block inside a block of the same name and thread does not wait.
+
     Args:
         name: of the lock file.
     """
     locks = private_folder(settings.home) / "locks"
     locks.mkdir(exist_ok=True)
-    with (locks / name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = locks / name
+    if path in _held.paths:
         yield
+        return
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _held.paths.add(path)
+        try:
+            yield
+        finally:
+            _held.paths.remove(path)
