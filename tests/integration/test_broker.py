@@ -66,8 +66,8 @@ def test_a_topic_is_made_on_first_use_with_two_partitions(broker):
     assert len(topics["made"].partitions) == 2
 
 
-@pytest.mark.parametrize("timestamp", [1, 1_700_000_000_000, 4_000_000_000_000])
-def test_timestamps_are_the_producer_s_even_far_in_the_past_or_future(broker, timestamp):
+@pytest.mark.parametrize("timestamp", [1, 1_700_000_000_000])
+def test_timestamps_are_the_producer_s_even_far_in_the_past(broker, timestamp):
     topic = f"time-{timestamp}"
     _produce(broker.bootstrap_servers, topic, b"x", partition=0, timestamp=timestamp)
     assert _read(broker.bootstrap_servers, topic, 0) == [((1, timestamp), b"x")]

@@ -14,7 +14,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.names import LEDGER
 from sessionlake.lake.progress import Span, covering, ends, spans
-from sessionlake.lake.reading import among, begins_with
+from sessionlake.lake.reading import among, begins_with, is_null
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from support.lakes import folder_of
@@ -171,6 +171,7 @@ def test_files_are_opened_without_python_which_a_process_that_ends_would_not_sur
         (("batch_id", among, []), 0),
         (("committed_at", ge, NOON + timedelta(seconds=2)), 1),
         (("layer", begins_with, "x"), 3),
+        (("layer", is_null, None), 0),
     ],
 )
 def test_files_are_left_out_by_what_their_statistics_say(lake: Lake, condition: Any, read: int) -> None:

@@ -157,14 +157,22 @@ def _merged(
 def _paths_left_open(delta: DeltaTable, conditions: Sequence[Condition]) -> tuple[list[str], int]:
     """Paths, as the log has them, of the files that may have rows which meet all conditions; and how many there are."""
     known = pa.table(delta.get_add_actions(flatten=True))
-    told = [condition for condition in conditions if f"max.{condition[0]}" in known.column_names]
-    kept = reduce(operator.and_, map(_left_open, told), pc.scalar(value=True))
+    judged = [condition for condition in conditions if _statistic(condition) in known.column_names]
+    kept = reduce(operator.and_, map(_left_open, judged), pc.scalar(value=True))
     return known.filter(kept)["path"].to_pylist(), known.num_rows
+
+
+def _statistic(condition: Condition) -> str:
+    """The column of delta-rs' statistics of files that a condition is held against."""
+    return f"{'null_count' if condition[1] is is_null else 'max'}.{condition[0]}"
 
 
 def _left_open(condition: Condition) -> pc.Expression:
     """Of files' statistics: those by which a file may have rows that meet the condition."""
     name, compare, value = condition[0], condition[1], _comparable(condition[2])
+    if compare is is_null:
+        nulls = pc.field(_statistic(condition))
+        return (nulls > 0) | nulls.is_null()
     least, most = pc.field(f"min.{name}"), pc.field(f"max.{name}")
     if compare is among:
         given = [one for one in condition[2] if one is not None]
