@@ -159,14 +159,15 @@ def _silence_python() -> None:
     """Stops pyspark and py4j from printing what failed, or was interrupted; the exception they raise says it all."""
     from pyspark.logger import PySparkLogger
 
-    logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger().addFilter(_is_not_of_py4j)
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return record.msg != "KeyboardInterrupt while sending command."
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """False for what py4j logs, with a traceback, of a lost JVM or Ctrl-C, before it raises the same."""
+    return record.msg not in {"Exception while sending command.", "KeyboardInterrupt while sending command."}
 
 
 # Classes by the names that pyspark calls them: short ones are looked for in each package that it has imported.
