@@ -204,6 +204,8 @@ class ProductSettings(Section):
             raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
         if len({*self.keys}) < len(self.keys) or {*self.keys, "window_start"} & {*self.aggregates}:
             raise ValueError("a column is named twice")
+        if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
+            raise ValueError("with topic and session_id, the table has a column partition: give yours another name")
         if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:
             raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
         if self.retention is not None and (self.bucket is None or "topic" not in self.keys):
@@ -215,8 +217,6 @@ class ProductSettings(Section):
             return self
         if lacks := lacking_for_append(self.keys, self.bucket, self.lateness, self.retention):
             raise ValueError(lacks)
-        if "partition" in self.aggregates:
-            raise ValueError("with output append, the table has a column partition: give yours another name")
         return self
 
     @property

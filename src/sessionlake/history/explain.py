@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
-from sessionlake.gold.aggregate.late import APPLIED, PLACE
+from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import MARKS, Declared
+from sessionlake.gold.aggregate.sources import PARTITION, Declared, names_sessions
 from sessionlake.gold.changes import declared_in, events_of, is_late, marks
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
@@ -300,11 +300,12 @@ def _events(changes: _Changes, row: Row, *, numbers: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     found = changes.rows
-    for name in ("topic", "session_id", "row_id"):
+    names = ("topic", "session_id", "row_id", *((PARTITION,) if names_sessions(row) else ()))
+    for name in names:
         if name in row:
             found = found.where(F.col(name) == F.lit(row[name]))
     found = found.select(*marks(changes.declared))
-    return events_of(found, changes.declared, (*MARKS, APPLIED, *PLACE, "batch"), numbers=numbers)
+    return events_of(found, changes.declared, (*WITH_PLACE, "batch"), numbers=numbers)
 
 
 def _holds(events: DataFrame, message: tuple[int, int]) -> bool:

@@ -18,12 +18,11 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
-from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Source
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, names_sessions
 from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Int64s
 
 START = "window_start"
-PARTITION = "partition"
 APPEND = "append"
 _KEY_TYPES = {START: "timestamp", PARTITION: "int"}
 _TIME = pa.timestamp("us", "UTC")
@@ -53,8 +52,7 @@ class Product:
         lateness_ms: how long after its bucket's end, in stream time, an event may come; None: for ever. What comes
             later is in `gold.late_points` instead.
         output: `update`: rows change as events come for them. `append`: they are appended to a second table, too, once
-            they are final (see `final`); then what tells rows apart is the topic-partition, too. It is the session's,
-            unless partitions were added to the topic meanwhile: such a session has rows of both.
+            they are final (see `final`).
         version: raised by hand where what a declaration comes to has changed, and it reads the same.
     """
 
@@ -77,8 +75,9 @@ class Product:
 
     @cached_property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart."""
-        partition = (PARTITION,) if self.output == APPEND else ()
+        """The columns that tell its rows apart: with keys that name a session, its partition is one of them."""
+        own = names_sessions(self.keys) and not isinstance(self.source, Rows)
+        partition = (PARTITION,) if own else ()
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
     @cached_property
@@ -137,8 +136,7 @@ class Product:
             return self.of_finer(self.below.of_changes(changes, declared))
         if self.lateness_ms is not None:
             changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
-        marks = (*MARKS, PARTITION) if self.output == APPEND else MARKS
-        return self.of_events(self.source.events(changes, declared, marks))
+        return self.of_events(self.source.events(changes, declared))
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The rows of `gold.late_points` for the changes that come too late for it."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS, Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
 from sessionlake.gold.rules.batch import Asked, Stored
@@ -28,7 +28,7 @@ from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 _NAMED = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
-_MARKS = ("topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set")
+_MARKS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position", "ordinal", "change", "_set")
 
 
 def moment(ms: int) -> datetime:
@@ -153,7 +153,7 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.T
     """Changes as `Event.matches` takes them."""
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
-    made = {"topic": rows["topic"], "session_id": rows["session_id"], "row_id": rows["row_id"]}
+    made = {name: rows[name] for name in ("topic", "session_id", "row_id", PARTITION)}
     made |= {"ts": rows["_ts"], "position": rows["_position"], "ordinal": rows["ordinal"]}
     made["deleted"] = pc.equal(rows["change"], "delete")
     flat, parent = pc.list_flatten(rows["_set"]), pc.list_parent_indices(rows["_set"]).to_numpy()
