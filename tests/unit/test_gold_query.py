@@ -33,11 +33,11 @@ def points() -> pa.Table:
     rnd = random.Random(7)
     times = [FIRST + rnd.randrange(4 * DAY) for _ in range(1500)] + [FIRST + n * HOUR for n in range(96)]
     events = [
-        ("capture.a", rnd.choice("st"), "r", "price", ts, position, 0, rnd.gauss(1e3, 1))
+        ("capture.a", rnd.choice("st"), "r", "price", rnd.choice([0, 0, 1]), ts, position, 0, rnd.gauss(1e3, 1))
         for position, ts in enumerate(times)
     ]
-    names = (*KEYS, "ts", "position", "ordinal", "value")
-    types = [*[pa.string()] * 4, pa.int64(), pa.int64(), pa.int32(), pa.float64()]
+    names = (*KEYS, "partition", "ts", "position", "ordinal", "value")
+    types = [*[pa.string()] * 4, pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.float64()]
     columns = zip(names, types, zip(*events, strict=True), strict=True)
     return pa.table({name: pa.array(values, kind) for name, kind, values in columns})
 
