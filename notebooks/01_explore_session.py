@@ -133,7 +133,7 @@ if series is None:
 else:
     points = (
         averages.where((F.col("row_id") == series["row_id"]) & (F.col("metric") == series["metric"]))
-        .orderBy("ts", "position", "ordinal")
+        .orderBy("ts", "_life", "_seq", "position", "ordinal")
         .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
         .toPandas()
     )

@@ -64,7 +64,7 @@ title = f"{series['metric']} of {series['row_id']} in {series['session_id']}"
 points = (
     book.table("gold.rolling_average")
     .where(of_series)
-    .orderBy("ts", "position", "ordinal")
+    .orderBy("ts", "_life", "_seq", "position", "ordinal")
     .select(F.timestamp_millis("ts").alias("time"), "value", "average", "points")
     .toPandas()
 )

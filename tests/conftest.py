@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from sessionlake.config import KafkaSettings, Settings
-from support import class_archive
+from support import class_archive, limits
 from support.sessions import hive, without_generated_code
 
 if TYPE_CHECKING:
@@ -52,6 +52,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("spark", "broker"):
             if name in taken:
                 item.add_marker(name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--limits", type=int, help="force every limit on a size to so much above the least it can be")
+
+
+@pytest.fixture(autouse=True)
+def _forced_limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--limits`, every test takes the way of what is large."""
+    above = request.config.getoption("--limits")
+    if above is not None:
+        limits.force(monkeypatch, above)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import redirect_stderr
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from sessionlake.commands.context import (
     Config,
     Form,
     config_before_command,
+    running_spark,
     say,
     settings_of,
     with_reader,
@@ -48,10 +50,11 @@ from sessionlake.commands.options import (
     Withdraw,
 )
 from sessionlake.commands.reshard import reshard
-from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.show import OutputFormat, write_line, write_text
 from sessionlake.commands.sql import query
 from sessionlake.commands.types import types
-from sessionlake.errors import SessionlakeError
+from sessionlake.errors import SessionlakeError, UsageError
+from sessionlake.visible import visible_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +89,10 @@ class _Group(TyperGroup):
         return typer.main.get_group(trying).get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
+        with redirect_stderr(visible_stream(sys.stderr)):
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except SessionlakeError as error:
@@ -102,6 +109,11 @@ class _Group(TyperGroup):
         except Exception as error:
             if _is_usage(error):
                 raise
+            from sessionlake.streaming.errors import readable
+
+            if (told := readable(error)) is not None:
+                _explain(error, str(told))
+                raise typer.Exit(told.exit_code) from error
             _explain(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
             raise typer.Exit(1) from error
 
@@ -130,11 +142,21 @@ def main() -> None:
             raise
 
 
+def job_main() -> None:
+    """As `main`, for the runs of Databricks jobs: only what `commands.job` lists, exit code 2 for all else."""
+    from sessionlake.commands.job import refusal
+
+    if why := refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
+        say(f"error: {why}")
+        sys.exit(UsageError.exit_code)
+    main()
+
+
 def _say_version(wanted: bool) -> None:
     if wanted:
         from sessionlake import __version__
 
-        typer.echo(__version__)
+        write_text(__version__)
         raise typer.Exit
 
 
@@ -164,25 +186,18 @@ def run(
     from sessionlake import pipeline
     from sessionlake.commands.run import narrowed, tell
     from sessionlake.runtime.signals import StopFlag
-    from sessionlake.runtime.spark import spark_session, stop_spark
 
     layer = pipeline.Layer(layers)
     settings = narrowed(settings, layer, name)
     pipeline.preflight(settings, layer)
-    with StopFlag() as stop:
-        try:
-            with stop.raising():
-                spark = spark_session(settings, lasting=True)
-            stop.take()
-            if once:
-                say("done" if pipeline.run_once(spark, settings, layer, stop, tell) else "stopped")
-                return
-            parts = ", ".join(pipeline.parts_of(settings, layer))
-            say(f"running {parts} into {settings.place}; Ctrl-C stops")
-            pipeline.run_live(spark, settings, layer, stop, tell, on_wait=say)
-            say("stopped")
-        finally:
-            stop_spark()
+    with StopFlag() as stop, running_spark(settings, stop=stop, lasting=True) as spark:
+        if once:
+            say("done" if pipeline.run_once(spark, settings, layer, stop, tell) else "stopped")
+            return
+        parts = ", ".join(pipeline.parts_of(settings, layer))
+        say(f"running {parts} into {settings.place}; Ctrl-C stops")
+        pipeline.run_live(spark, settings, layer, stop, tell, on_wait=say)
+        say("stopped")
 
 
 @app.command()
@@ -208,7 +223,7 @@ def report(
     settings = settings_of(config)
     from sessionlake.commands.report import report as write
 
-    typer.echo(write(settings, output, show=show))
+    write_line(str(write(settings, output, show=show)))
 
 
 @app.command()
@@ -293,18 +308,11 @@ def publish(
     from sessionlake.commands import publish as command
     from sessionlake.publish.job import Publication
     from sessionlake.runtime.signals import StopFlag
-    from sessionlake.runtime.spark import spark_session, stop_spark
 
     publication = Publication(table, topic)
     command.preflight(settings, publication)
-    with StopFlag() as stop:
-        try:
-            with stop.raising():
-                spark = spark_session(settings, app="publish", lasting=not once)
-            stop.take()
-            command.publish(spark, settings, publication, stop, once=once, say=say)
-        finally:
-            stop_spark()
+    with StopFlag() as stop, running_spark(settings, app="publish", stop=stop, lasting=not once) as spark:
+        command.publish(spark, settings, publication, stop, once=once, say=say)
 
 
 @app.command()
@@ -319,20 +327,13 @@ def maintain(
     from sessionlake.commands import maintain as command
     from sessionlake.lake.tables import storage_of
     from sessionlake.runtime.signals import StopFlag
-    from sessionlake.runtime.spark import spark_session, stop_spark
 
     storage_of(settings).require_writable()
     if once:
         with_spark(settings, lambda spark: command.maintain_once(spark, settings, table, form))
         return
-    with StopFlag() as stop:
-        try:
-            with stop.raising():
-                spark = spark_session(settings, app="maintain")
-            stop.take()
-            command.maintain(spark, settings, table, stop, say)
-        finally:
-            stop_spark()
+    with StopFlag() as stop, running_spark(settings, app="maintain", stop=stop) as spark:
+        command.maintain(spark, settings, table, stop, say)
 
 
 @app.command()

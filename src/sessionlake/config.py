@@ -82,9 +82,11 @@ __all__ = [
 
 ENV_PREFIX = "SESSIONLAKE_"
 CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
+PUBLICATIONS_VARIABLE = "SESSIONLAKE_PUBLICATIONS"
+"""What jobs may publish, as `table=topic,table=topic`: a deployment says so, and no command line can."""
 DEFAULT_FILE = "sessionlake.yml"
 # Read by the process itself, not settings.
-_OTHER_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE}
+_OTHER_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
 _OTHER_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 # Keys whose values no error text repeats.

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 
 import yaml
 
+from sessionlake.bounded_yaml import MAX_BYTES, BoundedLoader, place_of
 from sessionlake.errors import ConfigError
 
 TARGET_VARIABLE = "SESSIONLAKE_TARGET"
@@ -113,7 +114,7 @@ class SettingsFile:
         )
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """YAML in which a key stands once."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -141,8 +142,10 @@ def read_document(path: Path) -> Document:
     Raises:
         FileError: it cannot be read, is not YAML, or has no keys at the top.
     """
+    text = ""
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+        loader = _Loader(text)
         try:
             node = loader.get_single_node()
             content = None if node is None else loader.construct_document(node)
@@ -150,14 +153,31 @@ def read_document(path: Path) -> Document:
             loader.dispose()
     except OSError as error:
         raise FileError(path, 0, f": {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise FileError(path, mark.line + 1 if mark else 0, f" is not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise FileError(path, 0, f" is not YAML: not UTF-8 at byte {error.start}") from None
+    except yaml.YAMLError as error:
+        said = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise FileError(path, place_of(error, text)[0], f" is not YAML: {said}") from None
     if content is None:
         return Document(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise FileError(path, 1, f": expected a mapping of keys at the top, found {type(content).__name__}")
     return Document(path, content, _lines(node))
+
+
+def read_text(path: Path) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+        yaml.YAMLError: it has more than `MAX_BYTES`.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise yaml.YAMLError(f"more than {MAX_BYTES:,} bytes")
+    return content.decode("utf-8").removeprefix("\ufeff")
 
 
 def read_settings(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sessionlake.bundle.rules import bundle_faults
 from sessionlake.cli import app
-from sessionlake.commands.doctor import refusal
+from sessionlake.commands.job import refusal
 
 ROOT = Path(__file__).parents[2]
 REFUSED = partial(refusal, typer.main.get_command(app))
@@ -32,6 +32,7 @@ WRONG = [
     (BUNDLE, "level: CAN_MANAGE_RUN", "level: CAN_RUNS", "level: CAN_RUNS",
      "level 'CAN_RUNS' is not one of CAN_VIEW, CAN_MANAGE_RUN"),
     (BUNDLE, "{level: CAN_MANAGE, user", "{level: CAN_MANGE, user", "CAN_MANGE", "level 'CAN_MANGE' is not one of"),
+    (BUNDLE, "default: CAN_MANAGE_RUN", "default: CAN_MANGE", "CAN_MANGE", "level 'CAN_MANGE' is not one of CAN_VIEW"),
     (BUNDLE, "- level: CAN_RUN", "- level: CAN_READ", "CAN_READ", "level 'CAN_READ' is not one of CAN_VIEW, CAN_RUN"),
     (BUNDLE, "SELECT, EXECUTE]", "SELECT, EXECUT]", "EXECUT]", "silver_schema: 'EXECUT' is not a valid Privilege"),
     (BUNDLE, "          grants: &files", "          grant: &files", "grant: &files", "Unexpected field 'grant'"),
@@ -44,7 +45,9 @@ WRONG = [
     (BUNDLE, "include:\n  - resources/*.yml", "include: resources/*.yml", "include:", "include is a list of patterns"),
     ("resources/maintenance.job.yml", "[maintain,", "[maintian,", "parameters", "No such command 'maintian'"),
     ("resources/maintenance.job.yml", "--once", "--onec", "parameters", "No such option: --onec"),
-    (GOLD, "entry_point: sessionlake", "entry_point: sessionlak", "entry_point", "no 'sessionlak'"),
+    (GOLD, "entry_point: sessionlake-job", "entry_point: sessionlak", "entry_point", "and not 'sessionlak'"),
+    (GOLD, "entry_point: sessionlake-job", "entry_point: sessionlake", "entry_point", "and not 'sessionlake'"),
+    ("resources/operate.job.yml", "[doctor]", "[query, SELECT 1]", "parameters", "a job does not run `query`"),
     (SETTINGS, "  format: json", "  format: avro\n  payload: {schema_file: depth.avsc}", "schema_file", "no such file"),
     (BUNDLE, "mode: production", "mode: PRODUCTION", "PRODUCTION", "mode 'PRODUCTION' is not one of development"),
     (GOLD, "max_concurrent_runs", "max_concurent_runs", "max_concurent_runs", "max_concurent_runs"),
@@ -107,11 +110,6 @@ def test_who_runs_an_alert_may_ask_its_warehouse_and_has_one_level_there(folder,
     assert old in text
     (folder / BUNDLE).write_text(text.replace(old, new, 1))
     assert any(one.text.startswith(fault) for one in bundle_faults(folder, {}, REFUSED))
-
-
-@pytest.mark.parametrize("words", [["--config", "a.yml", "run", "all"], ["verify", "silver"], ["--version"]])
-def test_a_jobs_words_may_be_any_command_line(words):
-    assert REFUSED(words) is None
 
 
 def test_doctor_says_so_too(folder, monkeypatch):

@@ -6,10 +6,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
-from sessionlake.bundle.files import Target
+from bundle.conftest import GIVEN
+from sessionlake.bundle.files import Target, resolve
 from sessionlake.bundle.rules import MODELS, models_are_here
+from sessionlake.cli import app
+from sessionlake.commands.job import refusal
 from sessionlake.config import Settings, load_settings
+from sessionlake.lake.names import ERASURES
 from sessionlake.lake.tables import Lake, storage_of
 from sessionlake.runtime.spark import platform_conf
 from sessionlake.settings_file import read_document
@@ -162,11 +167,30 @@ def test_grants_in_production_are_the_least_that_work(production):
         assert volume["grants"] == [{"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}]
 
 
-def test_operators_can_pause_what_runs_by_itself_and_start_the_rest(production):
-    levels = {key: levels_of(job)["lake operators"] for key, job in production.jobs.items()}
-    assert levels == {
-        key: "CAN_MANAGE_RUN" if key in {"maintenance", "operate"} else "CAN_MANAGE" for key in production.jobs
-    }
+def test_operators_start_jobs_and_edit_none(production):
+    assert {levels_of(job)["lake operators"] for job in production.jobs.values()} == {"CAN_MANAGE_RUN"}
+
+
+def test_a_deployment_may_let_operators_pause_the_jobs_that_start_by_themselves(files):
+    given = GIVEN | {"operators_level": "CAN_MANAGE"}
+    levels = {key: levels_of(job)["lake operators"] for key, job in resolve(files, "prod", given).jobs.items()}
+    assert {key for key, level in levels.items() if level == "CAN_MANAGE"} == {*ENDLESS, "backfill"}
+
+
+def test_readers_may_not_see_which_sessions_were_forgotten(production):
+    schema = ERASURES.partition(".")[0]
+    granted = production.of("schemas")[f"{schema}_schema"]["grants"]
+    assert "analysts" not in {grant["principal"] for grant in granted}
+
+
+def test_every_job_runs_by_the_entry_point_that_takes_a_closed_list_of_commands(production):
+    tasks = [task["python_wheel_task"] for job in production.jobs.values() for task in job["tasks"]]
+    assert {task["entry_point"] for task in tasks} == {"sessionlake-job"}
+    commands = typer.main.get_command(app)
+    for job in production.jobs.values():
+        [environment, *_] = environments(job)
+        for task in job["tasks"]:
+            assert refusal(commands, task["python_wheel_task"]["parameters"], environment) is None
 
 
 def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_secrets(production):

@@ -113,7 +113,7 @@ def test_the_wheel_s_requirements_fit_the_runtime_as_it_ships_and_the_rest_is_pi
     constraints = [f"-c{ROOT / 'tests/bundle/databricks-runtime-17.3.txt'}", f"-c{ROOT / REQUIREMENTS}"]
     platform = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28"]
     compiled = uv("pip", "compile", "pyproject.toml", *constraints, *platform, "--no-header", "--no-annotate", "-q")
-    needed = dict(line.split("==") for line in compiled.split())
+    needed = dict(line.split("==") for line in compiled.split() if "==" in line)
     assert {name: version for name, version in needed.items() if name not in runtime} == pinned
     assert needed.items() <= (runtime | pinned).items()
 
@@ -149,7 +149,22 @@ def test_what_the_report_is_made_of_is_in_the_wheel(contents):
     assert {f"sessionlake/report/page.{kind}" for kind in ("html", "css", "py")} <= contents.keys()
 
 
+def test_every_pinned_requirement_is_known_by_its_hashes():
+    named = re.findall(
+        r"^(\S+)==\S+((?: \\\n    --hash=sha256:[0-9a-f]{64})*)$", (ROOT / REQUIREMENTS).read_text(), re.MULTILINE
+    )
+    assert [name for name, hashes in named] == list(pins(ROOT / REQUIREMENTS))
+    assert [name for name, hashes in named if not hashes] == []
+
+
+def test_another_file_of_a_pinned_requirement_than_the_known_ones_is_not_installed(tmp_path):
+    own, wrong = tmp_path / "own", tmp_path / "requirements.txt"
+    wrong.write_text(f"shellingham==1.5.4 --hash=sha256:{'0' * 64}\n")
+    uv("venv", "--quiet", "--python", sys.executable, str(own))
+    with pytest.raises(subprocess.CalledProcessError):
+        uv("pip", "install", "--quiet", "--python", str(own / "bin" / "python"), "--no-deps", "-r", str(wrong))
+
+
 def pins(file):
     """Name and version of each line of a file of requirements."""
-    lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
-    return dict(line.split("==") for line in lines if line)
+    return dict(re.findall(r"^([^\s#=]+)==([^\s;\\]+)", file.read_text(), re.MULTILINE))

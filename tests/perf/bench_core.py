@@ -24,7 +24,7 @@ from sessionlake.integrity.rules import decode_rules
 from sessionlake.lab.simulate import Scenario, generate
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.decode import decode
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import Packer, in_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import net_changes
 
@@ -50,7 +50,7 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE, lateness="2 seconds")
     rules = decode_rules(capture)
     raw = messages(sessions, rows, count, capture)
-    kafka = raw.append_column("kafka_ts", raw["timestamp"].cast(pa.timestamp("ms")).cast(pa.int64()))
+    kafka = in_milliseconds(raw)
     figures: dict[str, float] = {}
 
     def timed(step: str, work: Callable[[], Any]) -> Any:
@@ -95,6 +95,7 @@ def messages(sessions: int, rows: int, count: int, capture: CaptureSettings) -> 
             "timestamp": pa.array([m.timestamp * 1000 for m in made], pa.timestamp("us", tz="UTC")),
             "key": keys,
             "value": pa.array([m.value for m in made], pa.binary()),
+            "ingested_at": pa.nulls(len(made), pa.timestamp("us", tz="UTC")),
         }
     )
 

@@ -71,6 +71,7 @@ def messages(scenario: Scenario) -> pa.Table:
             "timestamp": pa.array([m.timestamp * 1000 for m in made], pa.timestamp("us", tz="UTC")),
             "key": pa.array([m.key for m in made], pa.binary()),
             "value": pa.array([m.value for m in made], pa.binary()),
+            "ingested_at": pa.nulls(len(made), pa.timestamp("us", tz="UTC")),
         }
     )
 

@@ -337,7 +337,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
         while found is None:
             with suppress(DiedError):
                 found = Forgetting(spark, settings).run(GONE)
-    assert {"before:ops.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
+    assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []
     assert Journal.read(settings) is None

@@ -28,7 +28,7 @@ from sessionlake.silver.stream_times import ends_of, require_continued
 from sessionlake.silver.tables.net_changes import net_changes, refolded
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import split_events, split_sessions
-from support.streams import Fact
+from support.streams import YEAR_10000, Fact
 
 INT64_MAX = 2**63 - 1
 INTERVAL = 600_000
@@ -43,6 +43,7 @@ _RAW = pa.schema(
         ("timestamp", pa.timestamp("us", tz="UTC")),
         ("key", pa.binary()),
         ("value", pa.binary()),
+        ("ingested_at", pa.timestamp("us", tz="UTC")),
     ]
 )
 
@@ -71,13 +72,18 @@ class Silver:
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
     """Messages and silences as `Packer` takes them."""
     rows = [
-        (0, None, None, None, None, None, encode([m]))
+        (0, None, None, None, None, None, encode([m]), None)
         if isinstance(m, Silence)
-        else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value)
+        else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value, read_at(m))
         for m in facts
     ]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(_RAW)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)
+
+
+def read_at(message: KafkaMessage) -> int | None:
+    """When bronze read a message, in microseconds: not at a whole millisecond, as any clock's time."""
+    return None if message.ingested_at is None else message.ingested_at * 1000 + 999
 
 
 def _shard(message: KafkaMessage, shards: int) -> int:
@@ -383,7 +389,7 @@ def closed(row: Row) -> Row:
     """The truth's row of a session as the table's types can hold it."""
     row = {**row, "next_seq": capped(row["next_seq"])}
     if row["ended_at"] is not None:
-        row["ended_at"] = max(row["ended_at"], _YEAR_ONE)
+        row["ended_at"] = min(max(row["ended_at"], _YEAR_ONE), YEAR_10000 - 1)
     return row
 
 

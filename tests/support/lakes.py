@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.runtime.frames import as_frame
-from support.folding import capped, closed, cut_of, truth_of
+from support.folding import capped, closed, cut_of, read_at, truth_of
 from support.streams import Fact
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
         {"value": encode([m])}
         if isinstance(m, Silence)
         else {"topic": m.topic, "partition": m.partition, "offset": m.offset, "key": m.key, "value": m.value}
-        | {"timestamp": datetime.fromtimestamp(m.timestamp / 1000, UTC), "timestamp_type": 0}
+        | {"timestamp": m.timestamp * 1000, "timestamp_type": 0, "ingested_at": read_at(m)}
         for m in facts
     ]
     write_rows(spark, lake, MESSAGES, rows)

@@ -41,11 +41,16 @@ SCENARIO = Scenario(
 
 def fill(spark: Any, settings: Settings) -> None:
     """Plays sensors into all layers, in two batches of bronze."""
-    lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES, LEDGER])
     messages = _messages(settings)
     half = len(messages) // 2
-    for number, part in enumerate((messages[:half], messages[half:])):
+    fill_with(spark, settings, messages[:half], messages[half:])
+
+
+def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
+    """Takes messages into all layers, each list as a batch of bronze."""
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES, LEDGER])
+    for number, part in enumerate(batches):
         write_bronze(spark, lake, part)
         Ledger(lake).write(spark, _entry(number, part))
     job.start(spark, settings, once=True).wait()

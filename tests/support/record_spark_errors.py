@@ -188,7 +188,13 @@ def registry_in_worker(case: Case) -> BaseException | None:
 def pack_fails(case: Case) -> BaseException | None:
     case.append(3)
     raw = case.source().selectExpr(
-        "0 AS shard", "'a' AS topic", "1 AS partition", "10L + shard AS offset", "now() AS timestamp", "chunk AS value"
+        "0 AS shard",
+        "'a' AS topic",
+        "1 AS partition",
+        "10L + shard AS offset",
+        "now() AS timestamp",
+        "chunk AS value",
+        "now() AS ingested_at",
     )  # without the key
     packer = Packer(None, 1)  # type: ignore[arg-type]
     return case.run(raw.mapInArrow(packer, PACKED_SCHEMA))

@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from sessionlake.lab.truth import KafkaMessage
@@ -264,17 +265,66 @@ def spelled(rnd: random.Random, body: dict[str, Any]) -> bytes:
     return text.encode()
 
 
+class Times(StrEnum):
+    """What the Kafka timestamps of a stream are like."""
+
+    USUAL = "usual"
+    SOME_MISSING = "some missing"
+    FIRST_MISSING = "first missing"
+    ALL_MISSING = "all missing"
+    FUTURE = "future"
+    NEGATIVE = "negative"
+    MIXED = "mixed"
+
+
+NO_TIME = -1
+YEAR_10000 = 253_402_300_800_000
+_LATEST = 2**53 - 1  # what Spark's timestamps hold, and a bit less
+
+
+def with_times(rnd: random.Random, messages: Sequence[KafkaMessage], times: Times) -> list[KafkaMessage]:
+    """The messages of producers that set no time, a wrong one, or one before 1970; and when bronze read each."""
+    clock: dict[tuple[str, int], int] = defaultdict(int)
+    missing = {m[:2]: rnd.randint(1, 9) for m in messages}
+    shift = START + rnd.choice([0, 3_000, 10**12]) if times is Times.NEGATIVE else 0
+    found = []
+    for number, message in enumerate(messages):
+        place = message[:2]
+        clock[place] = max(clock[place], message.timestamp) + rnd.randint(0, 50)
+        count = sum(other[:2] == place for other in messages[:number])
+        ingested = rnd.choice([clock[place], clock[place], None])
+        stamp = _stamp(rnd, times, message.timestamp - shift, clock[place], first=count < missing[place])
+        if stamp > message.timestamp:
+            ingested = clock[place]
+        found.append(message._replace(timestamp=stamp, ingested_at=ingested))
+    return found
+
+
+def _stamp(rnd: random.Random, times: Times, usual: int, ingested: int, *, first: bool) -> int:
+    kind = rnd.choice(list(Times)[:-1]) if times is Times.MIXED else times
+    if kind is Times.ALL_MISSING or (kind is Times.FIRST_MISSING and first):
+        return NO_TIME
+    if kind is Times.SOME_MISSING and rnd.random() < 0.3:
+        return NO_TIME
+    if kind is Times.FUTURE and rnd.random() < 0.15:
+        return rnd.choice([ingested + SKEW, ingested + SKEW + 1, ingested + 10**10, YEAR_10000, _LATEST])
+    if kind is Times.NEGATIVE and rnd.random() < 0.1:
+        return rnd.choice([-2, -5_000, -(10**14), usual - SESSION_TIMEOUT, 0])
+    return usual
+
+
 def with_silences(rnd: random.Random, messages: Sequence[KafkaMessage]) -> list[Fact]:
     """The messages, and behind some of them that of their topic-partition nothing more came for a while."""
-    times: dict[tuple[str, int], int] = defaultdict(int)
+    times: dict[tuple[str, int], int] = defaultdict(lambda: rnd.choice([0, START]))
     facts: list[Fact] = []
     for message in messages:
         place = message[:2]
-        times[place] = max(times[place], message.timestamp)
+        if message.timestamp != NO_TIME and message.timestamp <= (message.ingested_at or message.timestamp) + SKEW:
+            times[place] = max(times[place], message.timestamp)
         facts.append(message)
-        for _ in range(rnd.choice([0, 0, 0, 0, 1, 2])):
-            lasted = rnd.choice([1, 3_000, 20_000, 600_000, SESSION_TIMEOUT, 2 * SESSION_TIMEOUT]) + rnd.choice([0, 1])
-            facts.append(Silence(*place, message.offset, times[place] + lasted, lasted))
+        lengths = [1, 3_000, 20_000, 600_000, SESSION_TIMEOUT, 2 * SESSION_TIMEOUT]
+        for lasted in sorted(rnd.choice(lengths) + rnd.choice([0, 1]) for _ in range(rnd.choice([0, 0, 0, 0, 1, 2]))):
+            facts.append(Silence(*place, message.offset, times[place] + lasted, lasted))  # noqa: PERF401 - among messages
     return facts
 
 

@@ -72,7 +72,7 @@ def lake(
     columns = list(zip(*messages, strict=True))
     times = pa.array([ms * 1000 for ms in columns[3]]).cast(pa.timestamp("us", tz="UTC"))
     told = pa.table({"value": [encode([fact for fact in facts if isinstance(fact, Silence)])]})
-    raw = pa.table([*columns[:3], times, columns[5]], names=[*_COLUMNS, "value"])
+    raw = pa.table([*columns[:3], times, columns[5], times], names=[*_COLUMNS, "value", "ingested_at"])
     raw = pa.concat_tables([raw, told.cast(pa.schema([raw.schema.field("value")]))], promote_options="default")
     return Tables(
         {

@@ -33,9 +33,9 @@ KINDS = ("clear", "upsert", "delete")
 
 
 def raw(messages: list[KafkaMessage]) -> pa.Table:
-    columns = list(zip(*messages, strict=True)) if messages else [()] * 6
-    types = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
-    names = ("topic", "partition", "offset", "kafka_ts", "key", "value")
+    columns = list(zip(*messages, strict=True)) if messages else [()] * 7
+    types = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary(), pa.int64())
+    names = ("topic", "partition", "offset", "kafka_ts", "key", "value", "ingested_at")
     return pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
 
 

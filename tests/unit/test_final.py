@@ -26,8 +26,8 @@ from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold.final import _conditions
 from sessionlake.gold.testing import Change, check
-from sessionlake.protocol.columns import FIRST_MS
 from sessionlake.protocol.types import Row
+from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 
 SECOND, BUCKET = 1_000, 10_000
@@ -270,7 +270,7 @@ def test_a_table_of_final_rows_has_a_name_of_its_own_and_can_be_published():
 
 def test_output_is_part_of_the_logic_and_update_leaves_the_logic_that_tables_have():
     assert OWN.logic != replace(OWN, output="update").logic
-    assert METRICS_1M.logic == "bf9acf01a20f"
+    assert METRICS_1M.logic == "e1524455351e"
 
 
 def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, monkeypatch):

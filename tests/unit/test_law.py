@@ -21,7 +21,19 @@ from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.seeds import long_beyond, seeds
-from support.streams import CALM, COLUMNS, HASTY, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
+from support.streams import (
+    CALM,
+    COLUMNS,
+    HASTY,
+    LIGHT,
+    MAX_BYTES,
+    SESSION_TIMEOUT,
+    WILD,
+    StreamMaker,
+    Times,
+    cut,
+    with_times,
+)
 
 STREAMS = 134
 CASES = [(integrity, policy) for integrity in Integrity for policy in ("isolate", "record")]
@@ -62,9 +74,15 @@ def interval(seed: int) -> int:
     return random.Random(-2 - seed).choice([1, 1_000, 7_000, 600_000, SESSION_TIMEOUT, SESSION_TIMEOUT + 1, 86_400_000])
 
 
+def times_of(seed: int) -> Times:
+    """What Kafka's timestamps are like: usual in half of the streams, else each kind in turn."""
+    return Times.USUAL if seed // 2 % 2 else list(Times)[seed // 4 % len(Times)]
+
+
 def stream(seed: int) -> tuple[random.Random, list[KafkaMessage]]:
     rnd = random.Random(seed)
-    return rnd, StreamMaker(rnd, rnd.choice([CALM, LIGHT, LIGHT, WILD, HASTY])).make(rnd.choice([1, 5, 30, 60, 120]))
+    made = StreamMaker(rnd, rnd.choice([CALM, LIGHT, LIGHT, WILD, HASTY])).make(rnd.choice([1, 5, 30, 60, 120]))
+    return rnd, with_times(random.Random(-4 - seed), made, times_of(seed))
 
 
 def assert_same(found: object, expected: object) -> None:

@@ -68,6 +68,7 @@ def raw(values: list[bytes | None]) -> pa.Table:
             "kafka_ts": pa.array([NOW] * count, pa.int64()),
             "key": pa.array([b"s"] * count, pa.binary()),
             "value": pa.array(values, pa.binary()),
+            "ingested_at": pa.nulls(count, pa.int64()),
         }
     )
 

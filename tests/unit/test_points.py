@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,11 @@ class Gold:
         idle_ms: int = HOUR,
         series: tuple[RollingAverage, ...] = (BY_SESSION,),
         resting_ms: int | None = None,
+        packer: ChangePacker | None = None,
+        schema: pa.Schema = _SCHEMA,
     ) -> None:
-        self.shards, self.series = shards, series
+        self.shards, self.series, self.schema = shards, series, schema
+        self.packer = packer or ChangePacker(Declared(METRICS), owners_of(series))
         self.fold = GoldFold(Declared(METRICS), tuple(map(Kept, series)), (), idle_ms, resting_ms or idle_ms)
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
@@ -103,7 +107,7 @@ class Gold:
             state, out = self.fold(shard, self.states.get(shard), chunks)
             if state is not None:
                 self.states[shard] = state
-            content = dict(out)
+            content = by_kind(out)
             reports.append(content.pop(SeriesOutput.REPORT))
             for series in self.series:
                 self._write(series, content)
@@ -114,8 +118,8 @@ class Gold:
         tasks = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
         chunks: dict[int, list[bytes]] = {}
         for task in tasks:
-            given = [pa.RecordBatch.from_pylist(task, _SCHEMA)] if task else []
-            for packed in ChangePacker(Declared(METRICS), owners_of(self.series))(given):
+            given = [pa.RecordBatch.from_pylist(task, self.schema)] if task else []
+            for packed in self.packer(given):
                 for row in packed.to_pylist():
                     chunks.setdefault(row["shard"], []).append(row["chunk"])
         return chunks
@@ -140,7 +144,7 @@ class Gold:
                 table[key] = row
         if beyond is not None:
             found = recompute(self._with_history(series, beyond), series)
-            self._write(series, {emitted.kind: emitted.rows for emitted in found})
+            self._write(series, by_kind((emitted.kind, emitted.rows) for emitted in found))
 
     def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
         self.beyond += beyond.num_rows
@@ -152,6 +156,14 @@ class Gold:
                 rows.append(row | {"place": int(place), "fresh": False, "offset": None})
         added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
         return pa.Table.from_pylist(rows, pa.schema([*beyond.schema, *added]))
+
+
+def by_kind(emitted: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """What a fold emits, put together by kind, however many payloads there are."""
+    found: dict[str, Any] = {}
+    for kind, content in emitted:
+        found[kind] = pa.concat_tables([found[kind], content], promote_options="default") if kind in found else content
+    return found
 
 
 def as_ints(*values: int) -> list[Any]:
@@ -376,7 +388,7 @@ def test_a_metric_that_is_no_longer_declared_is_refused():
 
 
 def test_state_of_another_format_is_refused():
-    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/3", b"gold.state/9")
+    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/4", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
         GoldShardState.decode(content)
 

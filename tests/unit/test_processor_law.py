@@ -17,7 +17,19 @@ from sessionlake.processors.testing import Result, fold_raw
 from support.folding import fold as fold_silver
 from support.folding import raw_table
 from support.seeds import seeds
-from support.streams import CALM, COLUMNS, HASTY, LIGHT, MAX_BYTES, SESSION_TIMEOUT, WILD, StreamMaker, cut
+from support.streams import (
+    CALM,
+    COLUMNS,
+    HASTY,
+    LIGHT,
+    MAX_BYTES,
+    SESSION_TIMEOUT,
+    WILD,
+    StreamMaker,
+    Times,
+    cut,
+    with_times,
+)
 
 STREAMS = 8
 """Streams a class and policy."""
@@ -99,7 +111,8 @@ def capture(integrity: str, policy: str, seed: int) -> CaptureSettings:
 def stream(seed: int) -> tuple[random.Random, list[KafkaMessage]]:
     rnd = random.Random(seed)
     noise = HASTY if seed % 1_000 >= ENDING else rnd.choice([CALM, LIGHT, LIGHT, WILD])
-    return rnd, StreamMaker(rnd, noise).make(rnd.choice([5, 30, 60, 120]))
+    made = StreamMaker(rnd, noise).make(rnd.choice([5, 30, 60, 120]))
+    return rnd, with_times(random.Random(-4 - seed), made, random.Random(-3 - seed).choice([Times.USUAL, *Times]))
 
 
 def fold(

@@ -29,7 +29,7 @@ from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, MET
 from sessionlake.gold.declared import products_of, schemas_of
 from sessionlake.gold_settings import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.lake.schemas import TABLES
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from support.seeds import examples
 
 Change = tuple[str, str, int, int, float | None, float | None, str | None]

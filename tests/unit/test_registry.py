@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,6 +157,61 @@ def test_what_is_no_registry_s_answer_is_an_error_and_no_unknown_schema(
     registry.answer = None
     registry.add_avro(3, avro_schema())
     assert list(schemas(registry).definitions([3])) == [3]
+
+
+def nested(levels: int) -> bytes:
+    return b'{"schema":' + b"[" * levels + b"]" * levels + b"}"
+
+
+@pytest.mark.parametrize("kind", list(PayloadFormat)[1:])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, nested(100_000)),
+        (200, b'{"schema":"\\ud800"}'),
+        (200, b'{"schema":"' + b"\xff" + b'"}'),
+        (200, b'{"schema":5}'),
+        (200, b'{"schema":"\\"int\\"","references":5}'),
+        (200, b'{"schema":"\\"int\\"","references":{"a":1}}'),
+        (200, b'{"schema":"\\"int\\"","references":["a"]}'),
+        (200, b'{"schema":"\\"int\\"","references":[{"name":"a","subject":"a","version":1e999}]}'),
+        (200, b'{"schema":"\\"int\\"","references":[{"name":"a","subject":"a","version":"' + b"9" * 5000 + b'"}]}'),
+        (404, b'{"error_code":[40403]}'),
+        (404, b'{"error_code":{}}'),
+    ],
+)
+def test_a_hostile_answer_is_an_error_that_names_the_registry(
+    registry: Registry, answer: tuple[int, bytes], kind: PayloadFormat
+) -> None:
+    if kind is PayloadFormat.PROTOBUF:
+        answer = (answer[0], answer[1].replace(b"{", b'{"schemaType":"PROTOBUF",', 1))
+    registry.answer = answer
+    with pytest.raises(RegistryError, match=f"schema registry {registry.url}: "):
+        schemas(registry, kind).definitions([3])
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_PAUSES", ())
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.5)
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not ended.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,), daemon=True)
+        thread.start()
+        source = RegistrySchemas(PayloadFormat.AVRO, f"http://127.0.0.1:{server.getsockname()[1]}")
+        started = time.monotonic()
+        with pytest.raises(RegistryError, match="no answer"):
+            source.definitions([1])
+        assert time.monotonic() - started < 8  # the drip never stops by itself
+        ended.set()
+        thread.join()
 
 
 def test_an_answer_without_end_is_cut(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

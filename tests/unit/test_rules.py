@@ -35,7 +35,7 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Window,
 )
-from sessionlake.protocol.columns import FIRST_MS
+from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 
 MINUTE = 60_000

@@ -15,6 +15,7 @@ from sessionlake.errors import (
     LAST_RESORT,
     BrokerError,
     LakeError,
+    MachineError,
     OffsetHoleError,
     RegistryError,
     SessionlakeError,
@@ -143,18 +144,20 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("condition", "cause"),
+    ("condition", "cause", "kind"),
     [
-        ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space"),
-        ("UNCATEGORIZED", "java.io.IOException: No space left on device"),
-        ("UNCATEGORIZED", "java.lang.InterruptedException"),
+        ("ROCKSDB_STORE_PROVIDER_OUT_OF_MEMORY", "java.lang.OutOfMemoryError: Java heap space", MachineError),
+        ("UNCATEGORIZED", "java.io.IOException: No space left on device", MachineError),
+        ("UNCATEGORIZED", "java.lang.InterruptedException", SessionlakeError),
     ],
 )
-def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(condition: str, cause: str) -> None:
+def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(
+    condition: str, cause: str, kind: type[SessionlakeError]
+) -> None:
     text = f"[CANNOT_LOAD_STATE_STORE.{condition}] An error occurred during loading state. SQLSTATE: 58030"
     text = f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: {text}\n\tat a.B.c(B.scala:1)"
     told = explain(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
-    assert type(told) is SessionlakeError
+    assert type(told) is kind
     assert "checkpoint" not in str(told)
 
 

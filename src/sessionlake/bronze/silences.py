@@ -23,6 +23,7 @@ from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.commit import append, retire
+from sessionlake.lake.kafka_times import said_time
 from sessionlake.lake.leases import Moment
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.names import BRONZE, MESSAGES
@@ -59,7 +60,7 @@ class Silences:
     """
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicBook) -> None:
-        self._spark, self._lake, self._book = spark, lake, book
+        self._spark, self._lake, self._settings, self._book = spark, lake, settings, book
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
         self._notes = notes_of(settings)
@@ -102,10 +103,12 @@ class Silences:
         silent = self._book.read_whole(due) if due else set()
         new: list[tuple[Silence, int]] = []
         for places in _some(sorted(silent)):
-            for place, (behind, highest) in self._ends_of({place: ends[place] for place in places}).items():
+            for place, (behind, highest, is_said) in self._ends_of({place: ends[place] for place in places}).items():
                 self._behind[place] = ends[place], behind
                 if self._is_due(place, ends[place], lasting[place]):
                     lasted = lasting[place] // _MS
+                    if not is_said:  # stream time of such messages begins when bronze read them
+                        new.append((Silence(*place, behind, highest, 0), ends[place]))
                     new.append((Silence(*place, behind, highest + lasted, lasted), ends[place]))
         return new
 
@@ -168,14 +171,18 @@ class Silences:
         after = self._after or lasted
         return told <= after < lasted or told <= 2 * after < lasted
 
-    def _ends_of(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
-        """The last message's offset, and the highest Kafka timestamp (ms) of the last ones."""
+    def _ends_of(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
+        """The last message's offset, the highest time (ms) of the last ones, and whether Kafka's timestamps say it.
+
+        If none of them says a time, it is when bronze read them.
+        """
         from pyspark.sql import functions as F
 
         messages = messages_of(self._lake.read(self._spark, MESSAGES))
         last = messages.where(within({place: (end - _LAST, end - 1) for place, end in ends.items()}))
-        found = last.groupBy("topic", "partition").agg(F.max("offset"), F.unix_millis(F.max("timestamp")))
-        return {(row[0], row[1]): (row[2], row[3]) for row in found.collect()}
+        said, read = F.max(said_time(self._settings)), F.max(F.unix_millis("ingested_at"))
+        found = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
+        return {(row[0], row[1]): (row[2], row[3], row[4]) for row in found.collect()}
 
 
 def notes_of(settings: Settings) -> Path:

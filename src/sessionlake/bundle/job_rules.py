@@ -29,7 +29,8 @@ RUNTIME_CONF = frozenset(
 )
 """Spark's settings that a cluster is given here: a misspelt one would be taken and do nothing."""
 PACKAGE = "sessionlake"
-"""This package, and its one entry point."""
+ENTRY_POINT = "sessionlake-job"
+"""What jobs run: unlike the package's other entry point, it refuses what a job's runs may not do."""
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 _MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 _DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
@@ -99,8 +100,8 @@ def _command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
         if wheel.get("package_name") != PACKAGE:
             continue
-        if wheel["entry_point"] != PACKAGE:
-            yield (*key, "entry_point"), f"{PACKAGE} has the entry point {PACKAGE}, and no {wheel['entry_point']!r}"
+        if wheel["entry_point"] != ENTRY_POINT:
+            yield (*key, "entry_point"), f"the entry point of a job is {ENTRY_POINT}, and not {wheel['entry_point']!r}"
         if why := refused([str(word) for word in wheel.get("parameters", [])]):
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 

@@ -134,20 +134,22 @@ def _wrong_levels(files: BundleFiles, where: str, kind: str, holder: Tree, key: 
         yield files.fault(f"{where}takes no permissions", *key, "permissions")
         return
     for number, said in enumerate(holder.get("permissions", [])):
-        given, place = _said_by(files, said, (*key, "permissions", number))
-        if given.get("level") not in LEVELS[kind]:
-            text = f"{where}level {given.get('level')!r} is not one of {', '.join(LEVELS[kind])}"
-            yield files.fault(text, *place, "level")
+        given, place = _with_default(files, said, (*key, "permissions", number))
+        if not isinstance(given, dict):
+            given = {}
+        level, place = _with_default(files, given.get("level"), (*place, "level"))
+        if level not in LEVELS[kind]:
+            text = f"{where}level {level!r} is not one of {', '.join(LEVELS[kind])}"
+            yield files.fault(text, *place)
 
 
-def _said_by(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Tree, tuple[str | int, ...]]:
-    """A mapping and where it stands, also if a variable's default is it; an empty one if it is neither."""
-    whole = REFERENCE.fullmatch(node) if isinstance(node, str) else None
-    if whole and whole[1].startswith("var."):
-        variable = whole[1].removeprefix("var.")
-        key = ("variables", variable, "default")
-        node = (files.merged.get("variables", {}).get(variable) or {}).get("default")
-    return (node, key) if isinstance(node, dict) else ({}, key)
+def _with_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
+    """A value and where it stands: of a reference to a variable, the variable's default."""
+    reference = REFERENCE.fullmatch(node) if isinstance(node, str) else None
+    if reference is None or not reference[1].startswith("var."):
+        return node, key
+    variable = reference[1].removeprefix("var.")
+    return (files.merged.get("variables", {}).get(variable) or {}).get("default"), ("variables", variable, "default")
 
 
 def _reference_faults(files: BundleFiles) -> Iterator[Fault]:

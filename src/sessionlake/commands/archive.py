@@ -11,6 +11,7 @@ import typer
 
 from sessionlake.commands.context import Config, say, settings_of, with_spark
 from sessionlake.commands.export import size_of
+from sessionlake.commands.show import write_line
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.names import MESSAGES
 
@@ -52,7 +53,7 @@ def archive(
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
-    typer.echo(folder)
+    write_line(str(folder))
 
 
 def messages_of(
@@ -68,8 +69,8 @@ def messages_of(
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.lake.silences import messages_of
     from sessionlake.lake.tables import Lake
-    from sessionlake.runtime.failures import one_line
     from sessionlake.runtime.reading_plan import require_condition
+    from sessionlake.streaming.errors import refused
 
     lake = Lake(settings)
     if where is not None:
@@ -83,7 +84,7 @@ def messages_of(
         chosen = rows if where is None else rows.where(where)
         found = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:
-        raise UsageError(f"archive: {one_line(str(error))}") from error
+        raise refused("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in found:
         own = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
         yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, own)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from sessionlake.config import Settings
     from sessionlake.lake.reading import TableReader
+    from sessionlake.runtime.signals import StopFlag
 
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 T = TypeVar("T")
@@ -52,14 +54,38 @@ def config_before_command() -> Path | None:
 GIVEN: dict[str, Path] = {}
 
 
-def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
-    """Does the work with a session that is stopped afterwards."""
+@contextmanager
+def running_spark(
+    settings: Settings, *, app: str = "sessionlake", stop: StopFlag | None = None, lasting: bool = False
+) -> Iterator[SparkSession]:
+    """A session that is stopped at the end of the block. What fails inside is read before that, while Spark answers.
+
+    Args:
+        app: names the log files in the home.
+        stop: set by signals; one that comes while Spark starts interrupts that.
+        lasting: whether it will work for many minutes.
+
+    Raises:
+        SessionlakeError: for whatever Spark, its JVM or the system raises inside.
+    """
     from sessionlake.runtime.spark import spark_session, stop_spark
+    from sessionlake.streaming.errors import read_at_once
 
     try:
-        return work(spark_session(settings))
+        with read_at_once():
+            with stop.raising() if stop else nullcontext():
+                spark = spark_session(settings, app=app, lasting=lasting)
+            if stop:
+                stop.take()
+            yield spark
     finally:
         stop_spark()
+
+
+def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+    """Does the work with a session that is stopped afterwards."""
+    with running_spark(settings) as spark:
+        return work(spark)
 
 
 def with_reader(settings: Settings, work: Callable[[TableReader], T]) -> T:

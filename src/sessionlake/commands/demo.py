@@ -19,7 +19,7 @@ from rich.console import Console
 from sessionlake.commands.demo_late import LatePoints, send_late_points
 from sessionlake.commands.demo_view import Progress
 from sessionlake.commands.query import fetch
-from sessionlake.commands.show import table_of
+from sessionlake.commands.show import console_on, table_of, text_of
 from sessionlake.config import DEFAULT_FILE, Integrity, OnViolation, PayloadSettings, Settings
 from sessionlake.errors import MachineError
 from sessionlake.lab.compare import verify
@@ -34,6 +34,7 @@ from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.report.page import write_report
 from sessionlake.runtime.signals import StopFlag
 from sessionlake.runtime.spark import spark_session, stop_spark
+from sessionlake.streaming.errors import read_at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,18 +83,19 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
         MachineError: another demo runs in this home.
         SessionlakeError: what stopped the broker, the sensors or a layer.
     """
-    begun, out = time.monotonic(), Console(highlight=False)
+    begun, out = time.monotonic(), console_on(sys.stdout)
     own = _own_settings(settings)
     scenario = {"duration": seconds, "rate": rate, "seed": seed, **FAULTS}
     with _alone(settings), StopFlag() as stop:
         try:
-            code = _Demo(own, out, stop, scenario).play()
+            with read_at_once():
+                code = _Demo(own, out, stop, scenario).play()
         except _InterruptedError:
             out.print(f"interrupted; nothing is left running, and what was committed stays in {_short(own.home)}")
             return _SIGNALLED + stop.signal
         finally:
             stop_spark()
-    out.print(f"[dim]{time.monotonic() - begun:.0f} s in all[/]")
+    out.print(f"{time.monotonic() - begun:.0f} s in all", style="dim")
     return code
 
 
@@ -136,7 +138,8 @@ class _Demo:
         page = write_report(Lake(own).reader(spark), own)
         _next_steps(own, truth.value, page, out)
         if classes.kept() is None:
-            out.print("[dim]keeping the classes that Spark has loaded, so that its next start is shorter (once) …[/]")
+            said = "keeping the classes that Spark has loaded, so that its next start is shorter (once) …"
+            out.print(said, style="dim")
             classes.keep(spark)
         return 0
 
@@ -246,11 +249,11 @@ def _exact(spark: SparkSession, own: Settings, truth: Tables, out: Console) -> b
     outcome = verify(spark, Lake(own), truth)
     said = f"{outcome.exact} of {outcome.sessions} session tables exact"
     if not outcome.differences:
-        out.print(f"[bold green]{said}[/]; {_summary(truth)}")
+        out.print(text_of(said, "bold green").append_text(text_of(f"; {_summary(truth)}", "not bold default")))
         return True
-    out.print(f"[bold red]{said}[/]; the first differences:")
+    out.print(text_of(said, "bold red").append_text(text_of("; the first differences:", "not bold default")))
     for (topic, partition, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
-        out.print(f"  {topic} {partition} {session}: {difference}", markup=False)
+        out.print(f"  {topic} {partition} {session}: {difference}")
     return False
 
 
@@ -269,10 +272,10 @@ def _summary(truth: Tables) -> str:
 def _next_steps(own: Settings, truth: Tables, page: Path, out: Console) -> None:
     command = f"SESSIONLAKE_HOME={_short(own.home)} {_program()}"
     session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
-    out.print(f"What they hold, on one page: {_short(page)}", soft_wrap=True, markup=False)
+    out.print(f"What they hold, on one page: {_short(page)}", soft_wrap=True)
     out.print("The tables stay. Next:")
     for words in NEXT:
-        out.print(f"  {command} {words.format(session=session)}", soft_wrap=True, markup=False)
+        out.print(f"  {command} {words.format(session=session)}", soft_wrap=True)
 
 
 def _short(path: Path) -> str:

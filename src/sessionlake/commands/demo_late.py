@@ -122,7 +122,7 @@ def _longest(reader: TableReader, session: Row) -> list[Row]:
         if not float(row["value"]).is_integer():
             lines.setdefault((row["row_id"], row["metric"]), []).append(row)
     longest = max(lines.values(), key=len, default=[])
-    return sorted(longest, key=itemgetter("ts", "position", "ordinal"))
+    return sorted(longest, key=itemgetter("ts", "_life", "_seq", "position", "ordinal"))
 
 
 def _offsets(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:

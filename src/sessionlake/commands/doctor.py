@@ -11,8 +11,6 @@ from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from sessionlake.config import Settings, load_settings
 from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError, LossError, SessionlakeError
 from sessionlake.history.missing import missing_offsets
@@ -38,6 +36,7 @@ from sessionlake.runtime.spark import on_platform
 from sessionlake.silver import handover
 from sessionlake.silver.tables.splits import ID
 from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.errors import readable
 from sessionlake.streaming.generations import Generations, require_whole
 from sessionlake.streaming.losses import (
     has_committed,
@@ -107,6 +106,7 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: of the command line, whose words jobs give.
     """
     from sessionlake.bundle.rules import bundle_faults, models_are_here
+    from sessionlake.commands.job import refusal
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
@@ -118,24 +118,6 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
     return found or [Finding(Level.OK, "bundle", "nothing is wrong that can be told without a workspace")]
 
 
-def refusal(command: Any, words: Sequence[str]) -> str | None:
-    """Why a command line is refused before it does anything; None if it is not."""
-    context, name, rest = None, PROGRAM, list(words)
-    try:
-        while True:
-            context = command.make_context(name, rest, parent=context)
-            if not hasattr(command, "resolve_command"):
-                return None
-            left = [*context._protected_args, *context.args]  # noqa: SLF001 - a group's words have no public name
-            name, command, rest = command.resolve_command(context, left)
-    except typer.Exit:  # asked for help, or the version
-        return None
-    except Exception as error:
-        if hasattr(error, "format_message"):  # Typer's own, of a wrong use
-            return str(error.format_message())
-        raise
-
-
 def _finding(what: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(Level.OK, what, check())
@@ -143,6 +125,10 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
         return Finding(Level.WARN, what, str(error))
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
+    except Exception as error:
+        if (told := readable(error)) is None:
+            raise
+        return Finding(Level.FAIL, what, str(told))
 
 
 def _java() -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.commands.context import say
-from sessionlake.commands.show import OutputFormat, console_on, plain, show
+from sessionlake.commands.show import OutputFormat, console_on, plain, show, text_of
 from sessionlake.config import Settings
 from sessionlake.history.explain import Explained, explain
 
@@ -30,14 +30,13 @@ def show_explained(
         show(list(rows[0]), [list(row.values()) for row in rows], form)
         return
     from rich.table import Table
-    from rich.text import Text
 
     console = console_on(sys.stdout)
     for one in found:
-        console.print(Text(f"{one.table}: ").append(_told(one.key), style="bold"))
+        console.print(text_of(f"{one.table}: ").append_text(text_of(_told(one.key), "bold")))
         grid = Table.grid(padding=(0, 2))
         for name, said in _lines(one, asked=message is not None):
-            grid.add_row(Text(f"  {name}", style="dim"), Text(said))
+            grid.add_row(text_of(f"  {name}", "dim"), text_of(said))
         console.print(grid)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sessionlake.commands.context import Config, say, settings_of, with_spark
+from sessionlake.commands.show import write_line
 from sessionlake.errors import LakeError, UsageError
 
 if TYPE_CHECKING:
@@ -49,17 +50,18 @@ def export(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from sessionlake.runtime.failures import failure_of
+        from sessionlake.streaming.errors import refused
 
         rows = rows_of(spark, settings, table, where, moment)
         try:
             return write(rows, path, FileFormat(form), limit, overwrite=overwrite)
         except (PySparkException, Py4JError) as error:  # a condition fails, too, only when it is computed
-            raise LakeError(f"export: {failure_of(error)}") from error
+            told = refused("export", error)
+            raise (LakeError(str(told)) if isinstance(told, UsageError) else told) from error
 
     found = with_spark(settings, work)
     say(f"{found.rows:,} rows of {table} in {found.files:,} files of {found.bytes:,} bytes")
-    typer.echo(path)
+    write_line(path)
 
 
 def size_of(text: str) -> int:
@@ -131,8 +133,8 @@ def rows_of(
 
     from sessionlake.gold.views import DEFINITIONS
     from sessionlake.lake.tables import Lake
-    from sessionlake.runtime.failures import one_line
     from sessionlake.runtime.reading_plan import require_condition
+    from sessionlake.streaming.errors import refused
 
     lake = Lake(settings)
     if where is not None:
@@ -144,7 +146,7 @@ def rows_of(
             rows = lake.storage.read(spark, table, moment or {"versionAsOf": lake.last_commit(spark, table).version})
         return rows if where is None else rows.where(where)
     except PySparkException as error:
-        raise UsageError(f"export: {one_line(str(error))}") from error
+        raise refused("export", error) from error
 
 
 def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:

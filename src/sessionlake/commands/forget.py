@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,8 @@ import typer
 
 from sessionlake.commands.context import Config, say, settings_of, with_spark
 from sessionlake.commands.options import OfTopic, ShortenGold
+from sessionlake.commands.show import write_line
+from sessionlake.visible import json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,7 @@ def forget(
 
     storage_of(settings).require_writable()
     found = with_spark(settings, lambda spark: forgotten(spark, settings, session, topic, wait, shorten=shorten_gold))
-    typer.echo(json.dumps(receipt(found), indent=2, ensure_ascii=False))
+    write_line(json_line(receipt(found), indent=2))
     still, unread = found.report["search"]["found"], found.report["search"]["unread"]
     for place in still:
         say(f"the id still stands in {place}")
@@ -56,7 +57,7 @@ def forgotten(
 
 
 def receipt(found: Erasure) -> dict[str, Any]:
-    """What the officer is given: the row of `ops.erasures`, its report spread out."""
+    """What the officer is given: the row of `bronze.erasures`, its report spread out."""
     whole = asdict(found)
     moments = {name: whole[name].isoformat() for name in ("begun_at", "done_at")}
     report = whole.pop("report")

@@ -14,7 +14,7 @@ from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_
 from sessionlake.commands.options import OfPartition, OfTopic, ShortenGold
 from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
-from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
     from sessionlake.laptop.broker import BrokerStatus
@@ -216,7 +216,7 @@ def rules_check(file: File, config: Config = None) -> None:
     settings = settings_of(config)
     from sessionlake.commands import rules
 
-    typer.echo(f"{len(rules.check(settings, file))} rules are fine")
+    write_text(f"{len(rules.check(settings, file))} rules are fine")
 
 
 @rules_app.command("apply")
@@ -286,4 +286,4 @@ def _show_broker(found: BrokerStatus) -> None:
         "outside": "an outside broker is configured: nothing to start here",
     }
     pid = f" (process {found.pid})" if found.pid else ""
-    typer.echo(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")
+    write_text(f"{found.bootstrap_servers}: {meaning.get(found.state, found.state)}{pid}")

@@ -17,9 +17,9 @@ from sessionlake.gold.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
-from sessionlake.runtime.failures import failure_of, one_line
 from sessionlake.runtime.reading_plan import Name, Reads, reads_of
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
+from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,11 +95,11 @@ def _asked(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str]
     _open(spark, lake, tables(settings) if reads.lists and not named else named)
     try:
         return named, collected(spark.sql(text))
-    except PySparkException as error:
-        hint = "" if named else f" Tables: {', '.join(tables(settings))}"
-        raise UsageError(f"query: {one_line(str(error))}{hint}") from error
-    except Py4JError as error:  # what is raised while it is computed need not be one of Spark's
-        raise UsageError(f"query: {failure_of(error)}") from error
+    except (PySparkException, Py4JError) as error:  # what is raised while it is computed need not be one of Spark's
+        told = refused("query", error)
+        if isinstance(told, UsageError) and not named:
+            told = UsageError(f"{told} Tables: {', '.join(tables(settings))}")
+        raise told from error
 
 
 def _open(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:

@@ -9,9 +9,9 @@ from sessionlake.commands.sql_names import names_in, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
-from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.reading_plan import reads_of
 from sessionlake.runtime.spark import own_session
+from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +24,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
         LakeError: there is no such batch.
         UsageError: it names other tables, does more than read, or Spark does not accept it.
     """
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     bare, named = as_views(sql)
@@ -39,8 +40,8 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
         for table in named:
             point.read(own, f"silver.{table}").createOrReplaceTempView(table)
         show(*collected(own.sql(bare)), form)
-    except PySparkException as error:
-        raise UsageError(f"query: {one_line(str(error))} Tables: {', '.join(SILVER_WRITES)}") from error
+    except (PySparkException, Py4JError) as error:
+        raise refused("query", error) from error
     return point.batch
 
 

@@ -22,7 +22,7 @@ from sessionlake.commands.options import (
     Why,
     Withdraw,
 )
-from sessionlake.commands.show import OutputFormat
+from sessionlake.commands.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -219,7 +219,7 @@ def _write_outputs(client: WorkspaceClient, run: int) -> None:
         if task.cut:
             say("what it wrote before this is cut by Databricks:")
         if task.written:
-            typer.echo(task.written.rstrip("\n"))
+            write_text(task.written.rstrip("\n"))
         if task.error:
             say(task.error)
         if not (task.written or task.error):

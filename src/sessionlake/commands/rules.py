@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
+from yaml import YAMLError
 
 from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
 from sessionlake.errors import ConfigError, UsageError
+from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import in_force, wanted
 from sessionlake.gold.alerts.stored import StoredInLake, events_in, moment, times_of_all
 from sessionlake.gold.changes import declared_in
@@ -29,6 +31,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
+from sessionlake.settings_file import read_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +48,8 @@ def check(settings: Settings, file: Path) -> list[Written]:
         ConfigError: with the file's name, line and column of everything that is wrong in it.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file)
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
     rules, problems = read_file(text, declared_in(settings))
     if problems:
@@ -117,7 +120,8 @@ def try_rules(reader: TableReader, settings: Settings, rules: Sequence[Written],
     tried = [one.rule for one in rules]
     events = sought(tried)
     begun = ("_ts", operator.ge, min(events.values(), default=0))
-    matches = events_in(reader, list(events), declared, begun) if events else MATCH.empty_table()
+    once = OnceTopics(settings.capture)
+    matches = events_in(reader, list(events), declared, once, begun) if events else MATCH.empty_table()
     batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
     rows = changed([], tried, batch, _Tried(reader, matches))
     show(

@@ -54,13 +54,17 @@ class ProgressLine:
     def __call__(self, messages: int) -> None:
         """Says how many messages were handed over."""
         if self._shown:
-            sys.stderr.write(f"\r{messages:,} messages")
-            sys.stderr.flush()
+            self._write(f"\r{messages:,} messages")
 
     def end(self) -> None:
         """Clears the line."""
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        out = sys.__stderr__ or sys.stderr  # the terminal itself: what else is said shows control characters
+        out.write(text)
+        out.flush()
 
 
 def _parameters() -> Iterator[inspect.Parameter]:

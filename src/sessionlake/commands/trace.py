@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
-from datetime import datetime
 from typing import Any, TextIO
 
-from sessionlake.commands.show import OutputFormat, console_on, show, table_of
+from sessionlake.commands.show import OutputFormat, console_on, show, table_of, text_of
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import BatchCommit, Merge, Trace
+from sessionlake.lake.far_times import time_text
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
@@ -41,14 +41,13 @@ def _flat(whole: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _print(found: Trace, out: TextIO) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     console = console_on(out)
     place = f"topic {found.topic}, partition {found.partition}, offset {found.offset}: "
-    console.print(Text(place).append(found.judgement.fate, style="bold"))
+    console.print(text_of(place).append_text(text_of(found.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
     for name, said in _lines(found):
-        grid.add_row(Text(f"  {name}", style="dim"), Text(said))
+        grid.add_row(text_of(f"  {name}", "dim"), text_of(said))
     console.print(grid)
     if found.changes:
         console.print(table_of(*_change_rows(found.changes[:_SHOWN_CHANGES])))
@@ -74,21 +73,23 @@ def _message(found: Trace) -> str:
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
     if found.judgement.fate is Fate.ERASED:
         kind = "erased with its session"
-    times = f"Kafka time {_time(message.timestamp)}"
-    ingested = f", ingested {_time(message.ingested_at)}" if message.ingested_at else ""
+    times = f"Kafka time {time_text(message.timestamp)}"
+    ingested = f", ingested {time_text(message.ingested_at)}" if message.ingested_at else ""
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
 
 
 def _commit(commit: BatchCommit) -> str:
     if commit.recovered:
-        return f"batch {commit.batch} or one before it, by {_time(commit.committed_at)}, when the ledger was recovered"
-    return f"batch {commit.batch}, committed {_time(commit.committed_at)}{_wrote(commit)}"
+        return (
+            f"batch {commit.batch} or one before it, by {time_text(commit.committed_at)}, when the ledger was recovered"
+        )
+    return f"batch {commit.batch}, committed {time_text(commit.committed_at)}{_wrote(commit)}"
 
 
 def _merge(merge: Merge) -> str:
     first, last = merge.first_batch, merge.last_batch
     taken = f"batch {last}" if first == last else f"batches {first} to {last}"
-    return f"silver {taken} merged, committed {_time(merge.committed_at)}{_wrote(merge)}"
+    return f"silver {taken} merged, committed {time_text(merge.committed_at)}{_wrote(merge)}"
 
 
 def _wrote(commit: BatchCommit) -> str:
@@ -107,7 +108,7 @@ def _judgement(found: Trace) -> str:
     if judgement.fate is Fate.APPLIED and not found.changes:
         said.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != found.silver.batch:
-        when = f", committed {_time(judgement.committed_at)}" if judgement.committed_at else ""
+        when = f", committed {time_text(judgement.committed_at)}" if judgement.committed_at else ""
         said.append(f"held back until batch {judgement.batch}{when}")
     return "; ".join(said)
 
@@ -147,7 +148,3 @@ def _change_rows(changes: list[dict[str, Any]]) -> tuple[list[str], list[list[An
         for change in changes
     ]
     return ["change", "row_id", *columns, *rest], rows
-
-
-def _time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}Z"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from sessionlake.commands.context import Config, settings_of
+from sessionlake.commands.show import write_line
 
 
 def types(config: Config = None) -> None:
@@ -12,4 +11,4 @@ def types(config: Config = None) -> None:
     settings = settings_of(config)
     from sessionlake.processors.typed import module_of
 
-    typer.echo(module_of(settings), nl=False)
+    write_line(module_of(settings).rstrip("\n"))

@@ -100,7 +100,7 @@ class Forgetting:
         if found is None or not found.is_of(found.topic, session) or topic not in (None, found.topic):
             raise UsageError(
                 "forget: the forgetting of another session was interrupted, and must come to its end first: name that "
-                f"session (receipt {journal.receipt} in ops.erasures)"
+                f"session (receipt {journal.receipt} in bronze.erasures)"
             )
         self._say(f"going on with receipt {journal.receipt}")
         return found

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.late import APPLIED
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_mark_sql
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.lake.storage import quote
 
 if TYPE_CHECKING:
@@ -23,10 +25,11 @@ def declared_in(settings: Settings) -> Declared:
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 
-def marks(declared: Declared) -> list[Column]:
-    """The columns of a change, as `gold.fold.pack` and `gold.aggregate.sources` have them."""
+def marks(declared: Declared, once: OnceTopics) -> list[Column]:
+    """The columns of a change, as `gold.fold.pack` has them: what orders changes under `once` as silver has it."""
     from pyspark.sql import functions as F
 
+    seqs = [F.col("_life").alias(LIFE), F.col("_seq").alias(SEQ)]
     return [
         *(F.col(name) for name in ("topic", "session_id", "row_id", "partition", "ordinal")),
         F.unix_millis("kafka_timestamp").alias("kafka_ms"),
@@ -35,23 +38,53 @@ def marks(declared: Declared) -> list[Column]:
         F.col("_position").alias("position"),
         F.col("_batch").alias("batch"),
         F.col("_offset").alias("offset"),
+        *(seqs if once.may_be_any else []),
         # Integers beyond 2^53 lose their last digits.
         *(_where_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
         *(_where_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
     ]
 
 
+def changes_of(rows: DataFrame, settings: Settings, *more: Column) -> DataFrame:
+    """Changes as `gold.aggregate.sources` has them.
+
+    Args:
+        rows: of `silver.session_changes`.
+        more: further columns.
+    """
+    from pyspark.sql import functions as F
+
+    declared, once = declared_in(settings), OnceTopics(settings.capture)
+    changes, position = rows.select(*marks(declared, once), *more), F.col("position")
+    if not once.may_be_any:
+        return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})
+    is_once = F.col("topic").isin(once.of([row[0] for row in rows.select("topic").distinct().collect()]))
+    life = F.when(is_once, F.coalesce(quote(LIFE), F.lit(0))).otherwise(NO_LIFE)
+    turn = F.when(is_once, F.coalesce(quote(SEQ), position)).otherwise(position)
+    return changes.withColumns({LIFE: life, TURN: turn}).drop(SEQ)
+
+
+def with_seq_order(events: DataFrame) -> DataFrame:
+    """Events with `SEQ_ORDER`, as tables of averages have it."""
+    from pyspark.sql import functions as F
+
+    is_once = F.col(quote(LIFE)) != NO_LIFE
+    of_once = (F.expr(session_mark_sql("session_id")), F.col(quote(LIFE)), F.col(quote(TURN)))
+    return events.withColumns({name: F.when(is_once, part) for name, part in zip(SEQ_ORDER, of_once, strict=True)})
+
+
 def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, numbers: bool) -> DataFrame:
     """One row for each number, or text, that was set: `metric`, or `column`, its name, and `value`.
 
     Args:
-        changes: with the columns of `marks`.
+        changes: as `changes_of` has them.
         kept: columns of the changes that the events have, too.
     """
     from pyspark.sql import functions as F
 
     names, field = (declared.numbers, value_field) if numbers else (declared.texts, text_field)
     called, kind = ("metric", "double") if numbers else ("column", "string")
+    kept = [*map(quote, kept)]
     nothing = changes.limit(0).select(*kept, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
     parts = (
         changes.select(*kept, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"))
@@ -70,7 +103,7 @@ def is_late(product: Product) -> Column:
 
 
 def late(product: Product) -> str:
-    """The condition, in SQL over the columns of `marks`, that a change comes too late for the product."""
+    """The condition, in SQL over the columns of `changes_of`, that a change comes too late for the product."""
     if product.lateness_ms is None:
         return "false"
     length, passed = int(product.bucket_ms or 1), f"({APPLIED} - {int(product.lateness_ms)}L)"

@@ -91,7 +91,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
         gone=_GONE.format(**edges),
         columns=", ".join(name for name, _ in METRICS_1M.columns),
         keys=", ".join(answer.row_keys),
-        **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _ in ORDER)})" for end in ("first", "last")},
+        **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _, _ in ORDER)})" for end in ("first", "last")},
         **{f"{name}s": lake.identifier(tier.table) for name, tier in tiers.items()},
         **edges,
     )

@@ -27,7 +27,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import CLAIM, LIMITS, Retained, cut_of, forget, note, retained
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -68,12 +68,13 @@ def above(rows: DataFrame, *floors: Floors) -> DataFrame:
 
 
 def are_above(rows: pa.Table, *floors: Floors) -> pa.Table:
-    """As `above`, of rows that are at hand."""
-    if not rows.num_rows:
+    """As `above`, of rows in memory; a table that loses no rows needs no buckets."""
+    floors = tuple(filter(None, floors))
+    if not rows.num_rows or not floors:
         return rows
     code, topics = codes(rows["topic"])
     # A topic's rows begin where the tables that keep the least of it do.
-    begin = [max((one.get(topic, NEVER) for one in floors), default=NEVER) for topic in topics.to_pylist()]
+    begin = [max(one.get(topic, NEVER) for one in floors) for topic in topics.to_pylist()]
     return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))
 
 

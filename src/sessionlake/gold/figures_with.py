@@ -20,7 +20,7 @@ from sessionlake.lake.storage import quote, text
 from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,8 +84,8 @@ _KEPT = """LEFT ANTI JOIN {retained} AS r
   ON r.`table` = {table} AND r.topic = e.topic AND unix_millis(e.{window}) <= r.`limit`"""
 # The first rows from the point's own on, as many as have it among their points.
 _AVERAGE = """SELECT {columns}, count(*) AS events FROM (
-  SELECT {held}, t.points, row_number() OVER (PARTITION BY {whose}, e.place ORDER BY {order}) AS n
-  FROM (SELECT *, struct({place}) AS place FROM numbers) AS e JOIN {table} AS t ON {same} AND struct({order}) >= e.place
+  SELECT {held}, t.points, row_number() OVER (PARTITION BY {whose} ORDER BY {order}) AS n
+  FROM numbers AS e JOIN {table} AS own ON {own} JOIN {table} AS t ON {same} AND struct({order}) >= struct({place})
 ) WHERE n <= points GROUP BY {keys}"""
 _ENRICHED = """SELECT {columns}, count(*) AS events FROM (
   SELECT topic, `partition`, _offset AS offset, ordinal FROM {changes} WHERE {own}
@@ -169,9 +169,10 @@ def _of_averages(lake: Lake, series: RollingAverage, columns: str, keys: str) ->
         columns=columns,
         keys=keys,
         held=", ".join(f"t.{quote(name)}" for name in series.row_keys),
-        whose=", ".join(f"e.{quote(name)}" for name in series.keys),
-        place=", ".join(map(quote, series.order)),
-        order=", ".join(f"t.{quote(name)}" for name in series.order),
-        same=" AND ".join(f"t.{quote(name)} = e.{quote(name)}" for name in series.keys),
+        whose=", ".join(f"own.{quote(name)}" for name in series.row_keys),
+        own=" AND ".join(f"own.{quote(name)} = e.{quote(name)}" for name in series.row_keys),
+        place=", ".join(f"own.{quote(name)}" for name in series.sorted_by),
+        order=", ".join(f"t.{quote(name)}" for name in series.sorted_by),
+        same=" AND ".join(f"t.{quote(name)} = own.{quote(name)}" for name in series.keys),
         table=lake.identifier(series.table),
     )

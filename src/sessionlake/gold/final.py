@@ -37,8 +37,8 @@ from sessionlake.lake.spark_reader import literal
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import TopicPartition
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Rows, as_frame
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import last_committed

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings, milliseconds
+from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.alerts.book import forget
@@ -167,8 +168,10 @@ def folded(
     shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
     options = PASSING_REMOVALS if begin is None else PASSING_REMOVALS | {"startingVersion": begin.bronze_version + 1}
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
-    changes = read.select(*shards, *marks(declared))
-    packed = changes.mapInArrow(ChangePacker(declared, owners), PACKED_SCHEMA)
+    once = OnceTopics(settings.capture)
+    changes = read.select(*shards, *marks(declared, once))
+    packer = ChangePacker(declared, owners, once if once.may_be_any else None)
+    packed = changes.mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     resting_ms = max(idle_ms, milliseconds(_RESTING))
     fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, resting_ms)

@@ -12,7 +12,7 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, Declared
-from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.changes import changes_of, events_of, with_seq_order
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.slow import new_points
@@ -32,7 +32,7 @@ GROUPS = 256
 
 
 def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFrame | None:
-    """All changes that gold has read, as `gold.changes.marks` has them; None before its first batch.
+    """All changes that gold has read, as `gold.changes.changes_of` has them; None before its first batch.
 
     Raises:
         LakeError: gold has stopped within a version of the table.
@@ -40,7 +40,7 @@ def changes_read(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     version = version_read(settings)
     if version is None:
         return None
-    return gathered(lake.read(spark, CHANGES, version).select(*marks(declared_in(settings))))
+    return gathered(changes_of(lake.read(spark, CHANGES, version), settings))
 
 
 def refuse_removed(lake: Lake, spark: SparkSession) -> None:
@@ -103,8 +103,8 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
     """As if all points had come in one batch."""
     from pyspark.sql import functions as F
 
-    events = events_of(changes, declared, (*MARKS, "offset"), numbers=True)
-    points = new_points(events, series)
+    events = events_of(changes, declared, (*MARKS, "position", "offset"), numbers=True)
+    points = new_points(with_seq_order(events), series)
 
     def call(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(dense(emitted.rows) for emitted in recompute(rows, series))

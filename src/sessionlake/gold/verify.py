@@ -11,7 +11,7 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.alerts.verify import verify_rules
-from sessionlake.gold.changes import declared_in, events_of, is_late
+from sessionlake.gold.changes import declared_in, events_of, is_late, with_seq_order
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.declared import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
@@ -24,7 +24,7 @@ from sessionlake.gold.restated import verify_restatements
 from sessionlake.lake.names import CHANGES, LATE_POINTS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:
@@ -121,14 +121,14 @@ def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
 
     keys = [*map(quote, series.keys)]
     whole = Window.partitionBy(*keys)
-    line = whole.orderBy(*map(quote, series.order))
+    line = whole.orderBy(*map(quote, series.sorted_by))
     last = line.rowsBetween(1 - series.last, Window.currentRow)
     size = F.count("value").over(last)
     # No earlier than time begins.
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(whole), F.lit(series.watermark_ms)), F.lit(-(2**63)))
     shown = (size >= series.least) & (F.lit(series.early) | (F.col("ts") <= watermark))
     average = F.when(shown, F.avg("value").over(last))
-    return points.select(
+    return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
         F.avg(F.abs("value")).over(last).alias("~average"),
     )  # fmt: skip

@@ -26,6 +26,8 @@ from sessionlake.lake.table_function import create_table_function
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.erased import KEY as ERASED_KEY
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
+from sessionlake.protocol.reasons import Reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,9 +117,9 @@ WITH entries AS (
   SELECT topic, hour, map_from_entries(sort_array(collect_list(struct(reason, n)))) AS reasons, sum(n) AS quarantined
   FROM reason_counts GROUP BY topic, hour
 ), came AS (
-  SELECT topic, kafka_timestamp, _batch FROM {changes} WHERE ordinal = 0 AND {since} AND {applied_since}
+  SELECT topic, kafka_timestamp, _batch FROM {changes} WHERE ordinal = 0 AND {timed} AND {since} AND {applied_since}
   UNION ALL
-  SELECT topic, kafka_timestamp, _batch FROM {quarantine} WHERE {since}
+  SELECT topic, kafka_timestamp, _batch FROM {quarantine} WHERE reason <> '{future}' AND {timed} AND {since}
 ), by_batch AS (
   SELECT topic, {hour} AS hour, _batch, count(*) AS n, avg(unix_micros(kafka_timestamp)) AS mean,
     min(kafka_timestamp) AS first
@@ -146,6 +148,8 @@ _SHORT = {
     "erased": f"X'{ERASED_KEY.hex()}'",
     "hour": _HOUR.format("kafka_timestamp"),
     "m_hour": _HOUR.format("m.timestamp"),
+    "timed": f"kafka_timestamp <> timestamp_millis({NO_KAFKA_TIME})",
+    "future": Reason.FUTURE_KAFKA_TS,
     "told": "_batch <= (SELECT batch FROM latest)",
 }
 
@@ -171,7 +175,7 @@ DEFINITIONS: dict[str, View] = {
             "last_ts": "greatest event time, ms",
             "duration_ms": "between the two",
             "ended_at": "event time of its end, or when it expired",
-            "last_kafka_timestamp": "of its last well-formed message",
+            "last_kafka_timestamp": "of its last well-formed message; stream time then if that has none",
             "rows": "of its table, now",
             "messages": "applied",
             "duplicates": "",
@@ -189,13 +193,14 @@ DEFINITIONS: dict[str, View] = {
         "One row a topic and hour of Kafka time (UTC): how much came, how soon, and what was wrong with it",
         {
             "topic": "",
-            "hour": "in which it begins, UTC, by Kafka timestamp",
+            "hour": "in which it begins, UTC, by Kafka timestamp; 23:00 on 1969-12-31 has the messages without one",
             "messages": "in bronze",
             "waiting": "of these, not judged by silver yet",
             "used": "applied, or held back until event time has passed them",
             "duplicates": "dropped",
             "quarantined": "in silver.quarantine",
-            "freshness_mean": "seconds from Kafka timestamp to silver's commit, of what has changes or is quarantined",
+            "freshness_mean": "seconds from Kafka timestamp to silver's commit, of what has changes or is quarantined; "
+            "messages whose timestamp says no time, or one in the future, are left out",
             "freshness_max": "the most of these",
             "events": "silver.integrity_events by kind",
             "reasons": "silver.quarantine by reason",

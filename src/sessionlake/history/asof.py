@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 from sessionlake.config import Integrity, Settings
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.far_times import ms_of, time_of, time_text
+from sessionlake.lake.kafka_times import TIMED_BY, said_times_of
 from sessionlake.lake.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.progress import ends, last_merged
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import Beginning, beginnings, begins, floor_of
 from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import value_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
@@ -88,7 +91,7 @@ def _moment_ms(ts: datetime | int | None) -> int | None:
 
 def to_ms(time: datetime) -> int:
     """Milliseconds since the epoch; a time without a zone is in UTC."""
-    return (time.replace(tzinfo=time.tzinfo or UTC) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    return ms_of(time)
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ class _Question:
 
     def _snapshot(self, base: pa.Table) -> pa.Table:
         same: list[Condition] = [
-            (name, operator.eq, base[name][0].as_py()) for name in ("snapshot_at", "reason", "position")
+            (name, operator.eq, value_of(base[name][0])) for name in ("snapshot_at", "reason", "position")
         ]
         schema = rows_schema(self._columns)
         found = self._reader.table(SNAPSHOTS, *self._own, *same, columns=schema.names).cast(schema)
@@ -234,7 +237,7 @@ class _Question:
         if self._moment.offset is not None:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
-            since.append(("_applied_at", operator.le, _from_ms(self._moment.ts)))
+            since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
         columns = [*change_columns(self._columns), *_SEEN_BY]
         return self._moment.seen(self._reader.table(CHANGES, *self._own, *since, columns=columns), self._history)
 
@@ -256,13 +259,17 @@ class _Question:
         if gone is not None and gone.highest_ms >= ts:
             return True
         silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
-        return any(one.until >= ts for one in silent) or self._reader.any(
+        if any(one.until >= ts for one in silent):
+            return True
+        later = self._reader.batches(
             MESSAGES,
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
-            ("timestamp", operator.ge, _from_ms(ts)),
+            ("timestamp", operator.ge, time_of(ts)),
+            columns=TIMED_BY,
         )
+        return any(bool((said_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
     def _untold(self, offset: int | None) -> str | None:
         """Why stream time with an offset cannot be told; None if it can."""
@@ -297,7 +304,7 @@ class _Question:
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
         at = int(milliseconds(kept["snapshot_at"])[0])
         raise LakeError(
-            f"{session}: {CHANGES} begins behind its whole table of {_told(at)} ({at}; offset "
+            f"{session}: {CHANGES} begins behind its whole table of {time_text(at)} ({at}; offset "
             f"{kept['offset'][0].as_py()}, next seq {kept['next_seq'][0].as_py()}), by maintain.retention: nothing "
             "older can be told"
         )
@@ -313,7 +320,7 @@ class _Question:
         if moment.ts is not None and not (self._noted(judged) >= moment.ts or self._reached(moment.ts, judged)):
             raise LakeError(
                 f"{session}: up to offset {judged}, which silver has judged, stream time has not come to "
-                f"{_told(moment.ts)} ({moment.ts}){now}"
+                f"{time_text(moment.ts)} ({moment.ts}){now}"
             )
         # The last possible seq is its own successor.
         if moment.seq is not None and moment.seq >= (session.next_seq or 0) != INT64_MAX:
@@ -330,22 +337,9 @@ class _Question:
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
         seqs = [seq for seq in lives if seq is not None]
         known = {
-            "ts": f"at {_told(at)} ({at})",
+            "ts": f"at {time_text(at)} ({at})",
             "offset": f"with offset {first['_applied_by'][0].as_py()}",
             "seq": f"with seq {min(seqs, default=None)} (its latest life)",
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(f"{self._session}: its table begins {known[name]}, not before {getattr(self._moment, name)}")
-
-
-def _from_ms(ms: int) -> datetime:
-    """A time in UTC, as near as a timestamp comes to it."""
-    try:
-        seconds, rest = divmod(ms, 1000)
-        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest * 1000)
-    except (OverflowError, ValueError, OSError):
-        return datetime.max.replace(tzinfo=UTC) if ms > 0 else datetime.min.replace(tzinfo=UTC)
-
-
-def _told(ms: int) -> str:
-    return f"{_from_ms(ms):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"

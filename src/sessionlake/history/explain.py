@@ -16,8 +16,8 @@ from sessionlake.config import Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, Declared, names_sessions
-from sessionlake.gold.changes import declared_in, events_of, is_late, marks
+from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
+from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
 from sessionlake.gold.expiry import floors_in, told
@@ -30,12 +30,13 @@ from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import floor_of, heads
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
-from sessionlake.runtime.failures import one_line
 from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached
 from sessionlake.streaming.checkpoint import is_at_first, last_committed
+from sessionlake.streaming.errors import refused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +108,7 @@ class _Changes:
     """
 
     rows: DataFrame
-    declared: Declared
+    settings: Settings
     renumbered: int | None
 
 
@@ -173,7 +174,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
         rows = rows.where(where) if where else rows
         return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
     except PySparkException as error:
-        raise UsageError(f"explain: {one_line(str(error))}") from error
+        raise refused("explain", error) from error
 
 
 def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
@@ -184,7 +185,7 @@ def _taken_in(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
     if not _is_level(lake.settings):
         last -= 1  # of silver's last batch, gold may have read a part
     rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
-    return _Changes(rows, declared_in(lake.settings), None if taken is None else taken.renumbered)
+    return _Changes(rows, lake.settings, None if taken is None else taken.renumbered)
 
 
 def _is_level(settings: Settings) -> bool:
@@ -250,7 +251,7 @@ def _gone_before(reader: TableReader, row: Row) -> datetime | None:
 
 
 def _rows(frame: DataFrame) -> list[Row]:
-    return frame.toArrow().to_pylist()
+    return rows_of(frame.toArrow())
 
 
 def _spans() -> list[Any]:
@@ -289,8 +290,8 @@ def _of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFram
     from pyspark.sql import functions as F
 
     events = _events(changes, row, numbers=True).where(F.col("metric") == row["metric"])
-    order = F.struct(*series.order)
-    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.order))
+    order = F.struct(*series.sorted_by)
+    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sorted_by))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
@@ -304,8 +305,8 @@ def _events(changes: _Changes, row: Row, *, numbers: bool) -> DataFrame:
     for name in names:
         if name in row:
             found = found.where(F.col(name) == F.lit(row[name]))
-    found = found.select(*marks(changes.declared))
-    return events_of(found, changes.declared, (*WITH_PLACE, "batch"), numbers=numbers)
+    found = changes_of(found, changes.settings)
+    return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 
 
 def _holds(events: DataFrame, message: tuple[int, int]) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow.compute as pc
 
 from sessionlake.errors import UsageError
-from sessionlake.integrity.cursor import INITIAL, Cursor, Status, decode_memory
+from sessionlake.integrity.cursor import INITIAL, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
+from sessionlake.lake.far_times import FarTime, time_of, time_text
 from sessionlake.protocol.arrow import session_key, session_keys
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 
 _HELD = ("offset", "seq", "ts", "size")
 
@@ -78,7 +77,7 @@ def session_state(stored: bytes, topic: str, partition: int, session: str) -> di
         **{name: None if value == INITIAL.get(name) else value for name, value in told.items()},
         "status": Status(cursor.status).name.lower(),
         "expired": bool(cursor.marked),
-        "stream_time": lane.time,
+        "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
         "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.holes],
         "held": _held(state, session_key(topic, partition, session)),
@@ -95,12 +94,10 @@ def readable(found: Any) -> Any:
 
 
 def _iso(ms: int | None) -> str | int | None:
-    if ms is None or not FIRST_MS <= ms <= LAST_MS:
-        return ms
-    return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    found = None if ms is None else time_of(ms)
+    return found if found is None or isinstance(found, FarTime) else time_text(found).replace(" ", "T")
 
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _TIMES = {
     *("first_ts", "last_ts", "last_kafka_ts", "ended_at", "highest_ts", "changed_at", "stream_time"),
     *("due", "ts"),  # of unfilled seqs, of messages held back

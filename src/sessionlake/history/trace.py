@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import eq, ge, gt, le
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.config import Settings, milliseconds
+from sessionlake.config import Settings
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
 from sessionlake.history.missing import why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
+from sessionlake.lake.far_times import FarTime, ms_of
 from sessionlake.lake.ledger import RECOVERED
 from sessionlake.lake.names import (
     BRONZE,
@@ -40,7 +41,6 @@ from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.streaming.payloads import rules_of
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _RAW = pa.schema(
     [
         ("topic", pa.string()),
@@ -49,6 +49,7 @@ _RAW = pa.schema(
         ("kafka_ts", pa.int64()),
         ("key", pa.binary()),
         ("value", pa.binary()),
+        ("ingested_at", pa.int64()),
     ]
 )
 _READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
@@ -96,7 +97,7 @@ class TracedMessage:
     type: str | None
     seq: int | None
     ts: int | None
-    timestamp: datetime
+    timestamp: datetime | FarTime
     value_bytes: int
     ingested_at: datetime | None
 
@@ -225,7 +226,8 @@ def _require_uncut(reader: TableReader, silver: BatchCommit) -> None:
 def decoded(raw: Row, settings: Settings) -> Content:
     """What a row of `bronze.messages` says."""
     rules = rules_of(settings.capture)
-    row = raw | {"kafka_ts": milliseconds(raw["timestamp"] - _EPOCH)}
+    ingested = None if raw["ingested_at"] is None else ms_of(raw["ingested_at"])
+    row = raw | {"kafka_ts": ms_of(raw["timestamp"]), "ingested_at": ingested}
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:

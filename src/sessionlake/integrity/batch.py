@@ -82,8 +82,8 @@ def _breaks(batch: ShardBatch) -> Bools:
     breaks = np.ones(len(stream.seq), np.bool_)
     breaks[1:] = in_seq & (np.diff(stream.seq) != 1)
     breaks[1:] |= stream.type[:-1] == MessageType.END
-    breaks[1:] |= stream.now[1:] - stream.kafka_ts[:-1] > timeout
-    breaks[1:] |= stream.now[1:] - stream.kafka_ts[1:] > timeout
+    breaks[1:] |= stream.now[1:] - stream.time[:-1] > timeout
+    breaks[1:] |= stream.now[1:] - stream.time[1:] > timeout
     breaks[stream.starts] = True
     return breaks
 
@@ -97,7 +97,7 @@ def _fine_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
-    in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.kafka_ts[first] <= timeout)
+    in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
     follows = (cursors["last_seq"] != NO_SEQ) & (stream.seq[first] - 1 == cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
     goes_on = known & (cursors["status"] == Status.OPEN) & (follows | is_none)
@@ -139,7 +139,7 @@ def _arrive(batch: ShardBatch, fine: Bools, moved: Cursors) -> None:
     stream, first, last = batch.stream, batch.stream.starts[fine], batch.stream.ends[fine] - 1
     moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
-    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.kafka_ts[last]
+    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
 
 
 def _note_applied(batch: ShardBatch, fine: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome) -> None:
@@ -249,7 +249,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
     apply_run(cursor, Run(part.starts, part.type, part.seq, part.ts, out.position[places]))
     cursor.epoch = int(epochs[-1])
     cursor.last_offset = int(part.offset[-1])
-    cursor.last_kafka_ts = int(part.kafka_ts[-1])
+    cursor.last_kafka_ts = int(part.time[-1])
     cursor.partition, cursor.lane = int(part.partition[-1]), int(part.lane[-1])
     if judge.rules.integrity is Integrity.ONCE:
         snapshot = np.flatnonzero(part.type == MessageType.SNAPSHOT)[-1:].tolist()

@@ -6,19 +6,25 @@ carries the clock within its stretch. Together that is the clock at every messag
 note where it has messages or sessions, and keeps the topic-partitions of its sessions.
 
 A silence (see `protocol.silence`) moves the clock, too: for all that comes behind its place.
+
+Until a message or a silence says a time (see `protocol.kafka_time`), a topic-partition has none: its clock stands at
+`NO_TIME`. The first time that is said counts for what came before it, too; sessions that wait for it are told by
+`Clock.begun`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.integrity.cursor import NO_TIME
+from sessionlake.integrity.cursor import NEVER, NO_TIME
+from sessionlake.protocol.arrow import running_maximum
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import Int64s, TopicPartition
 
@@ -30,12 +36,17 @@ _SILENT = ("silent", "behind", "until")
 
 
 class LaneTime(msgspec.Struct, array_like=True):
-    """Where a topic-partition stands: its stream time in ms, and the offset it has come to."""
+    """Where a topic-partition stands: its stream time in ms (`NO_TIME`: none yet), and the offset it has come to."""
 
     topic: str
     partition: int
     time: int
     offset: int
+
+    @property
+    def now(self) -> int:
+        """Its stream time in ms, `NO_KAFKA_TIME` while it has none."""
+        return NO_KAFKA_TIME if self.time == NO_TIME else self.time
 
 
 class TimesBefore(Protocol):
@@ -49,8 +60,8 @@ class TimesBefore(Protocol):
             first: of each, the offset.
 
         Returns:
-            Of each, the highest Kafka timestamp (ms) of the batches before, and the last offset of these; `NO_TIME`
-            and `BEGINNING` where there are none.
+            Of each, stream time (ms) after the batches before, and the last offset of these; `NO_TIME` and `BEGINNING`
+            where there are none.
         """
         ...
 
@@ -66,8 +77,8 @@ class Segments:
         lane: of each segment, as its place in `names`.
         first: offset.
         last: offset.
-        start: Kafka timestamp of the first message, ms.
-        highest: Kafka timestamp of any message, ms.
+        start: the time that the first message says, ms; `NO_TIME` if no message of the segment says any.
+        highest: the highest time that a message says, ms.
         silent: of each silence, its topic-partition's place in `names`.
         behind: of each, the offset of the last message before it.
         until: of each, the stream time that it came to, ms.
@@ -145,7 +156,7 @@ def segments_of(
     lane: Int64s,
     names: list[TopicPartition],
     offset: Int64s,
-    kafka_ts: Int64s,
+    said: Int64s,
     times: TimesBefore,
     silences: Sequence[Silence] = (),
 ) -> tuple[Segments, Int64s]:
@@ -153,16 +164,21 @@ def segments_of(
 
     Args:
         lane: index into `names` of each message's topic-partition.
+        said: the time that each message says, ms; `NO_TIME` where it says none.
         silences: between them, or behind them.
 
     Returns:
-        The segments, and for each message the highest timestamp of its segment up to it.
+        The segments, and for each message the highest time of its segment up to it. A segment ends before the first
+        message that says a time if it has begun with one that says none.
     """
     order = np.lexsort((offset, lane))
-    lanes, offsets, at = lane[order], offset[order], kafka_ts[order]
-    starts = np.flatnonzero((np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1))
+    lanes, offsets, at = lane[order], offset[order], said[order]
+    starts_anew = (np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1)
+    running = running_maximum(at, np.cumsum(starts_anew))
+    timed = running != NO_TIME
+    starts_anew[1:] |= timed[1:] & ~timed[:-1]
+    starts = np.flatnonzero(starts_anew)
     ends = np.append(starts[1:], len(order))[: len(starts)]
-    running = running_maximum(at, np.repeat(np.arange(len(starts)), ends - starts))
     places = {name: place for place, name in enumerate(names)}
     silent = [places.setdefault(silence.place, len(places)) for silence in silences]
     lowest, begins = np.full(len(places), np.iinfo(np.int64).max), np.flatnonzero(np.diff(lanes, prepend=-1))
@@ -175,15 +191,6 @@ def segments_of(
     unsorted = np.empty_like(running)
     unsorted[order] = running
     return told, unsorted
-
-
-def running_maximum(values: Int64s, group: Int64s) -> Int64s:
-    """Highest value so far within each group; groups are ascending."""
-    if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
-        return values
-    distinct, rank = np.unique(values, return_inverse=True)
-    highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)
-    return distinct[highest]
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ class Behind:
         """Stream time at each message of the batch.
 
         Args:
-            within: the highest timestamp of its segment up to it.
+            within: the highest time of its segment up to it.
         """
         times = np.maximum(within, self._before(lane, offset)) if len(self.first) and len(lane) else within
         return times if self.silences is None else self.silences.times(lane, offset, times)
@@ -228,6 +235,13 @@ _NONE = np.zeros(0, np.int64)
 NOTHING_BEHIND = Behind(_NONE, _NONE, _NONE)
 
 
+class Beginning(NamedTuple):
+    """The first time that is known of a topic-partition, ms, and the first offset for which it was known."""
+
+    time: int
+    offset: int
+
+
 @dataclass
 class Clock:
     """Stream times of a shard's topic-partitions.
@@ -235,10 +249,12 @@ class Clock:
     Attributes:
         lanes: where each stands; cursors refer to their place in this list.
         since: of those that the batch has messages of, the offset that they stood at before it.
+        begun: of those whose time has become known with the batch, by their place in `lanes`, what began it.
     """
 
     lanes: list[LaneTime]
     since: dict[TopicPartition, int] = field(default_factory=dict)
+    begun: dict[int, Beginning] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.lanes)}
@@ -256,13 +272,44 @@ class Clock:
 
     @property
     def now(self) -> dict[TopicPartition, int]:
-        """Stream time of every topic-partition."""
-        return {(lane.topic, lane.partition): lane.time for lane in self.lanes}
+        """Stream time of every topic-partition, `NO_KAFKA_TIME` while it has none."""
+        return {(lane.topic, lane.partition): lane.now for lane in self.lanes}
 
     @property
     def times(self) -> Int64s:
-        """Stream time of every lane."""
-        return np.array([lane.time for lane in self.lanes], np.int64)
+        """Stream time of every lane, `NO_KAFKA_TIME` while it has none."""
+        return np.array([lane.now for lane in self.lanes], np.int64)
+
+    @property
+    def begun_times(self) -> dict[TopicPartition, int]:
+        """Of the topic-partitions in `begun`, the first known time, ms."""
+        begun = ((self.lanes[place], first.time) for place, first in self.begun.items())
+        return {(lane.topic, lane.partition): time for lane, time in begun}
+
+    @property
+    def first_timed(self) -> Int64s:
+        """For every lane, the first offset of the batch at which its time was known; `NEVER` if it still is not."""
+        found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.lanes], np.int64)
+        found[[*self.begun]] = [begun.offset for begun in self.begun.values()]
+        return found
+
+    @property
+    def has_untimed(self) -> bool:
+        """Whether the batch may have messages from before their topic-partition's time was known."""
+        return bool(self.begun) or any(lane.time == NO_TIME for lane in self.lanes)
+
+    def with_first_time(self, lane: Int64s, now: Int64s) -> Int64s:
+        """Stream times in which messages from before the first known time have that: `NO_KAFKA_TIME` if none is known.
+
+        Args:
+            lane: of each message.
+            now: stream time when it came, ms; `NO_TIME` where none was known.
+        """
+        if not self.has_untimed:
+            return now
+        first = np.full(len(self.lanes), NO_KAFKA_TIME, np.int64)
+        first[[*self.begun]] = [begun.time for begun in self.begun.values()]
+        return np.where(now == NO_TIME, first[lane], now)
 
     @property
     def offsets(self) -> Int64s:
@@ -275,10 +322,30 @@ class Clock:
         Args:
             here: the topic-partitions that the shard has messages of: these, and those that it has already, are its.
         """
+        waiting = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
         mine, silent = zip(*(self._of_mine(segments, here) for segments in told), strict=True) if told else ((), ())
-        behind = self._pass_over(np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1))
-        silences = self._pass_silences(np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1))
-        return behind if silences is None else replace(behind, silences=silences)
+        segments = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
+        silences = np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1)
+        self._begin(waiting, segments, silences)
+        behind = self._pass_over(segments)
+        passed = self._pass_silences(silences)
+        return behind if passed is None else replace(behind, silences=passed)
+
+    def _begin(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
+        """Notes which lanes get their first time: from what was before the batch, a silence, or a message of it."""
+        known = (place for place in waiting if self.lanes[place].time != NO_TIME)
+        self.begun = {place: Beginning(self.lanes[place].time, BEGINNING) for place in known}
+        untimed = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
+        if not untimed:
+            return
+        timed = segments[:, segments[4] != NO_TIME]
+        said = zip(timed[0].tolist(), timed[1].tolist(), timed[3].tolist(), strict=True)
+        silent = ((lane, behind + 1, until) for lane, behind, until in silences.T.tolist())
+        # A silence before an offset comes before the message that has it.
+        found = [(lane, offset, 1, time) for lane, offset, time in said if lane in untimed]
+        found += [(lane, offset, 0, time) for lane, offset, time in silent if lane in untimed]
+        for lane, offset, _, time in sorted(found):
+            self.begun.setdefault(lane, Beginning(time, offset))
 
     def _pass_over(self, segments: Int64s) -> Behind:
         lane, first, last, start, highest = segments

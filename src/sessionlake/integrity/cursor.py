@@ -43,8 +43,8 @@ CURSOR = np.dtype(
         ("last_ts", np.int64),
         ("first_offset", np.int64),  # of well-formed messages; names the session's present life
         ("last_offset", np.int64),
-        ("last_kafka_ts", np.int64),  # Kafka timestamp of the last well-formed message, ms
-        ("ended_at", np.int64),  # event time of the end, ms, or the first moment a timestamp can tell
+        ("last_kafka_ts", np.int64),  # own time of the last well-formed message, ms (`protocol.kafka_time`)
+        ("ended_at", np.int64),  # event time of the end, ms, as far as a SQL timestamp can tell it
         ("position", np.int64),  # last order of application given out
         ("taken_from", np.int64),  # seqs applied or held back, if they have no gap; else see `SeqMemory`
         ("taken_to", np.int64),
@@ -128,6 +128,15 @@ def encode_memory(memory: SeqMemory | None) -> bytes | None:
 def decode_memory(stored: bytes | None) -> SeqMemory | None:
     """Reads what `encode_memory` wrote."""
     return None if stored is None else _memories.decode(stored)
+
+
+def later(stored: bytes | None, by: int) -> bytes | None:
+    """A stored memory whose gaps are due `by` ms later."""
+    memory = decode_memory(stored)
+    if memory is not None:
+        for hole in memory.holes:
+            hole.due += by
+    return encode_memory(memory)
 
 
 @dataclass(slots=True)

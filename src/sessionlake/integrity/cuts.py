@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
+from sessionlake.protocol.arrow import running_maximum
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 

@@ -151,7 +151,7 @@ class Judge:
 
     def _is_over(self, message: MessageHeader) -> bool:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
-        return last != NO_TIME and (message.kafka_ts - last > timeout or message.now - last > 2 * timeout)
+        return last != NO_TIME and (message.time - last > timeout or message.now - last > 2 * timeout)
 
     def _touch(self, message: MessageHeader) -> None:
         cursor = self._cursor
@@ -159,7 +159,7 @@ class Judge:
         if cursor.first_offset == NO_TIME:
             cursor.first_offset = message.offset
         cursor.last_offset = message.offset
-        cursor.last_kafka_ts = message.kafka_ts
+        cursor.last_kafka_ts = message.time
 
     def _is_duplicate(self, seq: int) -> bool:
         integrity = self.rules.integrity
@@ -259,7 +259,7 @@ class Judge:
             return
         self._event(message, EventKind.GAP, Action.APPLIED)
         if rules.integrity is Integrity.ONCE:
-            due = message.kafka_ts + rules.gap_timeout
+            due = message.time + rules.gap_timeout
             start = cursor.last_seq + 1
             cursor.holes.append(Hole(start, message.seq, due, message.offset, message.kafka_ts, message.partition))
         self._apply(message, releasing)

@@ -7,8 +7,9 @@ from enum import IntEnum, StrEnum
 
 import numpy as np
 
-from sessionlake.integrity.cursor import NO_EPOCH
-from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, Cuts
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH
+from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, own_time
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -54,6 +55,7 @@ class MessageHeader:
 
     Attributes:
         seq: `NO_SEQ` where class `none` lets it be absent.
+        kafka_ts: as Kafka says it, see `protocol.kafka_time`.
         now: stream time of the message's topic-partition when it came.
         changes: how many changes it makes.
         index: its place among the messages of the batch and those held back before.
@@ -70,6 +72,11 @@ class MessageHeader:
     size: int
     changes: int
     index: int
+
+    @property
+    def time(self) -> int:
+        """The message's own time."""
+        return own_time(self.kafka_ts, self.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,20 @@ class Outcome:
     def cuts(self) -> Cuts:
         """Where tables are cut; `session` as in events."""
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
+
+    def before_time(self, of_message: Int64s, of_session: Int64s) -> None:
+        """Sets the times of what was applied before its topic-partition had any: which that will be is not known then.
+
+        Args:
+            of_message: the first offset at which time was known, by message.
+            of_session: the same by session, numbered as in events.
+        """
+        self.at[(self.by != NO_OFFSET) & (self.by < of_message)] = NO_KAFKA_TIME
+        for cuts in self._cuts:
+            early = (cuts["reason"] == CutReason.END) & (cuts["offset"] != NO_OFFSET)
+            early &= cuts["offset"] < of_session[cuts["session"]]
+            cuts["at"][early] = NO_KAFKA_TIME
+            cuts["changed_at"][early & (cuts["changed_at"] != NEVER)] = NO_KAFKA_TIME
 
     def cut(self, cuts: Cuts) -> None:
         """Adds cuts; their `session` is numbered as in events."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from sessionlake.integrity.cursor import Cursors
 from sessionlake.integrity.outcome import MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.protocol.kafka_time import own_times
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
@@ -22,6 +24,7 @@ class Stream:
         starts: index of each session's first message.
         seq: `NO_SEQ` where there is none.
         lane: place of the topic-partition in the shard's clock.
+        kafka_ts: as Kafka says it, see `protocol.kafka_time`.
         now: stream time of the topic-partition when the message came.
         size: bytes of the value.
         changes: how many each makes.
@@ -43,6 +46,11 @@ class Stream:
     def ends(self) -> Int64s:
         """One past each session's last message."""
         return np.append(self.starts[1:], len(self.seq))
+
+    @cached_property
+    def time(self) -> Int64s:
+        """The messages' own times."""
+        return own_times(self.kafka_ts, self.now)
 
     def header(self, index: int, base: int = 0) -> MessageHeader:
         """One message; the outcome knows it as `base + index`."""

@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, Cursors, new_cursors
+from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, later, new_cursors
 from sessionlake.integrity.cuts import Cuts, cuts_by_time
 from sessionlake.protocol.arrow import one, parts_of_key, session_keys
 from sessionlake.protocol.chunk import conform, read_ipc, write_ipc
 from sessionlake.protocol.columns import Column
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
 FORMAT = "sessionlake.silver/5"
@@ -73,6 +74,22 @@ class ShardState:
         whole = places.copy()
         whole[~known] = count + np.arange(int((~known).sum()))
         return whole
+
+    def begin_time(self) -> Int64s:
+        """Sets the first known time of topic-partitions in their sessions; returns the sessions' places."""
+        found = [np.zeros(0, np.int64)]
+        for lane, (time, _) in self.clock.begun.items():
+            places = np.flatnonzero(self.cursors["lane"] == lane)
+            self._stored, self.cursors = None, self.cursors.copy()
+            for name in ("last_kafka_ts", "changed_at"):
+                waits = places[self.cursors[name][places] == NO_KAFKA_TIME]
+                self.cursors[name][waits] = time
+            waits = places[self.cursors["due"][places] != NEVER]
+            self.cursors["due"][waits] += time - NO_KAFKA_TIME
+            for place in waits.tolist():
+                self.memories[place] = later(self.memories[place], time - NO_KAFKA_TIME)
+            found.append(places)
+        return np.concatenate(found)
 
     def mark_expired(self, sessions: Int64s) -> None:
         """Marks cursors as those of expired sessions."""

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sessionlake.integrity.cursor import Cursor, Cursors, Status
-from sessionlake.protocol.columns import FIRST_MS
-from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MessageType
 from sessionlake.protocol.types import Int8s, Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
 class How(Enum):
@@ -32,13 +32,14 @@ class Step(NamedTuple):
 
     Attributes:
         value: the column of `Run` that it looks at.
-        at_least: what a lower value counts as.
+        least, greatest: what a lower and a higher value count as.
     """
 
     column: str
     how: How
     value: str
-    at_least: int | None = None
+    least: int = INT64_MIN
+    greatest: int = INT64_MAX
 
 
 STEPS = (
@@ -46,7 +47,7 @@ STEPS = (
     Step("last_ts", How.GREATEST, "ts"),
     Step("last_seq", How.GREATEST, "seq"),
     Step("position", How.LAST, "position"),
-    Step("ended_at", How.AT_END, "ts", FIRST_MS),
+    Step("ended_at", How.AT_END, "ts", FIRST_MS, LAST_MS),
     Step("end_seq", How.AT_END, "seq"),
     Step("messages", How.COUNT, "seq"),  # last: whether there were any before decides about the others
 )
@@ -71,7 +72,7 @@ def apply_runs(cursors: Cursors, run: Run) -> None:
     """Moves the cursors of open sessions on in place, each over its run."""
     last = np.append(run.starts[1:], len(run.seq)) - 1
     ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
-    for column, how, name, at_least in STEPS:
+    for column, how, name, least, greatest in STEPS:
         before, values = cursors[column], getattr(run, name)
         match how:
             case How.LEAST:
@@ -83,8 +84,7 @@ def apply_runs(cursors: Cursors, run: Run) -> None:
             case How.LAST:
                 found = values[last]
             case How.AT_END:
-                value = values[last] if at_least is None else np.maximum(values[last], at_least)
-                found = np.where(ended, value, before)
+                found = np.where(ended, np.clip(values[last], least, greatest), before)
             case How.COUNT:
                 found = before + (last - run.starts + 1)
         cursors[column] = found
@@ -94,8 +94,8 @@ def apply_runs(cursors: Cursors, run: Run) -> None:
 def apply_run(cursor: Cursor, run: Run) -> None:
     """Moves one open session's cursor on over its run."""
     ended = int(run.type[-1]) == MessageType.END
-    for column, how, name, at_least in STEPS:
-        values = getattr(run, name)
+    for step in STEPS:
+        values, how = getattr(run, step.value), step.how
         match how:
             case How.LEAST:
                 value = int(values.min())
@@ -105,7 +105,7 @@ def apply_run(cursor: Cursor, run: Run) -> None:
                 value = len(values)
             case _:
                 value = int(values[-1])
-        _move(cursor, column, how, value, at_least, ended=ended)
+        _move(cursor, step, value, ended=ended)
     if ended:
         cursor.status = Status.ENDED
 
@@ -113,22 +113,22 @@ def apply_run(cursor: Cursor, run: Run) -> None:
 def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, ends: bool) -> None:
     """Moves a session's cursor on over one message, which ends the session or does not."""
     values = {"seq": seq, "ts": ts, "position": position}
-    for column, how, name, at_least in STEPS:
-        _move(cursor, column, how, 1 if how is How.COUNT else values[name], at_least, ended=ends)
+    for step in STEPS:
+        _move(cursor, step, 1 if step.how is How.COUNT else values[step.value], ended=ends)
     if ends:
         cursor.status = Status.ENDED
 
 
-def _move(cursor: Cursor, column: str, how: How, value: int, at_least: int | None, *, ended: bool) -> None:
-    before = getattr(cursor, column)
+def _move(cursor: Cursor, step: Step, value: int, *, ended: bool) -> None:
+    before, how = getattr(cursor, step.column), step.how
     if how is How.COUNT:
         value += before
     elif how is How.AT_END:
         if not ended:
             return
-        value = value if at_least is None else max(value, at_least)
+        value = min(max(value, step.least), step.greatest)
     elif cursor.messages and how is How.LEAST:
         value = min(before, value)
     elif cursor.messages and how is How.GREATEST:
         value = max(before, value)
-    setattr(cursor, column, value)
+    setattr(cursor, step.column, value)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from sessionlake.capture import Integrity
-from sessionlake.integrity.clock import running_maximum
 from sessionlake.integrity.cursor import NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_by_the_way
 from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
 from sessionlake.integrity.transition import Run, apply_runs
-from sessionlake.protocol.message import NO_SEQ, MessageType
+from sessionlake.protocol.arrow import running_maximum
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -52,6 +52,12 @@ def _of_rules(batch: ShardBatch, name: str) -> Int64s:
     return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
 
 
+def _passed_at(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
+    """The event time (ms) past which that of a session has passed each of its messages; the highest int64 is never."""
+    lateness = _of_rules(batch, "lateness")[owner]
+    return np.minimum(ts, INT64_MAX - lateness) + lateness
+
+
 class _Arrivals:
     """The candidates' messages in order of arrival.
 
@@ -81,17 +87,17 @@ class _Arrivals:
         return found
 
     def _late(self) -> Bools:
-        return self._sessions_with(self.highest > self.ts + _of_rules(self._batch, "lateness")[self.owner])
+        return self._sessions_with(self.highest > _passed_at(self.ts, self._batch, self.owner))
 
     def _out_of_time(self) -> Bools:
         stream, cursors = self._batch.stream, self._batch.cursors[: self.sessions]
         timeout = _of_rules(self._batch, "session_timeout")
-        before = np.roll(stream.kafka_ts, 1)
+        before = np.roll(stream.time, 1)
         before[stream.starts] = cursors["last_kafka_ts"]
         known = before != NO_TIME
         silence = np.where(known, stream.now - np.where(known, before, 0), 0)[self.place]
         silent = self._sessions_with(silence > timeout[self.owner])
-        last = stream.kafka_ts[stream.ends - 1]
+        last = stream.time[stream.ends - 1]
         return silent | (self._batch.ends[: self.sessions] - last > timeout)
 
     def _not_contiguous(self) -> Bools:
@@ -144,8 +150,7 @@ class _Releases:
         self.changes = joined("changes")
         last = np.zeros(self._sessions, np.int64)
         last[arrivals.owner] = arrivals.highest  # the last one of each session stays
-        lateness = _of_rules(batch, "lateness")[self.owner]
-        passed = np.flatnonzero(self.ts + lateness < last[self.owner])
+        passed = np.flatnonzero(_passed_at(self.ts, batch, self.owner) < last[self.owner])
         self._select(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
         let_go_by = arrivals.place[self._let_go_by(arrivals)]
         self.releasing, self.at = stream.offset[let_go_by], stream.now[let_go_by]
@@ -156,10 +161,10 @@ class _Releases:
 
     def _let_go_by(self, arrivals: _Arrivals) -> Int64s:
         """The arrival at which event time had passed each of them."""
-        passed_at = self.ts + _of_rules(self._batch, "lateness")[self.owner]
-        times = np.unique(np.concatenate([arrivals.highest, passed_at]))
+        passed = _passed_at(self.ts, self._batch, self.owner)
+        times = np.unique(np.concatenate([arrivals.highest, passed]))
         come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
-        gone = self.owner * len(times) + np.searchsorted(times, passed_at)
+        gone = self.owner * len(times) + np.searchsorted(times, passed)
         return np.searchsorted(come, gone, side="right")
 
     @property
@@ -195,7 +200,7 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
     new = moved["first_offset"] == NO_TIME
     moved["first_offset"] = np.where(new, stream.offset[stream.starts[wanted]], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
-    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.kafka_ts[last]
+    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
     highest = np.zeros(len(wanted), np.int64)
     highest[arrivals.owner] = arrivals.highest
     low, high = (

@@ -1,4 +1,4 @@
-"""Sessions that were forgotten, in `ops.erasures`: a receipt each, which knows the session by a hash alone.
+"""Sessions that were forgotten, in `bronze.erasures`: a receipt each, which knows the session by a hash alone.
 
 What is erased is known as long as the table is there, so that a message of such a session that comes later, or is read
 from Kafka once more, is erased as it arrives. The hash is salted; all receipts of a lake have the same salt, so that a

@@ -6,15 +6,17 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.far_times import FarTime, micros_of
 from sessionlake.lake.reading import Condition, FilesRead, TableReader, TableSize, among, is_null
 from sessionlake.lake.table_files import opened
 
@@ -79,10 +81,8 @@ class FolderReader(TableReader):
     def files(self, table: str, *conditions: Condition) -> FilesRead:
         """See `TableReader`."""
         with self._opened(table) as delta:
-            known = pa.table(delta.get_add_actions(flatten=True))
-        told = [condition for condition in conditions if f"max.{condition[0]}" in known.column_names]
-        kept = reduce(operator.and_, map(_left_open, told), pc.scalar(value=True))
-        return FilesRead(frozenset(known.filter(kept)["path"].to_pylist()), known.num_rows)
+            paths, total = _paths_left_open(delta, conditions)
+        return FilesRead(frozenset(paths), total)
 
     @contextmanager
     def _opened(self, table: str) -> Iterator[DeltaTable]:
@@ -91,7 +91,11 @@ class FolderReader(TableReader):
         try:
             yield opened(self._path(table))
         except DeltaError as error:
-            raise LakeError(f"{table} cannot be read by delta-rs ({error}); `sessionlake query` reads it") from error
+            said = str(error).partition("\n")[0]  # behind it is where in delta-rs
+            raise LakeError(
+                f"{table} cannot be read by delta-rs ({said}): `sessionlake query` may still read it, and `sessionlake "
+                "doctor` says what is missing"
+            ) from error
 
     def _found(
         self, table: str, delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
@@ -115,7 +119,7 @@ def _has_deletion_vectors(delta: DeltaTable) -> bool:
 
 
 def _wanted(conditions: Sequence[Condition]) -> pc.Expression | None:
-    meets = [compare(pc.field(name), value) for name, compare, value in conditions]
+    meets = [compare(pc.field(name), _comparable(value)) for name, compare, value in conditions]
     return reduce(operator.and_, meets) if meets else None
 
 
@@ -123,7 +127,7 @@ def _appended(
     delta: DeltaTable, folder: Path, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """From the files whose statistics leave it open."""
-    from pyarrow.dataset import ParquetReadOptions
+    from pyarrow.dataset import FileSystemDataset, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
@@ -131,6 +135,10 @@ def _appended(
     # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
     options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
     dataset = delta.to_pyarrow_dataset(filesystem=files, parquet_read_options=options)
+    if any(isinstance(value, datetime | FarTime) or compare is among for _, compare, value in conditions):
+        # Bounds that are no dates are null there, and nothing is found by a null.
+        paths = map(unquote, _paths_left_open(delta, conditions)[0])
+        dataset = FileSystemDataset.from_paths([*paths], dataset.schema, dataset.format, dataset.filesystem)
     yield from dataset.to_batches(columns=None if columns is None else list(columns), filter=_wanted(conditions))
 
 
@@ -147,13 +155,22 @@ def _merged(
         yield from (kept if columns is None else kept.select(list(columns))).to_batches()
 
 
+def _paths_left_open(delta: DeltaTable, conditions: Sequence[Condition]) -> tuple[list[str], int]:
+    """Paths, as the log has them, of the files that may have rows which meet all conditions; and how many there are."""
+    known = pa.table(delta.get_add_actions(flatten=True))
+    told = [condition for condition in conditions if f"max.{condition[0]}" in known.column_names]
+    kept = reduce(operator.and_, map(_left_open, told), pc.scalar(value=True))
+    return known.filter(kept)["path"].to_pylist(), known.num_rows
+
+
 def _left_open(condition: Condition) -> pc.Expression:
     """Of files' statistics: those by which a file may have rows that meet the condition."""
-    name, compare, value = condition
+    name, compare, value = condition[0], condition[1], _comparable(condition[2])
     least, most = pc.field(f"min.{name}"), pc.field(f"max.{name}")
     if compare is among:
-        values = [one for one in value if one is not None]
-        within = (least <= max(values)) & (most >= min(values)) if values else pc.scalar(value=False)
+        given = [one for one in condition[2] if one is not None]
+        ends = _comparable([min(given), max(given)]) if given else []
+        within = (least <= ends[1]) & (most >= ends[0]) if ends else pc.scalar(value=False)
     elif compare in (operator.gt, operator.ge):
         within = compare(most, value)
     elif compare in (operator.lt, operator.le):
@@ -163,7 +180,6 @@ def _left_open(condition: Condition) -> pc.Expression:
     return within | least.is_null() | most.is_null()
 
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}
 
 
@@ -183,7 +199,14 @@ def _predicate(conditions: Sequence[Condition]) -> str | None:
     return " AND ".join(told) or None
 
 
+def _comparable(value: Any) -> Any:
+    """A condition's value as Arrow compares it."""
+    if isinstance(value, list):
+        return [_comparable(one) for one in value]
+    return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
+
+
 def _literal(value: str | int | datetime) -> str:
-    if isinstance(value, datetime):  # as a text it would have to fit into nanoseconds
-        return f"arrow_cast({(value - _EPOCH) // timedelta(microseconds=1)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    if isinstance(value, datetime | FarTime):  # as a text it would have to fit into nanoseconds
+        return f"arrow_cast({micros_of(value)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -29,10 +29,14 @@ _AVERAGE = (
     ("pane", "string"),
 )
 
+_SEQ_ORDER = (("_session", "bigint"), ("_life", "bigint"), ("_seq", "bigint"))
+"""What orders points of one event time first under `once`; null in other classes."""
+
 
 def _placed(name: str) -> tuple[tuple[str, str], ...]:
     """A value, and its place in event time."""
-    return (name, "double"), (f"_{name}_ts", "bigint"), (f"_{name}_position", "bigint"), (f"_{name}_ordinal", "int")
+    parts = (("ts", "bigint"), ("life", "bigint"), ("position", "bigint"), ("ordinal", "int"))
+    return (name, "double"), *((f"_{name}_{part}", sql) for part, sql in parts)
 
 
 def _metrics(comment: str) -> TableSchema:
@@ -71,6 +75,7 @@ GOLD_TABLES: dict[str, TableSchema] = {
             ("position", "bigint"),
             ("ordinal", "int"),
             *_AVERAGE,
+            *_SEQ_ORDER[1:],
         ),
         "Average over each point and the N-1 before it in event time",
         cluster_by=("topic", "session_id"),
@@ -87,6 +92,7 @@ GOLD_TABLES: dict[str, TableSchema] = {
             ("offset", "bigint"),
             ("ordinal", "int"),
             *_AVERAGE,
+            *_SEQ_ORDER,
         ),
         "Average over each point and the N-1 before it in event time, across the topic's sessions",
         cluster_by=("topic", "row_id"),

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from sessionlake.errors import LakeError
 from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import SKIPPING
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:

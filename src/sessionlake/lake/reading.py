@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.lake.values import rows_of, value_of, values_of
 from sessionlake.protocol.arrow import SESSION, one
 from sessionlake.protocol.types import Row
 
@@ -54,9 +55,9 @@ def of_keys(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Cond
     for name in keys:
         values = pc.unique(rows[name].cast(schema.field(name).type))
         if len(values) <= _NAMED:
-            conditions.append((name, among, values.to_pylist()))
+            conditions.append((name, among, values_of(values)))
         else:
-            ends = pc.min_max(values).as_py()
+            ends = value_of(pc.min_max(values))
             conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
     return conditions
 
@@ -123,9 +124,9 @@ class TableReader(ABC):
         return self.size(table).rows if self.exists(table) else 0
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """The rows that meet all conditions; times are aware, in UTC."""
+        """The rows that meet all conditions; times are aware, in UTC, and those that are no dates are `FarTime`s."""
         for batch in self.batches(table, *conditions, columns=columns):
-            yield from batch.to_pylist()
+            yield from rows_of(batch)
 
     def some(self, table: str, at_most: int, columns: Sequence[str]) -> list[Row]:
         """A few rows of a table, whichever; reads little more."""
@@ -206,7 +207,7 @@ def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 def by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
     """Groups of rows by their keys: the last column is the value of each."""
-    *keys, values = (column.to_pylist() for column in groups.columns)
+    *keys, values = map(values_of, groups.columns)
     return dict(zip(zip(*keys, strict=True), values, strict=True))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import eq, ge
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.capture import milliseconds
 from sessionlake.errors import LakeError
 from sessionlake.lake.commit import delete_claimed, merge_claimed, replace_claimed
 from sessionlake.lake.expired import Expired
@@ -35,7 +34,8 @@ from sessionlake.lake.names import (
 from sessionlake.lake.reading import Condition, TableReader, among, is_null
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.upsert import Upsert
-from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.arrow import SESSION, milliseconds_of
+from sessionlake.protocol.kafka_time import UNSAID
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import as_frame
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """The first had nulls where a row has no topic, partition or session, and no `batch` of limits."""
-_EPOCH = datetime.fromtimestamp(0, UTC)
 CLAIM = RETENTION_CLAIM
 """What whoever removes rows claims, and whoever must not have rows removed meanwhile."""
 _TIME = pa.timestamp("us", tz="UTC")
@@ -235,23 +234,22 @@ class Beginning:
 
     Attributes:
         last: the last offset that is gone.
-        highest: the highest Kafka timestamp up to it.
+        highest_ms: stream time that messages had come to with it, ms; `UNSAID`: none of them said any.
     """
 
     last: int
-    highest: datetime
-
-    @property
-    def highest_ms(self) -> int:
-        """The highest Kafka timestamp up to the last offset that is gone, in ms."""
-        return milliseconds(self.highest - _EPOCH)
+    highest_ms: int
 
 
 def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
     """Where bronze begins, of the topic-partitions of which messages are gone."""
     found = retained(reader, [MESSAGES]).get(MESSAGES)
-    rows = [] if found is None else found.limits.to_pylist()
-    return {(r["topic"], r["partition"]): Beginning(r["limit"], r["highest_timestamp"]) for r in rows}
+    if found is None:
+        return {}
+    highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), UNSAID)
+    columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
+    rows = zip(*columns, highest.to_pylist(), strict=True)
+    return {(topic, partition): Beginning(last, time) for topic, partition, last, time in rows}
 
 
 def begins(place: TopicPartition, at: Beginning) -> str:

@@ -24,7 +24,15 @@ RULE_TABLES: dict[str, TableSchema] = {
         writes=Writes.REPLACE,
     ),
     RULE_MATCHES: TableSchema(
-        (("event", "string"), *_KEY, ("ts", "bigint"), ("position", "bigint"), ("ordinal", "int"), ("value", "string")),
+        (
+            ("event", "string"),
+            *_KEY,
+            ("ts", "bigint"),
+            ("life", "bigint"),
+            ("position", "bigint"),
+            ("ordinal", "int"),
+            ("value", "string"),
+        ),
         "Changes that are an event of some rule's pattern",
         cluster_by=("event",),
         skipping=("event", "ts"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.lake.far_times import FarTime, micros_of
 from sessionlake.lake.reading import (
     Condition,
     FilesRead,
@@ -20,6 +21,7 @@ from sessionlake.lake.reading import (
     named_by,
 )
 from sessionlake.lake.storage import Storage, quote
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame, by_parts
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 # The least that a value takes as Arrow.
 _CELL_BYTES = 8
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class SparkReader(TableReader):
@@ -132,7 +133,7 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return []
         with interpreted(self._spark):
-            return list(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow().to_pylist())
+            return rows_of(self._where(table, ()).select(*map(quote, columns)).limit(at_most).toArrow())
 
     def counts(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """See `TableReader`: the cluster counts."""
@@ -172,6 +173,6 @@ def literal(value: Any) -> Any:
     """A value, or several, as Spark is told it: a time not in this process' zone and calendar."""
     from pyspark.sql import functions as F
 
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return F.timestamp_micros(F.lit((value - _EPOCH) // timedelta(microseconds=1)))
+    if isinstance(value, FarTime) or (isinstance(value, datetime) and value.tzinfo is not None):
+        return F.timestamp_micros(F.lit(micros_of(value)))
     return [literal(one) for one in value] if isinstance(value, list | tuple) else value

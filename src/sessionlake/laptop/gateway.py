@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -155,6 +155,19 @@ def end_jvm(foreign: subprocess.Popen[bytes] | None = None) -> None:
 
 # The handles keep the pipes open that the JVMs live by.
 _running: list[subprocess.Popen[bytes]] = []
+_outputs: dict[int, Path] = {}
+_NOTICED_SECONDS = 2.0
+
+
+def death_of_jvm() -> str | None:
+    """How the JVM has ended, if it has: its signal or exit code, what it said, and the file that has it all."""
+    for jvm in _running:
+        with suppress(subprocess.TimeoutExpired):  # its sockets close before the process is gone
+            code = jvm.wait(_NOTICED_SECONDS)
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            output = _outputs.get(jvm.pid)
+            return f"{how}; {_reason(output)}: see {output}" if output is not None and output.exists() else how
+    return None
 
 
 def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
@@ -164,6 +177,7 @@ def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Pop
             command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
         )
     _running.append(jvm)
+    _outputs[jvm.pid] = output
     return jvm
 
 

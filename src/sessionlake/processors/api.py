@@ -48,7 +48,7 @@ class Message(Struct, frozen=True):
         type: a `snapshot` replaces the table, an `update` changes rows, a `heartbeat` nothing, an `end` is the last.
         seq: None only under class `none`.
         ts: event time.
-        kafka_timestamp: its own.
+        kafka_timestamp: as Kafka has it; -1: its producer set none.
         stream_time: when it was applied: its arrival, or, under class `window`, its release.
         position: order of application within the session, rising.
         epoch: offset of the last snapshot; -1 before the first.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import ConfigError
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared import product_of
@@ -16,7 +17,7 @@ from sessionlake.gold.verify import by_sql
 from sessionlake.lake.storage import quote
 from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -100,7 +101,7 @@ class ByProduct(Computation):
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, self.product.keys)).orderBy(*order))
-        return by_sql(events.withColumns({"position": place, "ordinal": F.lit(0)}), self.product)
+        return by_sql(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
     def _needed(self) -> list[Column]:
         """Of the source's columns those that events are made of, under the names that these have."""

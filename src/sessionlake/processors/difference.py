@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.lake.storage import quote
+from sessionlake.lake.values import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,8 +91,9 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
         Differing(
             row["change"],
             {key: row[key] for key in keys},
-            *(None if row[name] is None else row[name].asDict() for name in ("was", "now")),
+            row["was"],
+            row["now"],
         )
-        for row in other.orderBy(*map(quote, keys)).limit(at_most).collect()
+        for row in rows_of(other.orderBy(*map(quote, keys)).limit(at_most).toArrow())
     )
     return Difference(after.count(), counts, first, columns)

@@ -16,6 +16,7 @@ from sessionlake.errors import LakeError
 from sessionlake.processors.api import Processor
 from sessionlake.protocol.arrow import parts_of_key
 from sessionlake.protocol.chunk import is_chunk
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import TopicPartition
 
 FORMAT = "sessionlake.processor/2"
@@ -27,7 +28,7 @@ class Kept(msgspec.Struct, array_like=True):
     Attributes:
         state: empty after the processor was stopped for the session.
         life: the offset that names it.
-        last: Kafka timestamp of its last well-formed message.
+        last: own time of its last well-formed message.
         position: of the last message the processor was given, as `offset`; `ordinal` is the next record's.
         ended: whether its `end` was applied.
         stopped: offset at which the processor was stopped for it.
@@ -70,6 +71,13 @@ class ProcessorMemory:
 
     due: dict[TopicPartition, int] = field(default_factory=dict)
     sessions: dict[str, Kept] = field(default_factory=dict)
+
+    def begin_time(self, begun: Mapping[TopicPartition, int]) -> None:
+        """Sets the first known time (ms) of topic-partitions in the sessions that have waited for it."""
+        if begun:
+            for key, kept in self.sessions.items():
+                if kept.last == NO_KAFKA_TIME:
+                    kept.last = begun.get((key.partition("\0")[0], kept.partition), kept.last)
 
     @staticmethod
     def due_of(stored: bytes | None) -> dict[TopicPartition, int]:

@@ -11,7 +11,8 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS, JsonType, parse_columns
+from sessionlake.protocol.columns import JsonType, parse_columns
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.silver.fold.schemas import TIMESTAMP
 
 HEAD = (

@@ -110,7 +110,7 @@ class _LifeSpan(NamedTuple):
     Attributes:
         came: stream time when the first came.
         reached: stream time when the last came.
-        last: Kafka timestamp of the last.
+        last: own time of the last.
     """
 
     life: int
@@ -126,6 +126,7 @@ class _ShardBatch:
     def __init__(self, owner: MessageByMessage, memory: ProcessorMemory, judged: Judged) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.now
+        self.memory.begin_time(judged.clock.begun_times)
         self._keys = session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = Results()
@@ -185,7 +186,7 @@ class _ShardBatch:
             judged.messages["partition"].to_numpy()[last].tolist(),
             judged.came[first - released].tolist(),
             judged.came[last - released].tolist(),
-            judged.messages["kafka_ts"].to_numpy()[last].tolist(),
+            judged.times[last - released].tolist(),
         )
         found: dict[str, list[_LifeSpan]] = {}
         for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):

@@ -50,6 +50,7 @@ _RAW = pa.schema(
         ("timestamp", pa.timestamp("us", tz="UTC")),
         ("key", pa.binary()),
         ("value", pa.binary()),
+        ("ingested_at", pa.timestamp("us", tz="UTC")),
     ]
 )
 _HEAD_NAMES = frozenset(name for name, _ in HEAD)
@@ -262,6 +263,6 @@ def _raw(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
             value = body if isinstance(body, bytes) else json.dumps(body).encode()
             key = message.session_id.encode()
             shard = zlib.crc32(message.topic.encode() + key) % shards
-            rows.append((shard, *place, offset, message.time * 1000, key, value))
+            rows.append((shard, *place, offset, message.time * 1000, key, value, None))
         columns = zip(*rows, strict=True)
         yield pa.table([pa.array(c, f.type) for c, f in zip(columns, _RAW, strict=True)], schema=_RAW)

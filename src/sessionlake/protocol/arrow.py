@@ -91,3 +91,17 @@ def parts_of_key(key: str) -> tuple[str, int, str]:
 def are_of(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Which rows are of one of these sessions."""
     return pc.is_in(session_keys(table), value_set=session_keys(sessions))
+
+
+def milliseconds_of(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Timestamps as milliseconds since the epoch, rounded down."""
+    return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+
+
+def running_maximum(values: Int64s, group: Int64s) -> Int64s:
+    """Highest value so far within each group; groups are ascending."""
+    if not ((values[1:] < values[:-1]) & (group[1:] == group[:-1])).any():
+        return values
+    distinct, rank = np.unique(values, return_inverse=True)
+    highest = np.maximum.accumulate(group * len(distinct) + rank.reshape(-1)) - group * len(distinct)
+    return distinct[highest]

@@ -10,8 +10,6 @@ from enum import Enum
 import pyarrow as pa
 
 RESCUED = "_rescued"
-# A SQL timestamp tells the years 1 to 9999 (ms since the epoch); an event time may lie outside.
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 # Names that silver's tables use themselves, and `id`, which is a row's in the messages.
 RESERVED = frozenset(
     {"id", "topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}

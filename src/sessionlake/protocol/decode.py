@@ -27,7 +27,8 @@ from sessionlake.protocol.bulk import Allowed
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.erased import is_erased
-from sessionlake.protocol.message import Message, MessageTypes, message_types
+from sessionlake.protocol.kafka_time import in_future, kafka_time_reason, latest_event_times
+from sessionlake.protocol.message import INT64_MAX, Message, MessageTypes, message_types
 from sessionlake.protocol.parse import Parsed, key_reason, parse
 from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -44,7 +45,8 @@ class DecodeRules:
     """What decides whether a value is a message.
 
     Attributes:
-        max_future_skew: in milliseconds.
+        max_future_skew: in milliseconds: how far an event time may be ahead of the message's Kafka timestamp, and that
+            ahead of the time at which bronze read the message.
         seq_optional: whether the messages of a topic may lack a `seq`.
         payload: how messages are written that are not JSON.
     """
@@ -69,14 +71,15 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
     """Decodes a table of raw messages into a chunk (see `chunk.chunk_schema`), row for row.
 
     Args:
-        raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary`. The
-            chunk's clock is the message's own timestamp: who sees a whole stretch puts in the stretch's.
+        raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary, ingested_at
+            int64 (ms, null where it is not known)`. The chunk's clock is the message's own timestamp: who sees a whole
+            stretch puts in the stretch's.
         fast: False sends every message through the slow path; the result is the same.
     """
     types = message_types(rules.columns)
     with _no_garbage_collection():
         if rules.payload is not None:
-            allowed = Allowed(_refused(raw, rules), _latest(raw, rules), _optional(raw["topic"], rules))
+            allowed = Allowed(_refused(raw, rules, fast=fast), _latest(raw, rules), _optional(raw["topic"], rules))
             return _with_erased(decode_binary(raw, allowed, rules.payload, types, fast=fast), raw)
         decoded = _decode_values(raw, rules, types, fast=fast)
         return _with_erased(assemble(raw, decoded.reasons, _columns(decoded, len(rules.columns)), rules.columns), raw)
@@ -107,7 +110,7 @@ def _no_garbage_collection() -> Iterator[None]:
 def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fast: bool) -> _Decoded:
     values = raw["value"].to_pylist()
     latest = _latest(raw, rules)
-    reasons = _key_reasons(raw["key"])
+    reasons = _head_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     out = _Decoded(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
     optional = _optional(raw["topic"], rules)
@@ -123,12 +126,32 @@ def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fa
 
 def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
     """The highest believable event time of each message."""
-    return raw["kafka_ts"].to_numpy() + rules.max_future_skew
+    return latest_event_times(raw["kafka_ts"].to_numpy(), rules.max_future_skew)
 
 
-def _refused(raw: pa.Table, rules: DecodeRules) -> Int8s:
-    """Reason codes of what is refused whatever the value says."""
+def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
+    """Reason codes of what is refused by its key or its Kafka timestamp."""
     reasons = _key_reasons(raw["key"])
+    wrong = in_future_of(raw, rules) if fast else _in_future_one_by_one(raw, rules)
+    reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
+    return reasons
+
+
+def in_future_of(raw: pa.Table, rules: DecodeRules) -> Bools:
+    """True for the raw messages whose Kafka timestamp is too far ahead of the time at which bronze read them."""
+    ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
+    return in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
+
+
+def _in_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
+    times = zip(raw["kafka_ts"].to_pylist(), raw["ingested_at"].to_pylist(), strict=True)
+    found = (kafka_time_reason(said, ingested, rules.max_future_skew) is not None for said, ingested in times)
+    return np.fromiter(found, np.bool_, raw.num_rows)
+
+
+def _refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
+    """Reason codes of what is refused whatever the value says."""
+    reasons = _head_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]
     return reasons

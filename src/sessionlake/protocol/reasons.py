@@ -9,6 +9,7 @@ class Reason(StrEnum):
     """Why a message is in `silver.quarantine`. Of several that apply, the first in this order is given."""
 
     BAD_KEY = "bad_key"
+    FUTURE_KAFKA_TS = "future_kafka_ts"
     TOO_LARGE = "too_large"
     NOT_UTF8 = "not_utf8"
     TOO_DEEP = "too_deep"
@@ -37,6 +38,6 @@ class Reason(StrEnum):
     UNKNOWN_SCHEMA = "unknown_schema"
 
 
-# Chunks carry a reason as its number here; 0 is "none". Append only: stored chunks must keep their meaning.
+# Chunks carry a reason as its number here; 0 is "none". Messages that a state keeps have none: numbers may change.
 CODES: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: dict[Reason, int] = {reason: code for code, reason in enumerate(CODES) if reason is not None}

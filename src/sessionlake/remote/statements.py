@@ -27,11 +27,19 @@ _VALUES: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("ARRAY", "MAP", "STRUCT"), json.loads),
     "BINARY": base64.b64decode,
     "BOOLEAN": lambda text: text == "true",
-    "DATE": date.fromisoformat,
+    "DATE": lambda text: _time_or_text(text, date.fromisoformat),
     "DECIMAL": Decimal,
-    "TIMESTAMP": datetime.fromisoformat,
+    "TIMESTAMP": lambda text: _time_or_text(text, datetime.fromisoformat),
 }
 """What the API sends as texts, by the names of types; all else stays text."""
+
+
+def _time_or_text(text: str, read: Callable[[str], Any]) -> Any:
+    """A time, or its text where the year is not one of 1 to 9999."""
+    try:
+        return read(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sessionlake.report import figures, words
 from sessionlake.report.answers import answers
 from sessionlake.report.batches import Batch
 from sessionlake.report.contents import Contents, contents_of
+from sessionlake.visible import visible
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -40,13 +41,23 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
     return file.resolve()
 
 
+def _shown(value: Any) -> Any:
+    """What the page has for a value: a text goes through `visible`, markup of the page itself stays."""
+    return visible(value) if type(value) is str else value
+
+
 def page(contents: Contents) -> str:
     """The page as text. All that comes from the data is escaped by the template's engine."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     for shown in (
         words.amount,

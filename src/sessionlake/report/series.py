@@ -32,6 +32,7 @@ _DRAWN = 1e100
 _VALUES = {"value", "average", "min", "max"}
 _NAMES = ("row_id", "metric")
 _PLACE = ("ts", "position", "ordinal")
+_ORDER = ("ts", "_life", "_seq", "position", "ordinal")
 
 
 _Session = tuple[str, int, str]
@@ -137,8 +138,9 @@ def _corrected(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
 
 def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     since = ("ts", ge, last - milliseconds(_REACHES[-1]))
-    found = reader.table(AVERAGES, *series, since, columns=(*_PLACE, "value", "average"), at_most=_BYTES)
-    return _last(found, _PLACE, _POINTS)
+    order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
+    found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), at_most=_BYTES)
+    return _last(found, order, _POINTS)
 
 
 def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:

@@ -18,6 +18,7 @@ from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import remove_rows
 from sessionlake.lake.expired import LIMIT
+from sessionlake.lake.kafka_times import said_time
 from sessionlake.lake.names import (
     BRONZE,
     CHANGES,
@@ -213,12 +214,13 @@ class Retention:
         return sum(storage.count(self._spark, part, expired(part, limits, batch)) for part in parts)
 
     def _measured(self, limits: pa.Table) -> tuple[int, pa.Table]:
-        """How many messages are to go, and the limits with the highest timestamp up to each."""
+        """How many messages are to go, and the limits with the highest time that is said up to each."""
         from pyspark.sql import functions as F
 
         own = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
         rows = self._lake.read(self._spark, MESSAGES).alias("t").join(own, expired(MESSAGES, limits).condition())
-        found = rows.groupBy("t.topic", "t.partition").agg(F.max("t.timestamp"), F.count("*")).toArrow()
+        highest = F.timestamp_millis(F.max(said_time(self._settings, "t")))
+        found = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         found = found.rename_columns([*_PLACE, "highest_timestamp", "rows"])
         added = found.append_column("limit", pa.nulls(found.num_rows, pa.int64())).append_column(
             "session_id", pa.nulls(found.num_rows, pa.string())

@@ -10,11 +10,14 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import ssl
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -23,6 +26,8 @@ from sessionlake.errors import RegistryError
 from sessionlake.protocol.payload import Definition, PayloadFormat
 
 _TIMEOUT_SECONDS = 10.0
+# An answer is whole within so many seconds: one that comes byte by byte would never run into the other bound.
+_ANSWER_SECONDS = 30.0
 # Waits before another try, when the registry is away or busy for a moment.
 _PAUSES = (0.2, 1.0)
 _MAX_BYTES = 4 * 1024 * 1024
@@ -105,6 +110,32 @@ def _cache(source: RegistrySchemas) -> _Cache:
     return _caches[source]
 
 
+@contextmanager
+def _ended_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """Ends the connection when the time is over: whoever waits for its bytes gets an error then.
+
+    Raises:
+        TimeoutError: the time was over before the block was left.
+    """
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        if connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if over.is_set():
+        raise TimeoutError
+
+
 class _Client:
     def __init__(self, source: RegistrySchemas) -> None:
         self._source = source
@@ -125,12 +156,7 @@ class _Client:
 
     def _follow(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
         """Adds what a schema refers to, each after what it refers to itself."""
-        for reference in answer.get("references") or ():
-            try:
-                name, subject = str(reference["name"]), quote(str(reference["subject"]), safe="")
-                version = int(reference["version"])
-            except (LookupError, TypeError, ValueError):
-                raise self._error("it gave a reference without name, subject and version") from None
+        for name, subject, version in self._references(answer):
             if name in parts:
                 continue
             if len(parts) >= _MAX_REFERENCES:
@@ -141,13 +167,26 @@ class _Client:
             del parts[name]
             parts[name] = self._text(inner, name)
 
+    def _references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
+        """Name, subject (quoted for a URL) and version of each schema that this one refers to."""
+        try:
+            return [
+                (str(one["name"]), quote(str(one["subject"]), safe=""), int(one["version"]))
+                for one in answer.get("references") or ()
+            ]
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            raise self._error("it gave a reference without name, subject and version") from None
+
     def _text(self, answer: dict[str, Any], name: str) -> bytes:
         text = answer.get("schema")
         if not isinstance(text, str):
             raise self._error("it gave a schema without its text")
-        if self._source.format is PayloadFormat.AVRO:
+        if self._source.format is PayloadFormat.PROTOBUF:
+            return self._descriptor(text, name)
+        try:
             return text.encode()
-        return self._descriptor(text, name)
+        except UnicodeEncodeError:
+            raise self._error("it gave a schema that is no text: half a surrogate pair is in it") from None
 
     def _descriptor(self, text: str, name: str) -> bytes:
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -177,12 +216,13 @@ class _Client:
                 time.sleep(pause)
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if isinstance(answer, dict):
             if status == _OK:
                 return answer
-            if status == _NOT_FOUND and answer.get("error_code") in _NO_SCHEMA:
+            code = answer.get("error_code")
+            if status == _NOT_FOUND and isinstance(code, int) and code in _NO_SCHEMA:
                 raise _NoSuchSchemaError
         raise self._error(f"it answered {path} with {status}")
 
@@ -196,12 +236,14 @@ class _Client:
         else:
             connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_SECONDS)
         try:
-            connection.request("GET", parts.path + path + self._query, headers=self._headers())
-            response = connection.getresponse()
-            body = response.read(_MAX_BYTES + 1)
+            with _ended_after(connection, _ANSWER_SECONDS):
+                connection.request("GET", parts.path + path + self._query, headers=self._headers())
+                response = connection.getresponse()
+                body = response.read(_MAX_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
             if final:
-                raise self._error(f"no answer: {getattr(error, 'strerror', None) or type(error).__name__}") from None
+                why = getattr(error, "strerror", None) or type(error).__name__
+                raise self._error(f"no answer: {why}") from None
             return 0, b""
         finally:
             connection.close()

@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.laptop import classes
 from sessionlake.laptop.allocator import limit_arenas
-from sessionlake.laptop.gateway import Jvm, end_jvm, starting
+from sessionlake.laptop.gateway import Jvm, death_of_jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
 from sessionlake.laptop.java import require_java
@@ -76,12 +76,17 @@ def stop_spark() -> None:
 
     context = SparkContext._active_spark_context  # noqa: SLF001
     if context is not None and context._jvm is not None:  # noqa: SLF001
-        # A thread that has begun no session has none that is active.
-        (SparkSession.getActiveSession() or context).stop()
+        try:
+            # A thread that has begun no session has none that is active.
+            (SparkSession.getActiveSession() or context).stop()
+        except Exception:
+            if death_of_jvm() is None:  # else there is nothing left to stop
+                raise
     # Else the next session would look for the JVM that is gone; pyspark has no public way to say so.
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
     if gateway is not None:
-        gateway.shutdown()
+        with suppress(ConnectionError, EOFError):  # its JVM may be gone
+            gateway.shutdown()
     end_jvm(gateway and gateway.proc)
     _take_back_interrupts()
 

@@ -23,7 +23,7 @@ from sessionlake.runtime.frames import Mapped, Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop, taken
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpacked
@@ -133,8 +133,7 @@ def packed(
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
     packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
-    columns = (shard, "topic", "partition", "offset", "timestamp", "key", "value")
-    return raw.select(*columns).mapInArrow(packer, PACKED_SCHEMA)
+    return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
 
 
 def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:

@@ -22,6 +22,7 @@ from sessionlake.integrity.clock import BEGINNING, LaneTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.kafka_times import said_time
 from sessionlake.lake.names import MESSAGES
 from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.silences import silences
@@ -144,7 +145,7 @@ def _notes(file: Path) -> pa.Table:
 
 
 def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The highest Kafka timestamp (ms) of each topic-partition up to an offset of it.
+    """The highest time (ms) that messages of each topic-partition say up to an offset of it; `NO_TIME` if none does.
 
     Raises:
         LakeError: retention has removed messages behind it.
@@ -166,6 +167,7 @@ def _of_bronze(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, in
     topics = sorted({topic for topic, _ in ends})
     in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # files without any are not read
     messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
-    highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.unix_millis(F.max("timestamp")))
+    said = F.max(said_time(lake.settings))
+    highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.coalesce(said, F.lit(NO_TIME)))
     found = dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
     return found | {place: max(found[place], at.highest_ms) for place, at in gone.items()}

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sessionlake import errors
-from sessionlake.errors import AccessError, BrokerError, LakeError, OffsetHoleError, SessionlakeError
-from sessionlake.runtime.failures import KnownFailure, Raised, failure_of
+from sessionlake.errors import (
+    AccessError,
+    BrokerError,
+    LakeError,
+    MachineError,
+    OffsetHoleError,
+    SessionlakeError,
+    UsageError,
+)
+from sessionlake.laptop.gateway import death_of_jvm
+from sessionlake.runtime.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, failure_of, one_line
 from sessionlake.streaming.checkpoint import require_readable, way_on
 
 SCHEMA_CHANGED = (
@@ -12,6 +24,9 @@ SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED_WITH_STARTING_OPTIONS",
     "DELTA_SCHEMA_CHANGED_WITH_VERSION",
 )
+_LONGEST = 400
+_READERS = ("_internal", "deltalake", "pyarrow")
+"""Modules whose exceptions tell of tables' files; delta-rs' own are of the first."""
 _KAFKA = "org.apache.kafka.common.errors"
 _REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
 _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
@@ -104,6 +119,41 @@ _CHECKPOINT = KnownFailure(
     ),
     beginnings=("Failed to read log file ", "Log file was malformed: "),
 )
+# What ends work of any kind. Spark passes on the system's own words for a disk that is full.
+_DISK_FULL = KnownFailure(
+    MachineError,
+    "a disk is full, or a quota used up: free some space, or name another home by SESSIONLAKE_HOME; Spark's temporary "
+    "files are in SPARK_LOCAL_DIRS, else /tmp",
+    beginnings=("No space left on device", "File too large", "Disk quota exceeded"),
+)
+_NO_MEMORY = KnownFailure(
+    MachineError,
+    "Spark's heap is used up: ask for less at once",
+    types=("java.lang.OutOfMemoryError",),
+)
+_DAMAGED = KnownFailure(
+    LakeError,
+    "a file of a table, or its log, is damaged. `sessionlake doctor` says what is missing; put the file back from a "
+    "backup, or `sessionlake recover` makes silver, gold and the ledger anew",
+    conditions=(
+        "FAILED_READ_FILE",
+        "CANNOT_READ_FILE_FOOTER",
+        "DELTA_CHECKPOINT_NON_EXIST_TABLE",
+        "DELTA_TRUNCATED_LOG",
+    ),
+    types=(
+        "com.fasterxml.jackson.core.JsonParseException",
+        "com.fasterxml.jackson.core.io.JsonEOFException",
+        "com.fasterxml.jackson.databind.exc.MismatchedInputException",
+        "java.io.FileNotFoundException",
+        "org.apache.hadoop.fs.ChecksumException",
+        "java.nio.file.NoSuchFileException",
+        "org.apache.parquet.io.ParquetDecodingException",
+        "shaded.parquet.org.apache.thrift.protocol.TProtocolException",
+        "shaded.parquet.org.apache.thrift.transport.TTransportException",
+    ),
+)
+_ANYWHERE = (*_CAUSES, RESULT_TOO_BIG, _DISK_FULL, _NO_MEMORY, _DAMAGED)
 # This one is whatever came up while a state was loaded; these causes of it are a file's that is cut short or gone.
 _ANY_LOADING = KnownFailure(LakeError, "", conditions=("CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",))
 _NO_FILE = KnownFailure(
@@ -128,7 +178,7 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     failure = failure_of(error)
     if failure.raised is not None:
         return _of_python(failure.raised, layer)
-    for cause in _CAUSES:
+    for cause in (*_CAUSES, _DISK_FULL, _NO_MEMORY):
         if cause.fits(failure):
             return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
     if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
@@ -139,6 +189,106 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     except LakeError as damaged:
         return LakeError(f"{damaged}\n  Spark says: {failure}")
     return SessionlakeError(f"{layer} stopped: {failure}")
+
+
+@contextmanager
+def read_at_once() -> Iterator[None]:
+    """Raises, for whatever Spark, its JVM, a table's file or the system raises inside, one error for the operator.
+
+    It ends before Spark is stopped: what the JVM raised can be read only from the JVM.
+
+    Raises:
+        SessionlakeError: what stopped the work. Other errors of Python pass as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = readable(error)
+        if told is None or told is error:
+            raise
+        raise told from error
+
+
+def readable(error: Exception) -> SessionlakeError | None:
+    """One error for the operator out of what stopped a command: Spark, its JVM, a table's file or the system.
+
+    Returns:
+        None for an error of Python that has nothing to do with these.
+    """
+    if isinstance(error, SessionlakeError):
+        return error
+    if _is_of_gateway(error) and (death := death_of_jvm()) is not None:
+        return MachineError(
+            f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
+            "killed it, memory is short: stop other programs, then run the command again"
+        )
+    if _is_of_spark(error):
+        return _of_spark(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error)
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _READERS:
+        return _of_reader(error)
+    return None
+
+
+def _of_system(error: OSError) -> MachineError | None:
+    if isinstance(error, BrokenPipeError):  # whoever read the answer has had enough
+        return None
+    place = f"{error.filename}: " if error.filename else ""
+    return MachineError(f"{place}{error.strerror}: correct this, then run the command again")
+
+
+def _of_reader(error: Exception) -> LakeError:
+    """Of delta-rs and Arrow, which say in a text alone what they found."""
+    said = str(error).strip().partition("\n")[0][:_LONGEST]  # behind it is where in delta-rs
+    if type(error).__name__ == "CommitFailedError":
+        return LakeError(
+            f"a table was changed by another process meanwhile: run the command again\n  Delta says: {said}"
+        )
+    return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {said}")
+
+
+def _is_of_gateway(error: Exception) -> bool:
+    """Whether it is what Python is left with when the JVM is gone."""
+    return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
+
+
+def _is_of_spark(error: Exception) -> bool:
+    return any(kind.__module__.startswith(("py4j.", "pyspark.errors")) for kind in type(error).__mro__)
+
+
+def _of_spark(error: Exception) -> SessionlakeError:
+    failure = failure_of(error)
+    if failure.raised is not None:
+        return _of_python(failure.raised, "Spark")
+    return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
+
+
+def _known(failure: SparkFailure) -> SessionlakeError | None:
+    for cause in _ANYWHERE:
+        if cause.fits(failure):
+            return cause.error(f"{cause.remedy}\n  Spark says: {failure}")
+    return None
+
+
+def refused(doing: str, error: Exception) -> SessionlakeError:
+    """One error out of what Spark raised for SQL that the operator wrote.
+
+    Args:
+        doing: what an error about the SQL itself begins with.
+
+    Returns:
+        A `UsageError` if the SQL is wrong, or its values; else what stopped Spark.
+    """
+    from pyspark.errors import PySparkException
+
+    if _is_of_gateway(error) and death_of_jvm() is not None:
+        return readable(error) or SessionlakeError(str(error))
+    known = _known(failure_of(error))
+    if known is not None:
+        return known
+    said = one_line(str(error)) if isinstance(error, PySparkException) else str(failure_of(error))
+    return UsageError(f"{doing}: {said}")
 
 
 def _of_python(raised: Raised, layer: str) -> SessionlakeError:

@@ -14,9 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.groups import Columns, Groups
+from sessionlake.gold.aggregate.order import LIFE, TURN
+from sessionlake.protocol.types import Bools
 
-ORDER = (("ts", "bigint"), ("position", "bigint"), ("ordinal", "int"))
-"""What orders events: their time, then the order in which they were applied."""
+ORDER = (("ts", "ts", "bigint"), ("life", LIFE, "bigint"), ("position", TURN, "bigint"), ("ordinal", "ordinal", "int"))
+"""What orders events: their time, then what orders changes of one time. Name, the events' column, and its SQL type."""
+ORDER_SQL = "struct({})".format(", ".join(f"`{column}`" for _, column, _ in ORDER))
 _SPLIT = 134_217_729.0  # 2^27 + 1
 
 
@@ -162,32 +165,36 @@ class Endmost(Aggregate):
 
     of: str
     last: bool
+    format: int = 2
 
     @property
     def reads(self) -> tuple[str, ...]:
         """See `Aggregate`."""
-        return (self.of, *(name for name, _ in ORDER))
+        return (self.of, *(column for _, column, _ in ORDER))
 
     def columns(self, name: str) -> tuple[tuple[str, str], ...]:
         """See `Aggregate`; besides, where in time it is."""
-        return (name, "double"), *((_beside(name, part), sql) for part, sql in ORDER)
+        return (name, "double"), *((_beside(name, part), sql) for part, _, sql in ORDER)
 
     def begin(self, name: str, events: pa.Table) -> Columns:
         """See `Aggregate`."""
-        return {name: _doubles(events, self.of)} | {_beside(name, p): events[p].to_numpy() for p, _ in ORDER}
+        places = {_beside(name, part): events[column].to_numpy() for part, column, _ in ORDER}
+        return {name: _doubles(events, self.of)} | places
 
     def combine(self, name: str, one: Columns, other: Columns) -> Columns:
         """See `Aggregate`."""
-        later = np.zeros(len(one[name]), np.bool_)
-        for part, _ in reversed(ORDER):
-            a, b = one[_beside(name, part)], other[_beside(name, part)]
-            later = (b > a) | ((b == a) & later)
+        a, b = one[_beside(name, "ts")], other[_beside(name, "ts")]
+        later = b > a
+        ties = np.flatnonzero(a == b)  # few, mostly
+        if len(ties):
+            sides = ({part: side[_beside(name, part)][ties] for part, _, _ in ORDER} for side in (one, other))
+            later[ties] = _is_later(*sides)
         picked = later if self.last else ~later
         return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"{'max' if self.last else 'min'}_by({self.of}, struct({', '.join(name for name, _ in ORDER)}))"
+        return f"{'max' if self.last else 'min'}_by({self.of}, {ORDER_SQL})"
 
 
 class Derived(ABC):
@@ -262,6 +269,14 @@ class Variance(Derived):
         # What SQL's own variance may be off by, times 1e9.
         apart = f"max(abs({self.value})) * coalesce(stddev_samp({self.value}), 0)"
         return f"1e-6 * {apart} + 1e-18 * max({self.value} * {self.value})"
+
+
+def _is_later(one: Columns, other: Columns) -> Bools:
+    """Where the other comes later by all parts of `ORDER`, the first deciding."""
+    later = np.zeros(len(one["ts"]), np.bool_)
+    for part, _, _ in reversed(ORDER):
+        later = (other[part] > one[part]) | ((other[part] == one[part]) & later)
+    return later
 
 
 def _beside(name: str, part: str) -> str:

@@ -24,7 +24,7 @@ APPLIED = "applied"
 # Of changes that do not tell it, as those of early versions: they are not late.
 NEVER = -(1 << 62)
 OFFSET = "offset"
-WITH_PLACE = (*MARKS, APPLIED, OFFSET)
+WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)
 """What an event has of its change where late ones are told."""
 LATE_KEYS = ("table", "topic", "session_id", "partition", "row_id", "name", "position", "ordinal")
 """What tells late points apart."""

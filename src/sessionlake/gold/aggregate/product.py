@@ -18,9 +18,10 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
+from sessionlake.gold.aggregate.order import in_order
 from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, names_sessions
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
 APPEND = "append"
@@ -100,7 +101,7 @@ class Product:
     def reads(self) -> tuple[str, ...]:
         """The events' columns that its aggregates need, and its source does not name: those of a table's rows."""
         own = {name for one in self._merging.values() for name in one.reads}
-        return tuple(sorted(own - {"value", *(name for name, _ in ORDER), *self.keys}))
+        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER), *self.keys}))
 
     @property
     def logic(self) -> str:
@@ -147,6 +148,7 @@ class Product:
 
     def of_events(self, events: pa.Table) -> pa.Table:
         """Its rows for these events alone."""
+        events = in_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
             events = events.append_column(START, _bucket(events["ts"].to_numpy(), self.bucket_ms))

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
 from sessionlake.protocol.arrow import one
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
 """What tells series of numbers apart, beside the session's partition."""
-MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", "position", "ordinal")
-"""What every event has of its change; `ts` is event time in milliseconds."""
+MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
+"""What every event has of its change; `ts` is event time in milliseconds, what follows orders changes of one time."""
 
 
 def names_sessions(keys: Collection[str]) -> bool:
@@ -108,7 +109,7 @@ class Rows(Source):
     numbers: bool = True
 
     def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = ()) -> pa.Table:
-        """See `Source`; with the place of each in order, as `position`.
+        """See `Source`; with the place of each in order, as `TURN`.
 
         Args:
             changes: rows with the columns of `marks`, and those of `ts` (ms), `value` (a double, or a text) and
@@ -128,7 +129,8 @@ class Rows(Source):
         rows = rows.filter(pa.array(there))
         places = [name for name in ("ts", *orders, "value", *marks) if name in rows.column_names]
         rows = rows.sort_by([(name, "ascending") for name in places]).select(names)
-        rows = rows.append_column("position", pa.array(np.arange(rows.num_rows)))
+        rows = rows.append_column(LIFE, pa.array(np.full(rows.num_rows, NO_LIFE)))
+        rows = rows.append_column(TURN, pa.array(np.arange(rows.num_rows)))
         if not self.time:
             rows = rows.append_column("ts", pa.array(np.zeros(rows.num_rows, np.int64)))
         return rows.append_column("ordinal", pa.array(np.zeros(rows.num_rows, np.int32)))
@@ -143,6 +145,7 @@ def _set_to(
     changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
 ) -> pa.Table:
     """A row for each value that a change set: the changes' marks, the column's name, and the value."""
+    changes = in_order(changes)
     names, nothing = [*marks, called, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in marks), pa.array([], pa.string()), pa.array([], value)]
     parts = [pa.table(none, names)]

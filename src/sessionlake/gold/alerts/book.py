@@ -13,8 +13,8 @@ from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.document import read_text
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import Pattern
-from sessionlake.lake.commit import replace_rows
-from sessionlake.lake.names import RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
+from sessionlake.lake.commit import empty, next_txn, replace_rows
+from sessionlake.lake.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -92,6 +92,8 @@ def forget(spark: SparkSession, lake: Lake) -> None:
     if lake.exists(spark, RULE_STATUS):
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
+    if lake.exists(spark, RULE_MATCHES):  # new rules look for all of their events
+        empty(spark, lake, RULE_MATCHES, next_txn(spark, lake, RULE_MATCHES, "forget"))
 
 
 class RuleBook:

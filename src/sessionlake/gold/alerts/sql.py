@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from sessionlake.gold.aggregate.functions import ORDER_SQL
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.rules.tree import (
     OPERATORS,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql.window import WindowSpec
 
 _TOLERANCE = 1e-9
-_ORDER = ("ts", "position", "ordinal")
 _ADDED = (Function.SUM, Function.AVG)
 
 
@@ -41,7 +41,7 @@ def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Col
     found: list[Column] = []
     for i, window in enumerate(windows):
         value = F.when(_about(window.of, topics) & (F.col("metric") == window.metric), F.col("value"))
-        order = F.when(value.isNotNull(), F.struct(*_ORDER))
+        order = F.when(value.isNotNull(), F.expr(ORDER_SQL))
         found += [
             F.count(value).alias(f"count{i}"), F.sum(value).alias(f"sum{i}"), F.sum(F.abs(value)).alias(f"size{i}"),
             F.min(value).alias(f"min{i}"), F.max(value).alias(f"max{i}"),

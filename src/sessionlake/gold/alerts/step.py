@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.config import Settings
+from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
@@ -54,6 +55,7 @@ class RuleStep:
 
     def __init__(self, lake: Lake, settings: Settings, expiry: Expiry) -> None:
         self._lake, self._declared, self._expiry = lake, declared_in(settings), expiry
+        self._once = OnceTopics(settings.capture)
         self._book = RuleBook(lake, self._declared, settings.gold.retention.least)
 
     def __call__(self, spark: SparkSession, rows: BatchRows, txn: Txn) -> list[TableOutput]:
@@ -117,7 +119,7 @@ class RuleStep:
         found = []
         for events, conditions, own in ((had, (begin, until), txn), (wider, (back_to, until), txn.second)):
             if events:
-                rows = events_in(reader, list(events), self._declared, *conditions)
+                rows = events_in(reader, list(events), self._declared, self._once, *conditions)
                 if rows.num_rows:
                     merge(spark, self._lake, RULE_MATCHES, rows, _MATCHED, own)
                 found.append(rows)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
@@ -22,7 +23,7 @@ from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
 from sessionlake.lake.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
 from sessionlake.lake.reading import Condition, TableReader, among
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to so many values are named to the files.
 _NAMED = 1_000
@@ -134,27 +135,32 @@ def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
         times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
-def events_in(reader: TableReader, events: Sequence[Event], declared: Declared, *conditions: Condition) -> pa.Table:
+def events_in(
+    reader: TableReader, events: Sequence[Event], declared: Declared, once: OnceTopics, *conditions: Condition
+) -> pa.Table:
     """The changes that are one of these events, as `MATCH`.
 
     Args:
         conditions: which changes are read.
     """
+    seqs = ["_life", "_seq"] if once.may_be_any else []
     columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
-    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *sorted(columns)]):
-        changes = _changes(pa.Table.from_batches([batch]), declared, columns)
+    for batch in reader.batches(CHANGES, *conditions, columns=[*_MARKS, *seqs, *sorted(columns)]):
+        changes = _changes(pa.Table.from_batches([batch]), declared, columns, once)
         found += [event.matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
-def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.Table:
+def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str], once: OnceTopics | None = None) -> pa.Table:
     """Changes as `Event.matches` takes them."""
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
     made = {name: rows[name] for name in ("topic", "session_id", "row_id", PARTITION)}
     made |= {"ts": rows["_ts"], "position": rows["_position"], "ordinal": rows["ordinal"]}
+    if "_seq" in rows.column_names:
+        made |= {LIFE: rows["_life"], SEQ: rows["_seq"]}
     made["deleted"] = pc.equal(rows["change"], "delete")
     flat, parent = pc.list_flatten(rows["_set"]), pc.list_parent_indices(rows["_set"]).to_numpy()
     for name in columns:
@@ -165,7 +171,7 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str]) -> pa.T
             made[text_field(declared.texts.index(name))] = value
         else:
             made[value_field(declared.numbers.index(name))] = value.cast(pa.float64(), safe=False)
-    return pa.table(made)
+    return in_turn(pa.table(made), once)
 
 
 def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:

@@ -13,10 +13,11 @@ from operator import and_, or_
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, Declared, text_field
 from sessionlake.gold.alerts.book import in_force
 from sessionlake.gold.alerts.sql import condition, event, holds_any, minute_columns, moving_columns
-from sessionlake.gold.changes import declared_in, events_of, marks
+from sessionlake.gold.changes import changes_of, declared_in, events_of
 from sessionlake.gold.compare import Compared, compared
 from sessionlake.gold.expiry import slices_begin
 from sessionlake.gold.recompute import version_read
@@ -27,7 +28,7 @@ from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.lake.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     from pyspark.sql import functions as F
 
     raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
-    changes = gathered(raw.select(*marks(declared), (F.col("change") == "delete").alias("deleted")))
+    changes = gathered(changes_of(raw, settings, (F.col("change") == "delete").alias("deleted")))
     numbers = events_of(changes, declared, MARKS, numbers=True)
     texts = events_of(changes, declared, MARKS, numbers=False)
     told = F.col("ts").between(FIRST_MS, LAST_MS)
@@ -185,10 +186,13 @@ class _Truth:
         topics, declared = self.topics, self.declared
         first, second = (event(part, topics, declared) for part in (pattern.first, pattern.second))
         value = F.lit(None) if rule.column is None else F.col(quote(text_field(declared.texts.index(rule.column))))
-        events = self.changes.select(*SERIES, "ts", "position", "ordinal", value.cast("string").alias(VALUE),
+        order = [*map(quote, (LIFE, TURN))]
+        events = self.changes.select(*SERIES, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
                                      first.alias("first"), second.alias("second"))  # fmt: skip
         events = events.where("first OR second").where("true" if rule.column is None else f"{VALUE} IS NOT NULL")
-        line = Over.partitionBy(*by).orderBy("ts", "position", "ordinal", *SERIES)
+        # Of several sessions under `once`, each session's events of one time are together.
+        across = F.when(F.col(order[0]) == NO_LIFE, F.col(order[1]))
+        line = Over.partitionBy(*by).orderBy("ts", across, "topic", "session_id", *order, "ordinal", "row_id")
         within = F.lit(LAST_MS - FIRST_MS if pattern.within_ms is None else pattern.within_ms)
         if pattern.kind is PatternKind.NOT_FOLLOWED:
             behind = line.rowsBetween(1, Over.unboundedFollowing)

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN
 from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, Reference, faulty
-from sessionlake.protocol.columns import FIRST_MS
 from sessionlake.protocol.types import Row
+from sessionlake.protocol.years import FIRST_MS
 
 FIRST_MICROS = FIRST_MS * 1000
 """The first moment that a timestamp can tell."""

@@ -16,7 +16,7 @@ from sessionlake.gold.aggregate.late import by_topic, latest
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
 from sessionlake.gold.fold.pack import ReadChanges, taken_apart
-from sessionlake.gold.fold.points import Points
+from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Averages, Evolution, Figures, Pane
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
@@ -210,6 +210,7 @@ def _tables(
     points = new.take(beyond)
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
+    columns |= {name: part for name, part in _seq_order(points).items() if name in series.seq_order}
     keys = names(points.key)
     texts = {name: keys[name] for name in series.texts}  # the partition is the message's own
     yield SeriesOutput.BEYOND, pa.table(texts | _values(points) | columns)
@@ -218,6 +219,10 @@ def _tables(
 def _values(points: Points) -> dict[str, pa.Array]:
     ordinal = pa.array(points.ordinal.astype(np.int32))
     return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
+
+
+def _seq_order(points: Points) -> dict[str, pa.Array]:
+    return (points.by_seq or SeqOrder.none(len(points))).shown()
 
 
 def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
@@ -231,7 +236,7 @@ def _places(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
 def _average_rows(series: RollingAverage, averages: Averages, chosen: Bools, names: Names) -> pa.Table:
     points = averages.points.take(chosen)
     columns = names(points.key) | _values(points) | _places(series, points) | _shown(averages.now.take(chosen))
-    columns |= {"revision": _int32(points.revision), "pane": _panes(averages.pane[chosen])}
+    columns |= {"revision": _int32(points.revision), "pane": _panes(averages.pane[chosen])} | _seq_order(points)
     return pa.table({name: columns[name] for name, _ in series.columns})
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.late import APPLIED
+from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopics, in_order, in_turn, with_sessions
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import one
@@ -59,16 +60,18 @@ class ReadChanges:
 class ChangePacker:
     """Packs one task's changes; a `mapInArrow` function.
 
-    Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the declared
-    columns (see `Declared`), and for each owner the shard of the change (see `shard_field`); gives
-    `shard int, chunk binary`.
+    Takes `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, what
+    `in_turn` takes, the declared columns (see `Declared`), and for each owner the shard of the change (see
+    `shard_field`); gives `shard int, chunk binary`.
 
     Attributes:
         owners: see `owners_of`.
+        once: None: no topic may be judged under `once`.
     """
 
     declared: Declared
     owners: tuple[Owner, ...]
+    once: OnceTopics | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the batches, many at a time."""
@@ -86,13 +89,17 @@ class ChangePacker:
     def _pack(self, changes: pa.Table) -> pa.RecordBatch:
         values = [value_field(i) for i in range(len(self.declared.numbers))]
         texts = [text_field(i) for i in range(len(self.declared.texts))]
-        encoded = _encoded(changes, (*_TEXTS, *texts))
+        encoded, order = _encoded(changes, (*_TEXTS, *texts)), list[str]()
+        if self.once is not None:
+            encoded, order = with_sessions(in_turn(encoded, self.once)), [LIFE, TURN]
         with_points = encoded.filter(any_valid(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
             kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
             names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
-            of_shard, parts = _split(kept.select([*names, *_NUMBERS, *values, *more]), kept[shard_field(i)])
+            across = [SESSION_MARK] * (self.once is not None and owner != OF_SESSION)
+            columns = [*names, *_NUMBERS, *order, *across, *values, *more]
+            of_shard, parts = _split(kept.select(columns), kept[shard_field(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata((tables[0].schema.metadata or {}) | _counts(changes["batch"]))
@@ -123,7 +130,8 @@ class Chunks:
             read += _counted(said)
             owner = tuple(said[_OWNER].decode().split(SEPARATOR))
             parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
-        return Chunks({owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}, read)
+        whole = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
+        return Chunks({owner: in_order(changes) for owner, changes in whole.items()}, read)
 
 
 def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.order import NO_LIFE
+from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 UNKNOWN = -1
@@ -14,13 +19,63 @@ _SORTED_BY_DIGITS = np.iinfo(np.uint16).max
 
 
 @dataclass(frozen=True)
+class SeqOrder:
+    """What orders points of one event time before their position: under `once`, a session's go life by life by seq.
+
+    Attributes:
+        session: of series across sessions, a hash of the session id (see `session_marks`); else 0.
+        life: `NO_LIFE` in other classes, where the three are alike for all points of a series.
+        seq: 0 in other classes.
+    """
+
+    session: Int64s
+    life: Int64s
+    seq: Int64s
+
+    def take(self, index: Int64s | Bools) -> SeqOrder:
+        """Of the points at these places."""
+        return SeqOrder(self.session[index], self.life[index], self.seq[index])
+
+    def shown(self) -> dict[str, pa.Array]:
+        """As columns of a table of averages: null in other classes."""
+        none = self.life == NO_LIFE
+        return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.parts, strict=True)}
+
+    @property
+    def parts(self) -> tuple[Int64s, Int64s, Int64s]:
+        """The three, the first deciding."""
+        return self.session, self.life, self.seq
+
+    @staticmethod
+    def of(rows: pa.Table) -> SeqOrder | None:
+        """Of rows with these columns, or some; None if all are of other classes."""
+        if "_life" not in rows.column_names or rows["_life"].null_count == rows.num_rows:
+            return None
+        found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
+        filled = zip(found.values(), (0, NO_LIFE, 0), strict=True)
+        return SeqOrder(*(_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled))
+
+    @staticmethod
+    def concat(*parts: SeqOrder) -> SeqOrder:
+        """Of all points, in the order given."""
+        return SeqOrder(*(np.concatenate(part) for part in zip(*(one.parts for one in parts), strict=True)))
+
+    @staticmethod
+    def none(count: int) -> SeqOrder:
+        """Of points of other classes."""
+        zeros = np.zeros(count, np.int64)
+        return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
+
+
+@dataclass(frozen=True)
 class Points:
     """Points as columns of one length.
 
     Attributes:
         key: code of the key (topic, session, row, metric), from 0.
-        ts: event time, milliseconds since the epoch; ties are ordered by position, then ordinal.
+        ts: event time, milliseconds since the epoch; ties are ordered by `by_seq`, position, then ordinal.
         revision: how often the point's published average has changed; `UNKNOWN` where the table alone knows.
+        by_seq: None if no point is of class `once`.
     """
 
     key: Int64s
@@ -29,23 +84,26 @@ class Points:
     ordinal: Int64s
     value: Float64s
     revision: Int64s
+    by_seq: SeqOrder | None = None
 
     def __len__(self) -> int:
         return len(self.key)
 
     def take(self, index: Int64s | Bools) -> Points:
         """The points at these places."""
-        return Points(*(getattr(self, f.name)[index] for f in fields(self)))
+        by_seq = None if self.by_seq is None else self.by_seq.take(index)
+        return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
 
     def order(self) -> Int64s:
-        """The places of all, sorted by key, event time, position and ordinal; equal ones as they are."""
+        """The places of all, sorted by key, event time and what orders points of one time; equal ones as they are."""
         few = self.key.max(initial=0) <= _SORTED_BY_DIGITS
         key = self.key.astype(np.uint16) if few else self.key
         order = np.lexsort((self.ts, key))
         sorted_key, ts = key[order], self.ts[order]
         if ((sorted_key[1:] != sorted_key[:-1]) | (ts[1:] != ts[:-1])).all():  # most often
             return order
-        return np.lexsort((self.ordinal, self.position, self.ts, key))
+        by_seq = () if self.by_seq is None else (self.by_seq.seq, self.by_seq.life, self.by_seq.session)
+        return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
     def under(self, key: Int64s) -> Points:
         """These points, with their keys numbered anew."""
@@ -54,7 +112,10 @@ class Points:
     @staticmethod
     def concat(*parts: Points) -> Points:
         """All points, in the order given."""
-        return Points(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Points)))
+        by_seq = None
+        if any(p.by_seq is not None for p in parts):
+            by_seq = SeqOrder.concat(*(p.by_seq or SeqOrder.none(len(p)) for p in parts))
+        return Points(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}, by_seq=by_seq)
 
     @staticmethod
     def empty() -> Points:
@@ -63,9 +124,16 @@ class Points:
         return Points(none, none, none, none, np.empty(0), none)
 
     @staticmethod
-    def new(key: Int64s, ts: Int64s, position: Int64s, ordinal: Int64s, value: Float64s) -> Points:
+    def new(
+        key: Int64s,
+        ts: Int64s,
+        position: Int64s,
+        ordinal: Int64s,
+        value: Float64s,
+        by_seq: SeqOrder | None = None,
+    ) -> Points:
         """Points that were never published. Adding zero turns -0.0 into 0.0, whose sign would depend on the order."""
-        return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64))
+        return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
 
     def without(self, others: Points) -> Points:
         """These points less those whose key and place in time are among the others."""
@@ -80,3 +148,10 @@ class Points:
             & (s.ordinal[1:] == s.ordinal[:-1])
         )
         return s.take((order >= len(others)) & ~same)
+
+
+COLUMNS = tuple(f.name for f in fields(Points) if f.name != "by_seq")
+
+
+def _int64s(column: Any) -> Int64s:
+    return np.asarray(column).astype(np.int64)

@@ -13,7 +13,10 @@ POINT_SERIES = (*OF_SESSION, "row_id", "metric")
 _IN_SESSION = ("ts", "position", "ordinal")
 # Of several sessions, no position orders points: of one event time, Kafka's order counts.
 _IN_TOPIC = ("ts", "partition", "offset", "ordinal")
+# Under `once`, a session's points of one event time go by these first; across sessions, each session's are together.
+SEQ_ORDER = ("_session", "_life", "_seq")
 _TYPES = {"ts": "bigint", "position": "bigint", "ordinal": "int", "partition": "int", "offset": "bigint"}
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,19 @@ class RollingAverage:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that order the points of a series, and tell them apart."""
+        """The columns that tell the points of a series apart, and order them unless `seq_order` does."""
         return _IN_SESSION if self.of_session else _IN_TOPIC
+
+    @property
+    def seq_order(self) -> tuple[str, ...]:
+        """The columns that order points of one event time first under `once`; null in other classes."""
+        return SEQ_ORDER[1:] if self.of_session else SEQ_ORDER
+
+    @property
+    def sorted_by(self) -> tuple[str, ...]:
+        """The columns that order the points of a series under any class."""
+        time, *rest = self.order
+        return (time, *self.seq_order, *rest)
 
     @property
     def row_keys(self) -> tuple[str, ...]:
@@ -73,7 +87,8 @@ class RollingAverage:
         """Its columns and their Spark SQL types, in order."""
         keys = tuple((name, _TYPES.get(name, "string")) for name in self.row_keys)
         figures = (("value", "double"), ("average", "double"), ("points", "int"))
-        return (*keys, *figures, ("revision", "int"), ("pane", "string"))
+        order = ((name, "bigint") for name in self.seq_order)
+        return (*keys, *figures, ("revision", "int"), ("pane", "string"), *order)
 
     @property
     def ddl(self) -> str:
@@ -88,5 +103,5 @@ class RollingAverage:
     @property
     def logic(self) -> str:
         """Changes with whatever its rows depend on."""
-        said = (self.keys, self.last, self.watermark_ms, self.early, self.least)
+        said = (_FORMAT, self.keys, self.last, self.watermark_ms, self.early, self.least)
         return sha256(repr(said).encode()).hexdigest()[:12]

@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.sources import PARTITION, Declared, value_field
 from sessionlake.gold.fold.inputs import points_in
 from sessionlake.gold.fold.outputs import Causes, Emitted, Names, product_rows, reported, rows_out
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks
-from sessionlake.gold.fold.points import Points
+from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older, evolve
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
@@ -129,12 +129,14 @@ class GoldFold:
 
     def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))
+        by_seq = SeqOrder.of(changes)
         parts, places = [Points.empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
             value = changes[value_field(metric)].to_numpy()
             there = ~np.isnan(value)  # null
             key = row[there] * len(self.declared.numbers) + metric
-            parts.append(Points.new(key, ts[there], position[there], ordinal[there], value[there]))
+            order = None if by_seq is None else by_seq.take(there)
+            parts.append(Points.new(key, ts[there], position[there], ordinal[there], value[there], order))
             places.append(np.flatnonzero(there))
         place = np.concatenate(places)
         return Points.concat(*parts), Causes(_ints(changes["partition"])[place], _ints(changes["offset"])[place])
@@ -144,14 +146,14 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     """Rows that follow from new points, from all points of their keys.
 
     Args:
-        points: the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`: the new points
-            (`fresh`) and the whole history of their keys, which may hold them already; of that, `partition` and
-            `offset` are not read.
+        points: the series' keys, `ts, place, ordinal, value, revision, partition, offset, fresh`, and
+            `RollingAverage.seq_order`: the new points (`fresh`) and the whole history of their keys, which may hold
+            them already; of that, `partition` and `offset` are not read.
     """
     encoded = one(series_names(points, series)).dictionary_encode()
     key, ts, position = _ints(encoded.indices), _ints(points["ts"]), _ints(points["place"])
     value, revision = points["value"].to_numpy(), _ints(points["revision"])
-    every = Points(key, ts, position, _ints(points["ordinal"]), value, revision)
+    every = Points(key, ts, position, _ints(points["ordinal"]), value, revision, SeqOrder.of(points))
     fresh = points["fresh"].to_numpy()
     new = every.take(fresh)
     causes = Causes(*(_ints(points[name].filter(points["fresh"])) for name in ("partition", "offset")))

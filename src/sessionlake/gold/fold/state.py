@@ -1,8 +1,9 @@
 """What the gold fold keeps of a shard between batches, and the bytes it is kept as.
 
-A shard has a state for each table of averages, of format `sessionlake.gold.state/3`: a msgpack map with what shaped it
-and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`. Formats 1 and 2 were of
-`rolling_average` alone and knew no revisions; 1 kept a summary of a minute besides, which is passed over.
+A shard has a state for each table of averages, of format `sessionlake.gold.state/4`: a msgpack map with what shaped it
+and one Arrow IPC stream a table; all of them are kept as `sessionlake.gold.states/1`. Format 3 had
+no order by seq; 1 and 2 were of `rolling_average` alone and knew no revisions; 1 kept a summary of a minute besides,
+which is passed over.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import UNKNOWN, Points
+from sessionlake.gold.fold.points import COLUMNS, UNKNOWN, Points, SeqOrder
 from sessionlake.gold.fold.rolling import Older
 from sessionlake.protocol.chunk import read_ipc, write_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
-FORMAT = "sessionlake.gold.state/3"
+FORMAT = "sessionlake.gold.state/4"
 STATES = "sessionlake.gold.states/1"
-_READ = (FORMAT, "sessionlake.gold.state/2", "sessionlake.gold.state/1")
+_READ = (FORMAT, "sessionlake.gold.state/3", "sessionlake.gold.state/2", "sessionlake.gold.state/1")
 _FIRST = "rolling_average"
 _NEVER = np.iinfo(np.int64).min
 
@@ -209,11 +210,11 @@ class GoldShardState:
     def encode(self) -> bytes:
         """The state as it is stored: msgpack with the format's version, its tables as Arrow IPC."""
         tables = {
-            "sessions": _table(self.owners),
+            "sessions": _table(_columns(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _table(self.older),
-            "tail": _table(self.tail),
-            "forgotten": _table(self.forgotten),
+            "older": _table(_columns(self.older)),
+            "tail": _table(_of_points(self.tail)),
+            "forgotten": _table(_columns(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.made, "metrics": list(self.metrics)}
         # What Spark does with a byte on its way from and to the store costs more than to compress it.
@@ -241,7 +242,7 @@ class GoldShardState:
             rows["name"],
             rows["session"],
             Older(older["some"], older["ts"]),
-            Points(**({"revision": np.full(len(tail["key"]), UNKNOWN)} | tail)),
+            _points({"revision": np.full(len(tail["key"]), UNKNOWN)} | tail),
             Forgotten(**_read(found["forgotten"])),
         )
 
@@ -280,9 +281,19 @@ def _columns(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
-def _table(record: Any) -> pa.Table:
+def _of_points(points: Points) -> dict[str, Any]:
+    columns = {name: getattr(points, name) for name in COLUMNS}
+    return columns | ({} if points.by_seq is None else _columns(points.by_seq))
+
+
+def _points(columns: dict[str, Any]) -> Points:
+    order = {f.name: columns.pop(f.name) for f in fields(SeqOrder) if f.name in columns}
+    return Points(**columns, by_seq=SeqOrder(**order) if order else None)
+
+
+def _table(columns: dict[str, Any]) -> pa.Table:
     """Integers as what they are above the least of their column, in as few bytes as these need."""
-    columns, least = _columns(record), {}
+    least = {}
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and column.dtype == np.int64 and len(column):
             low, high = int(column.min()), int(column.max())

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from sessionlake.bounded_yaml import BoundedLoader, place_of
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, rule_of
@@ -71,13 +72,10 @@ def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
 
 def _composed(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return None, [Problem(*place, f"no YAML: {error.problem or error}")]
+        root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
-        return None, [Problem(1, 1, f"no YAML: {error}")]
+        line, column = place_of(error, text)
+        return None, [Problem(line or 1, column or 1, f"not YAML: {getattr(error, 'problem', None) or error}")]
     if not isinstance(root, yaml.MappingNode):
         return None, [Problem(1, 1, "expected a mapping of keys to values")]
     return root, []
@@ -87,9 +85,10 @@ def _read(node: yaml.Node, name: str | None, declared: Declared, text: str) -> W
     if not isinstance(node, yaml.MappingNode):
         return [_at(node, "a rule is a mapping with a name and when")]
     try:
-        value: dict[str, Any] = yaml.SafeLoader("").construct_document(node)
-    except (yaml.YAMLError, ValueError) as error:
-        return [_at(node, f"no YAML: {error}")]
+        value: dict[str, Any] = BoundedLoader("").construct_document(node)
+    except yaml.YAMLError as error:
+        line, column = place_of(error, text)
+        return [Problem(line, column, f"not YAML: {getattr(error, 'problem', None) or error}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.rules.alerts import RAISED, Alert, Grounds, key_in
 from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
@@ -33,13 +34,15 @@ from sessionlake.gold.rules.tree import (
     selection,
 )
 from sessionlake.protocol.arrow import codes
-from sessionlake.protocol.columns import FIRST_MS, LAST_MS
 from sessionlake.protocol.types import Bools, Int64s
+from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
-_ORDER = ("ts", "position", "ordinal", *SERIES)
+# Of several sessions under `once`, each session's events of one time are together: their offsets say nothing.
+_ORDER = ("ts", "across", "topic", "session_id", "life", "position", "ordinal", "row_id")
 MATCH = pa.schema(
     [(name, pa.string()) for name in ("event", *SERIES)]
-    + [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32()), (VALUE, pa.string())]
+    + [("ts", pa.int64()), ("life", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
+    + [(VALUE, pa.string())]
 )
 """A change that is an event: which, of what, when, and the value of the column that is a part of its key."""
 _LONG_AGO = np.iinfo(np.int64).min
@@ -68,7 +71,7 @@ class Event:
         Args:
             changes: `MARKS`, whether a row was `deleted`, and the declared columns (see `Declared`).
         """
-        of = selection(self.condition)
+        of, changes = selection(self.condition), in_order(changes)
         found = _each(changes["topic"], of.has_topic) & _met(self.condition, changes, declared)
         if of.rows:
             found &= _each(changes["row_id"], of.has_row)
@@ -79,7 +82,7 @@ class Event:
         ts = changes["ts"].to_numpy()
         found &= (ts >= FIRST_MS) & (ts <= LAST_MS)
         event = pa.array([self.id]).take(pa.array(np.zeros(changes.num_rows, np.int32)))
-        marks = [changes[name] for name in (*SERIES, "ts", "position", "ordinal")]
+        marks = [changes[name] for name in (*SERIES, "ts", LIFE, TURN, "ordinal")]
         return pa.table([event, *marks, value], schema=MATCH).filter(pa.array(found))
 
 
@@ -148,7 +151,7 @@ class _Events:
         groups = Groups.of(matches.set_column(matches.column_names.index(VALUE), VALUE, _text(matches[VALUE])), by)
         key = np.empty(matches.num_rows, np.int64)
         key[groups.order] = groups.numbers
-        marks = [_ranks(matches[name]) for name in reversed(_ORDER)]
+        marks = [_across(matches) if name == "across" else _ranks(matches[name]) for name in reversed(_ORDER)]
         order = np.lexsort((*marks, key))
         same = np.ones(len(order), np.bool_)
         for mark in (*marks, key):
@@ -158,6 +161,12 @@ class _Events:
         is_first, is_second = (np.logical_or.reduceat(kind, starts) for kind in kinds)
         rows = matches.take(pa.array(order[starts]))
         return _Events(rows, key[order][starts], rows["ts"].to_numpy(), is_first, is_second)
+
+
+def _across(matches: pa.Table) -> Int64s:
+    """What orders events of one time of several sessions."""
+    life, position = (matches[name].to_numpy() for name in ("life", "position"))
+    return np.where(life == NO_LIFE, position, -1)
 
 
 def _found(pattern: Pattern, events: _Events, until: dict[str, int] | int) -> Iterator[tuple[int, int, int | None]]:

@@ -7,6 +7,8 @@ Where the protocol leaves a choice, these hold:
   proves the expiry early: what was applied stays applied. It takes positions from the session's last message on.
 - Classes `once` and `window`: more held back, or more gaps, than the limits allow is a violation of the message that
   came too much. Where it is applied all the same, the oldest held message, or gap, makes room for it.
+- Until a topic-partition's time is known nothing expires in it, no gap is due, and stream time is -1. The first time
+  that a message or a silence says is, from then on, the time of everything that came before it.
 - What stands for an erased message is a moment of its topic-partition's stream time, and nothing else.
 - A session is forgotten when its topic-partition's stream time is more than twice the session timeout past its last
   message: until then a message's own timestamp may take the expiry back, from then on any message begins a new life.
@@ -19,7 +21,8 @@ from collections import defaultdict
 
 from sessionlake.errors import UsageError
 from sessionlake.lab.truth.model import KafkaMessage, Rules, SessionKey, Tables
-from sessionlake.lab.truth.reading import MalformedError, ParsedMessage
+from sessionlake.lab.truth.outcomes import PartitionState
+from sessionlake.lab.truth.reading import NO_TIMESTAMP, MalformedError, ParsedMessage
 from sessionlake.lab.truth.session import ENDED, EXPIRED, Cause, Life, Session, is_taken, take
 from sessionlake.lab.truth.snapshots import Snapshots, table_of
 from sessionlake.lab.truth.verdict import MessageJudge, TopicRules
@@ -59,13 +62,14 @@ class Truth:
         terms = self._terms_of(message.topic)
         partition = self._outcomes.partition_of(message)
         partition.counts["messages"] += 1
-        partition.stream_time = max(partition.stream_time, message.timestamp)
+        if message.timestamp != NO_TIMESTAMP and not terms.parser.is_from_the_future(message):
+            self._time_comes_to(partition, message.timestamp, message.topic, message.partition)
         self._judge.judge_due_holes(partition, terms)
         self._snapshots.pass_time(partition, terms)
         if (message.key, message.value) == ERASED:
             return
         try:
-            said = terms.parser.parse(message)
+            said = terms.parser.parse(message, partition.stream_time)
         except MalformedError as error:
             self._outcomes.quarantine(message, error.reason)
             return
@@ -81,9 +85,25 @@ class Truth:
         """
         found, terms = self._outcomes.partitions.get((topic, partition)), self._terms_of(topic)
         if found is not None:
-            found.stream_time = max(found.stream_time, until)
+            self._time_comes_to(found, until, topic, partition)
             self._judge.judge_due_holes(found, terms)
             self._snapshots.pass_time(found, terms)
+
+    def _time_comes_to(self, partition: PartitionState, time: int, topic: str, number: int) -> None:
+        """Moves stream time on. The first time that is known counts for all that was there before it."""
+        if partition.is_timed:
+            partition.stream_time = max(partition.stream_time, time)
+            return
+        partition.stream_time, partition.is_timed = time, True
+        mine = [s for s in self._sessions.values() if (s.topic, s.partition) == (topic, number)]
+        for session in mine:
+            session.life.last_timestamp = None if session.life.last_timestamp is None else time
+            session.changed_at = None if session.changed_at is None else time
+            session.wake = None
+        partition.wakes.clear()
+        for session in mine:
+            self._snapshots.wake_for(partition, self._terms_of(topic), session)
+        self._judge.begin_time(partition, self._terms_of(topic))
 
     def finish(self) -> Tables:
         """Expires the sessions that went silent before their topic-partition's last time, and gives the tables.
@@ -130,7 +150,7 @@ class Truth:
         if session is None:
             session = self._sessions[key] = Session(kafka.topic, said.session_id, kafka.partition)
         last = session.life.last_timestamp
-        if last is not None and self._is_over(terms, session, kafka):
+        if last is not None and self._is_over(terms, session, said):
             self._judge.judge_holes_of_past(terms, session.life)
             session.life = Life()
             session.lives += 1
@@ -138,14 +158,14 @@ class Truth:
         life = session.life
         if life.last_timestamp is None:
             life.first_offset = kafka.offset
-        life.last_offset, life.last_timestamp = kafka.offset, kafka.timestamp
+        life.last_offset, life.last_timestamp = kafka.offset, said.time
         return session
 
-    def _is_over(self, terms: TopicRules, session: Session, kafka: KafkaMessage) -> bool:
+    def _is_over(self, terms: TopicRules, session: Session, said: ParsedMessage) -> bool:
         """Whether the session's life ended before this message: by its own timestamp, or because it is forgotten."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
-        now = self._outcomes.partitions[kafka.topic, kafka.partition].stream_time
-        return last is not None and (kafka.timestamp > last + timeout or now > last + 2 * timeout)
+        now = self._outcomes.partition_of(said.kafka).stream_time
+        return last is not None and (said.time > last + timeout or now > last + 2 * timeout)
 
     def _arrive(self, terms: TopicRules, session: Session, said: ParsedMessage) -> None:
         integrity, life = terms.rules.integrity, session.life

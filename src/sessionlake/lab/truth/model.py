@@ -63,7 +63,10 @@ def _one_of(what: str, found: str, allowed: tuple[str, ...]) -> None:
 
 
 class KafkaMessage(NamedTuple):
-    """One Kafka record; `timestamp` in milliseconds."""
+    """One Kafka record. Times in milliseconds.
+
+    `timestamp` is -1 if the producer set none. `ingested_at` is when bronze read the record; None: not known.
+    """
 
     topic: str
     partition: int
@@ -71,6 +74,7 @@ class KafkaMessage(NamedTuple):
     timestamp: int
     key: bytes | None
     value: bytes | None
+    ingested_at: int | None = None
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sessionlake.lab.truth.model import KafkaMessage, Tables
-from sessionlake.lab.truth.reading import ParsedMessage, session_of
+from sessionlake.lab.truth.reading import NO_TIMESTAMP, ParsedMessage, session_of
 from sessionlake.lab.truth.session import Hole, Life, Session
 
 
@@ -13,9 +13,11 @@ from sessionlake.lab.truth.session import Hole, Life, Session
 class PartitionState:
     """A topic-partition: its stream time, its counts, and the holes that wait for their deadline."""
 
-    stream_time: int
-    """The highest Kafka timestamp so far, of well-formed messages and others."""
     counts: dict[str, int]
+    stream_time: int = NO_TIMESTAMP
+    """The highest Kafka timestamp so far, of well-formed messages and others; those that say no time aside."""
+    is_timed: bool = False
+    """Whether any time is known yet."""
     waiting: list[tuple[int, int, Session, Life, Hole]] = field(default_factory=list)
     """A heap by (deadline, order of sight)."""
     wakes: list[tuple[int, int, Session]] = field(default_factory=list)
@@ -36,7 +38,7 @@ class OutcomeWriter:
         if partition is None:
             counts = dict.fromkeys(("messages", "applied", "duplicates", "quarantined", "held"), 0)
             self.tables.counts[where] = counts
-            partition = self.partitions[where] = PartitionState(message.timestamp, counts)
+            partition = self.partitions[where] = PartitionState(counts)
         return partition
 
     def count(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
@@ -47,6 +49,7 @@ class OutcomeWriter:
         """Puts a message away, whole."""
         self.count(message, "quarantined")
         row = {**message._asdict(), "reason": reason, "session_id": session_of(message.key)}
+        del row["ingested_at"]
         self.tables.quarantine.append(row)
 
     def event(self, said: ParsedMessage, event: str, action: str, expected: int | None) -> None:

@@ -15,6 +15,8 @@ from sessionlake.lab.truth.text import NotJsonError, TooDeepError, parse
 MAX_KEY_BYTES = 256
 MAX_ROW_ID_BYTES = 1024
 MAX_INT64 = 2**63 - 1
+NO_TIMESTAMP = -1
+"""Kafka's timestamp of a message whose producer set none; so stands stream time while nobody has said one."""
 _TYPES = ("snapshot", "update", "heartbeat", "end")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 """Every character of Unicode category Cc."""
@@ -48,6 +50,8 @@ class ParsedMessage(NamedTuple):
     ts: int
     rows: list[ParsedRow]
     deleted: list[str]
+    time: int
+    """The message's own time, ms: its Kafka timestamp, or stream time if it has none."""
 
 
 class MessageParser:
@@ -59,8 +63,16 @@ class MessageParser:
         self._known = {"id", *rules.columns}
         self._all_null = dict.fromkeys(rules.columns)
 
-    def parse(self, message: KafkaMessage) -> ParsedMessage:
+    def is_from_the_future(self, message: KafkaMessage) -> bool:
+        """Whether Kafka's timestamp is too far ahead of the moment at which bronze read the message."""
+        ahead = 0 if message.ingested_at is None else message.timestamp - message.ingested_at
+        return ahead > self._rules.max_future_skew_ms
+
+    def parse(self, message: KafkaMessage, stream_time: int) -> ParsedMessage:
         """What the message says.
+
+        Args:
+            stream_time: when it came, ms.
 
         Raises:
             MalformedError: with the first reason that applies, in the protocol's order.
@@ -68,6 +80,8 @@ class MessageParser:
         session_id = session_of(message.key)
         if session_id is None:
             raise MalformedError("bad_key")
+        if self.is_from_the_future(message):
+            raise MalformedError("future_kafka_ts")
         body = self._object(message.value)
         kind = body.get("type")
         if not isinstance(kind, str) or kind not in _TYPES:
@@ -79,7 +93,8 @@ class MessageParser:
             raw, deleted = _row_lists(body, kind)
             _require_ids(raw)
             rows = [self._row(row, kind) for row in raw]
-        return ParsedMessage(message, session_id, kind, seq, ts, rows, deleted)
+        time = stream_time if message.timestamp == NO_TIMESTAMP else message.timestamp
+        return ParsedMessage(message, session_id, kind, seq, ts, rows, deleted, time)
 
     def _object(self, value: bytes | None) -> dict[str, Any]:
         if value is None:
@@ -110,7 +125,7 @@ class MessageParser:
         ts = body.get("ts")
         if type(ts) is not int or not -MAX_INT64 - 1 <= ts <= MAX_INT64:
             raise MalformedError("bad_ts")
-        if ts > kafka_timestamp + self._rules.max_future_skew_ms:
+        if kafka_timestamp != NO_TIMESTAMP and ts > kafka_timestamp + self._rules.max_future_skew_ms:
             raise MalformedError("future_ts")
         return ts
 

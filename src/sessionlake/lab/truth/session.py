@@ -32,6 +32,8 @@ class Hole:
     end: int
     revealed: ParsedMessage
     missing: int
+    opened: int
+    """The time from which its deadline counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +54,7 @@ class Life:
     first_offset: int = -1
     last_offset: int = -1
     last_timestamp: int | None = None
-    """Kafka timestamp of the previous well-formed message."""
+    """Own time of the previous well-formed message."""
     ended_at: int | None = None
     end_seq: int | None = None
     """Place of the end in seq order."""

@@ -51,7 +51,7 @@ class Snapshots:
         if expiry < partition.stream_time:  # by its own, old timestamp
             last = session.life.last_offset
             self._expire(terms, session, partition.stream_time, Cause(last, partition.stream_time, last))
-        self._wake_for(partition, terms, session)
+        self.wake_for(partition, terms, session)
 
     def _look_after(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         expiry = session.expiry(terms.rules.session_timeout_ms)
@@ -61,9 +61,10 @@ class Snapshots:
         if expiry < partition.stream_time:
             self._expire(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
         else:
-            self._wake_for(partition, terms, session)
+            self.wake_for(partition, terms, session)
 
-    def _wake_for(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+    def wake_for(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+        """Sets when to look after the session next."""
         expiry, due = session.expiry(terms.rules.session_timeout_ms), session.cut_due(terms.rules.snapshot_interval_ms)
         time = expiry + 1 if due is None else min(expiry + 1, due)
         if session.wake is None or time < session.wake:

@@ -159,12 +159,22 @@ class MessageJudge:
         start = session.life.next_seq
         if start is None or said.seq is None:
             return
-        hole = Hole(start, said.seq, said, said.seq - start)
+        hole = Hole(start, said.seq, said, said.seq - start, said.time)
         session.life.holes.append(hole)
         self._holes_seen += 1
-        deadline = said.kafka.timestamp + terms.rules.gap_timeout_ms
+        deadline = said.time + terms.rules.gap_timeout_ms
         partition = self.outcomes.partition_of(said.kafka)
         heapq.heappush(partition.waiting, (deadline, self._holes_seen, session, session.life, hole))
+
+    def begin_time(self, partition: PartitionState, terms: TopicRules) -> None:
+        """Counts the deadlines of all gaps from the first known time on."""
+        partition.waiting = [
+            (partition.stream_time + terms.rules.gap_timeout_ms, number, session, life, hole)
+            for _, number, session, life, hole in partition.waiting
+        ]
+        heapq.heapify(partition.waiting)
+        for *_, hole in partition.waiting:
+            hole.opened = partition.stream_time
 
     def judge_due_holes(self, partition: PartitionState, terms: TopicRules) -> None:
         """Finds the gaps (class `once`) whose deadline the topic-partition's stream time has passed unfilled."""
@@ -176,7 +186,7 @@ class MessageJudge:
 
     def judge_holes_of_past(self, terms: TopicRules, life: Life) -> None:
         """Finds the gaps of a life that is over: they will not be filled, however long there still was."""
-        for hole in sorted(life.holes, key=lambda hole: hole.revealed.kafka.timestamp):
+        for hole in sorted(life.holes, key=lambda hole: hole.opened):
             if hole.missing and hole in life.holes:
                 life.holes.remove(hole)
                 self._unfilled(terms.rules, life, hole)

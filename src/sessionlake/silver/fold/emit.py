@@ -47,6 +47,7 @@ class Judged:
         messages: rows of a chunk: what was held back before, then the batch.
         released: how many of them were held back before.
         came: stream time at which each of the others came.
+        times: the own time of each of these, ms.
         clock: of the shard, after the batch.
         outcome: what became of each.
         topics: of the sessions that were judged.
@@ -64,6 +65,7 @@ class Judged:
     messages: pa.Table
     released: int
     came: Int64s
+    times: Int64s
     clock: Clock
     outcome: Outcome
     topics: pa.Array

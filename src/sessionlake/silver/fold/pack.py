@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from sessionlake.errors import note_place
 from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.protocol.arrow import codes
+from sessionlake.protocol.arrow import codes, milliseconds_of
 from sessionlake.protocol.chunk import write_compressed
-from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.decode import DecodeRules, decode, in_future_of
+from sessionlake.protocol.kafka_time import said_times
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.silence import decode as decode_silences
 from sessionlake.protocol.types import Int64s
@@ -30,6 +31,8 @@ BLOCK_MESSAGES = 262_144
 BLOCK_BYTES = 64 * 1024 * 1024
 # Of the topic-partitions of a block that cannot be packed, as many are named.
 _NAMED = 3
+BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
+"""The columns of `bronze.messages` that silver is made of."""
 PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
@@ -37,8 +40,8 @@ PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 class Packer:
     """A `mapInArrow` function: record batches of raw messages in, `shard int, chunk binary` out.
 
-    Input columns: `shard int32, topic, partition, offset, timestamp, key, value`. A row without a topic tells of
-    silences (see `protocol.silence`).
+    Input columns: `shard int32`, then `BRONZE_COLUMNS`. A row without a topic tells of silences (see
+    `protocol.silence`).
     """
 
     rules: DecodeRules
@@ -90,10 +93,10 @@ class Packer:
         silences, raw = self._without_silences(raw)
         raw = raw.take(pa.array(np.argsort(raw["shard"].to_numpy(), kind="stable"))).combine_chunks()
         shards = raw["shard"].to_numpy()
-        chunk = decode(
-            raw.drop_columns(["shard", "timestamp"]).append_column("kafka_ts", _ms(raw["timestamp"])), self.rules
-        )
-        segments, clock = _clock(chunk, self.times, silences)
+        raw = in_milliseconds(raw)
+        chunk = decode(raw, self.rules)
+        said = said_times(chunk["kafka_ts"].to_numpy(), in_future_of(raw, self.rules))
+        segments, clock = _clock(chunk, said, self.times, silences)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
@@ -127,14 +130,16 @@ def _lane(row: dict[str, Any]) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def _clock(chunk: pa.Table, times: TimesBefore, silences: Sequence[Silence]) -> tuple[Segments, Int64s]:
+def in_milliseconds(raw: pa.Table) -> pa.Table:
+    """Rows of `bronze.messages` as `decode` takes them: times in ms since the epoch."""
+    for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
+        raw = raw.set_column(raw.schema.get_field_index(name), now, milliseconds_of(raw[name]))
+    return raw
+
+
+def _clock(chunk: pa.Table, said: Int64s, times: TimesBefore, silences: Sequence[Silence]) -> tuple[Segments, Int64s]:
     topic, topics = codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
-    offset, kafka_ts = chunk["offset"].to_numpy(), chunk["kafka_ts"].to_numpy()
-    return segments_of(lane.reshape(-1), names, offset, kafka_ts, times, silences)
-
-
-def _ms(timestamps: Any) -> Any:
-    return pc.floor_temporal(timestamps, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), said, times, silences)

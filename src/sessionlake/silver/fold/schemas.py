@@ -15,6 +15,7 @@ from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+_MOST_MS = np.iinfo(np.int64).max // 1000
 
 
 class SilverOutput(StrEnum):
@@ -56,9 +57,9 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def timestamps(milliseconds: Int64s) -> pa.Array:
-    """Milliseconds since the epoch as Arrow timestamps; the least int64 is null."""
+    """Milliseconds since the epoch as Arrow timestamps, as far as these reach; the least int64 is null."""
     never = milliseconds == np.iinfo(np.int64).min
-    return pa.array(milliseconds * 1000, mask=never).cast(TIMESTAMP)
+    return pa.array(np.clip(milliseconds, -_MOST_MS, _MOST_MS) * 1000, mask=never).cast(TIMESTAMP)
 
 
 PROGRESS_SCHEMA = pa.schema(

@@ -60,10 +60,12 @@ class SilverFold:
         behind = after.clock.advance(segments, _topic_partitions(batch))
         # Every shard is told of every silence, of lanes that none of them may have: one passes them on.
         silences = [] if shard else [silence for told in segments for silence in told.silences]
-        judge = ShardJudge(after, self._rules, self.decisions, behind, silences)
+        begun = after.begin_time()
+        judge = ShardJudge(after, self._rules, self.decisions, behind, silences, begun)
         processor = self.processor or Rebuild(self.columns, self._rules)
         sent: Payloads = []
-        if batch.num_rows or silences or judge.is_time_for_any or _is_due(processor.due(memory), after.clock):
+        is_due = judge.is_time_for_any or _is_due(processor.due(memory), after.clock)
+        if batch.num_rows or silences or after.clock.begun or is_due:
             wrong = pc.not_equal(batch["reason"], 0)
             malformed = batch.filter(wrong)
             well_formed = batch.filter(pc.invert(wrong)).combine_chunks() if malformed.num_rows else batch
@@ -94,8 +96,10 @@ class ShardJudge:
         decisions: dict[DecisionKey, Decision],
         behind: Behind,
         silences: list[LaneTime],
+        begun: Int64s,
     ) -> None:
         self._state = state
+        self._begun = begun
         self._rules = rules
         self._decisions = decisions
         self._behind = behind
@@ -122,21 +126,23 @@ class ShardJudge:
         places, names = np.append(places, silent), parted_keys(keys)
         held, held_bounds = self._take_held(keys, messages.schema)
         batch = ShardBatch(
-            stream=_stream(messages, owner, self._lanes(messages), self._behind),
+            stream=_stream(messages, owner, self._lanes(messages), self._behind, self._state.clock),
             cursors=new_cursors(len(keys)),
             memories=np.full(len(keys), None, object),
             rules=[self._rules.of(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),
-            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND),
+            held=_stream(held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NOTHING_BEHIND, Clock([])),
             held_bounds=held_bounds,
             decisions=self._decided(names),
         )
         self._recall(batch, places)
         out = judge_batch(batch, bulk=bulk)
+        if self._state.clock.has_untimed:
+            _before_time(batch, self._state.clock.first_timed, out)
         seen = self._put_back(batch, keys, places)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._keep_held(combined, out)
-        judged = self._judged(combined, held.num_rows, batch.stream.now, out, names, places, seen)
+        judged = self._judged(combined, held.num_rows, batch.stream, out, names, places, seen)
         self._forget()
         return judged
 
@@ -159,7 +165,7 @@ class ShardJudge:
         self,
         messages: pa.Table,
         released: int,
-        came: Int64s,
+        stream: Stream,
         out: Outcome,
         names: tuple[pa.Array, pa.Array, pa.Array],
         places: Int64s,
@@ -170,12 +176,13 @@ class ShardJudge:
         cuts["session"] = places[cuts["session"]]
         cuts = np.concatenate([cuts, self._cut_by_time()])
         expired = self._mark_expired()
-        touched = np.unique(np.append(places[seen], expired))
+        touched = np.unique(np.concatenate([places[seen], expired, self._begun]))
         changed = state.cursors[touched]
         return Judged(
             messages=messages,
             released=released,
-            came=came,
+            came=stream.now,
+            times=stream.time,
             clock=state.clock,
             outcome=out,
             topics=names[0],
@@ -304,12 +311,19 @@ def _owners(held: pa.Table, keys: pa.Array) -> Int64s:
     return found
 
 
-def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind) -> Stream:
+def _before_time(batch: ShardBatch, first_timed: Int64s, out: Outcome) -> None:
+    """Marks what was applied before the time of its topic-partition was known."""
+    of_session = first_timed[batch.cursors["lane"]]
+    held = np.repeat(of_session, np.diff(batch.held_bounds))
+    out.before_time(np.append(held, first_timed[batch.stream.lane]), of_session)
+
+
+def _stream(messages: pa.Table, owner: Int64s, lane: Int64s, behind: Behind, clock: Clock) -> Stream:
     def numbers(name: str) -> Any:
         return messages[name].to_numpy()
 
     offset = numbers("offset")
-    now = behind.times(lane, offset, numbers("clock"))
+    now = clock.with_first_time(lane, behind.times(lane, offset, numbers("clock")))
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     return Stream(
         starts=starts,

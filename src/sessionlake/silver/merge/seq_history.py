@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from sessionlake.lake.names import CHANGES, SNAPSHOTS
 from sessionlake.lake.reading import Condition, among
+from sessionlake.lake.values import values_of
 from sessionlake.protocol.arrow import are_of, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
@@ -54,7 +55,7 @@ def history_of(
     schema = rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
-    held = read(SNAPSHOTS, ("snapshot_at", among, pc.unique(base["snapshot_at"]).to_pylist()), *named, of=base)
+    held = read(SNAPSHOTS, ("snapshot_at", among, values_of(pc.unique(base["snapshot_at"]))), *named, of=base)
     rows = (
         held.join(base.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi").select(schema.names).cast(schema)
     )

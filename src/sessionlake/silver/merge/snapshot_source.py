@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.reading import Condition, TooLargeError, among
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import value_of, values_of
 from sessionlake.protocol.arrow import SESSION, are_of, session_keys
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
@@ -38,8 +38,6 @@ from sessionlake.silver.tables.weights import of_kept, since_kept
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class SnapshotSource:
@@ -104,7 +102,7 @@ class SnapshotSource:
         changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
         anew = self._anew(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
-        times = pc.unique(last["snapshot_at"]).to_pylist()
+        times = values_of(pc.unique(last["snapshot_at"]))
         held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due), of=last)
         rows = held.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
         if anew.num_rows:
@@ -147,7 +145,7 @@ def _since(due: pa.Table, last: pa.Table) -> Condition:
     Every change since a cut is as late as that; without a table before, as late as the first of them.
     """
     first = due.filter(pc.invert(are_of(due, last)))["changed_at"]
-    times = [time for time in (pc.min(first).as_py(), pc.min(last["snapshot_at"]).as_py()) if time is not None]
+    times = [time for time in map(value_of, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 
 
@@ -162,8 +160,8 @@ def least_of(made: DataFrame | pa.Table, column: str) -> Any:
     from pyspark.sql import functions as F
 
     if isinstance(made, pa.Table):
-        return pc.min(made[column]).as_py()
+        return value_of(pc.min(made[column]))
     if dict(made.dtypes)[column] != "timestamp":
         return made.agg(F.min(column)).collect()[0][0]
     micros = made.agg(F.unix_micros(F.min(column))).collect()[0][0]  # a collected timestamp has lost its zone
-    return None if micros is None else _EPOCH + timedelta(microseconds=micros)
+    return None if micros is None else value_of(pa.scalar(micros, pa.timestamp("us", "UTC")))

@@ -13,6 +13,7 @@ from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.lake.retained import by_table, expired, heads, limits_frame
 from sessionlake.lake.tables import Lake
+from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
@@ -138,7 +139,7 @@ def _first_difference(
     found = live(table).where(mine).select(*(f"`{name}`" for name in expected.columns))
     lacking = expected.exceptAll(found).withColumn("_side", F.lit("expected"))
     apart = lacking.unionAll(found.exceptAll(expected).withColumn("_side", F.lit("found")))
-    first, *others = [row.asDict(recursive=True) for row in apart.orderBy(*keys, "_side").limit(2).collect()]
+    first, *others = rows_of(apart.orderBy(*keys, "_side").limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first["_side"] == "found":

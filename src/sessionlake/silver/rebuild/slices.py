@@ -17,7 +17,7 @@ from sessionlake.lake.silences import messages_of, silences_of
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import ranges_of, total, violation_of
 from sessionlake.silver.stream_times import ends_of, require_continued
@@ -132,7 +132,7 @@ class Slices(Generic[R]):
 
         shards = settings.silver.shards
         shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
-        raw = messages.select(shard, "topic", "partition", "offset", "timestamp", "key", "value")
+        raw = messages.select(shard, *BRONZE_COLUMNS)
         packer = Packer(rules_of(settings.capture), shards, self.topics, times, tuple(silences))
         return raw.mapInArrow(packer, PACKED_SCHEMA)
 

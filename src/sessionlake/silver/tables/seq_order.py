@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import running_maximum
-from sessionlake.protocol.arrow import codes, session_keys
+from sessionlake.protocol.arrow import codes, running_maximum, session_keys
 from sessionlake.protocol.types import Int64s
 
 

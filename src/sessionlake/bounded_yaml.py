@@ -1,0 +1,86 @@
+"""YAML whose size is bounded, whoever wrote it: its bytes, its nodes with all aliases written out, and its depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1 << 20
+"""Of a file: PyYAML takes some seconds for as many."""
+MAX_NODES = 100_000
+"""Of a document, where each alias counts as all that it stands for: nine lines of aliases can stand for a billion."""
+MAX_DEPTH = 64
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """YAML's own types alone, within the bounds. Each error is a `yaml.YAMLError`, which knows its line."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._nodes = self._depth = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node, as PyYAML's own.
+
+        Raises:
+            yaml.composer.ComposerError: the document goes beyond a bound, or a value contains itself.
+        """
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs lack its types
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self._sizes:
+                raise _fault(f"the alias *{event.anchor} stands inside of what it stands for", event.start_mark)
+            self._count(self._sizes[id(node)], event.start_mark)
+            return node
+        with self._deeper(event.start_mark):
+            before = self._nodes
+            node = super().compose_node(parent, index)
+        self._count(1, event.start_mark)
+        self._sizes[id(node)] = self._nodes - before
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A node's value, as PyYAML's own.
+
+        Raises:
+            yaml.constructor.ConstructorError: it has none, as the date 2026-99-99.
+        """
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the value cannot be read as {node.tag.rpartition(':')[2]}: {error}", node.start_mark
+            ) from None
+
+    def _count(self, nodes: int, mark: yaml.Mark) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise _fault(f"more than {MAX_NODES:,} values, with all aliases written out", mark)
+
+    @contextmanager
+    def _deeper(self, mark: yaml.Mark) -> Iterator[None]:
+        if self._depth >= MAX_DEPTH:
+            raise _fault(f"nested deeper than {MAX_DEPTH}", mark)
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+
+def place_of(error: yaml.YAMLError, text: str) -> tuple[int, int]:
+    """Line and column of what is wrong in a text, from 1; (0, 0) where the error does not say."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is not None:
+        return mark.line + 1, mark.column + 1
+    position = getattr(error, "position", None)
+    if position is None:
+        return 0, 0
+    before = text[:position].split("\n")
+    return len(before), len(before[-1]) + 1
+
+
+def _fault(problem: str, mark: yaml.Mark) -> yaml.composer.ComposerError:
+    return yaml.composer.ComposerError(None, None, problem, mark)
