@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from sessionlake.protocol.backtracking import hostile
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.payload import PayloadFormat
 
@@ -50,6 +51,10 @@ def _regex(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
+    if why := hostile(value):
+        raise ValueError(
+            f"a topic's name (of up to 249 characters) could make this expression take hours: {why}; write it simpler"
+        )
     return value
 
 

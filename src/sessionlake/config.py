@@ -187,6 +187,8 @@ class Settings(BaseSettings):
     """Unity Catalog name; on a laptop it stays empty and tables live in `home/warehouse`."""
     checkpoints: str | None = None
     """Folder or volume path of the checkpoints; `home/checkpoints` unless set."""
+    driver_memory: str = Field("2g", pattern=r"^[1-9]\d*[mg]$")
+    """The most that the heap of a laptop's Spark takes; a cluster has its own setting."""
     kafka: KafkaSettings = KafkaSettings()
     capture: CaptureSettings = CaptureSettings()
     bronze: BronzeSettings = BronzeSettings()

@@ -87,6 +87,10 @@ class OffsetHoleError(LakeError):
     """Offsets are missing, or come twice: messages are gone, the topic was recreated, or an archive came once more."""
 
 
+class UnreadableMessageError(LakeError):
+    """Spark cannot deliver a message: have bronze skip it by the command in the text, or correct the topic."""
+
+
 class TopicChangedError(OffsetHoleError):
     """A topic was deleted, made anew or cut, and the rule is `fail`: decide by `kafka.on_topic_change`."""
 

@@ -76,6 +76,8 @@ _SAID_BY_SECURITY = re.compile(
     r"|ssl\.((truststore|keystore)\..*|key\.password)"
 )
 
+_ISOLATION, _COMMITTED = "isolation.level", "read_committed"
+
 
 class KafkaSecurity(Section):
     """How clients reach a broker that is secured; each of them, in Java and in Python, is told the same."""
@@ -146,7 +148,7 @@ class KafkaSettings(Section):
     service_credential: str | None = Field(None, min_length=1)
     """A Unity Catalog service credential: messages are read and sent by it, not by `security` or `options`."""
     allow_offset_gaps: bool = False
-    """True for compacted or transactional topics, whose offsets legitimately have holes."""
+    """True for compacted topics, whose offsets have gaps where Kafka removed messages. Transactions need it not."""
     on_topic_change: OnTopicChange = OnTopicChange.FAIL
     """For topics that are deleted, created anew, or cut by retention before they were read."""
     inactive_after: Duration = timedelta(days=7)
@@ -164,6 +166,16 @@ class KafkaSettings(Section):
             return value
         spelled = {True: "true", False: "false"}
         return {str(k).removeprefix("kafka."): spelled[v] if isinstance(v, bool) else str(v) for k, v in value.items()}
+
+    @model_validator(mode="after")
+    def _reads_committed(self) -> Self:
+        level = self.options.get(_ISOLATION, _COMMITTED)
+        if level != _COMMITTED:
+            raise ValueError(
+                f"options has {_ISOLATION}: {level}, which would turn records of aborted transactions into rows; "
+                f"only {_COMMITTED} is allowed, and is the default"
+            )
+        return self
 
     @model_validator(mode="after")
     def _is_said_once(self) -> Self:

@@ -413,11 +413,11 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
         world.send(topic, 0, 2)
     told, gone = KafkaAdmin.offsets, list[str]()
 
-    def offsets(admin: KafkaAdmin, places: Any) -> Any:
+    def offsets(admin: KafkaAdmin, places: Any, **how: Any) -> Any:
         if not gone:
             gone.append("goes")
             world.delete("goes")
-        return told(admin, places)
+        return told(admin, places, **how)
 
     monkeypatch.setattr(KafkaAdmin, "offsets", offsets)
     world.run(world.under(OnTopicChange.FORGET))

@@ -116,6 +116,7 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
 
         def __init__(self, folder: Path) -> None:
             self.begun = folder.name == "bronze"
+            self.pending = 0
 
         def goes_on_at(self, *_: Any, **__: Any) -> bool:
             return False

@@ -4,11 +4,19 @@ import socket
 import time
 
 import pytest
+from pydantic import ValidationError
 
 from sessionlake.config import KafkaSettings, Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.laptop.probe import addresses, is_loopback
-from sessionlake.runtime.kafka import client_config, java_client_options, require_broker, spark_kafka_options
+from sessionlake.runtime.kafka import (
+    client_config,
+    consumer_config,
+    java_client_options,
+    require_broker,
+    spark_kafka_options,
+    spark_source_options,
+)
 
 
 def _settings(servers: str = "127.0.0.1:9092", **options: str) -> Settings:
@@ -135,3 +143,11 @@ def test_a_port_that_listens_but_speaks_no_kafka_is_no_broker(monkeypatch):
 def test_a_host_that_does_not_exist_is_named():
     with pytest.raises(BrokerError, match=r"no Kafka broker at no-such-host\.invalid:9092 .*start or unblock it"):
         require_broker(_settings("no-such-host.invalid:9092"))
+
+
+def test_only_committed_messages_are_read_by_either_client() -> None:
+    settings = _settings(isolation_level="read_committed")
+    assert spark_source_options(settings)["kafka.isolation.level"] == "read_committed"
+    assert consumer_config(settings, "test")["isolation.level"] == "read_committed"
+    with pytest.raises(ValidationError, match=r"isolation.level: read_uncommitted.*aborted transactions"):
+        _settings(isolation_level="read_uncommitted")

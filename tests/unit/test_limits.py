@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import sessionlake
 from support.limits import FORCED, OTHERS, force
 from unit import test_law, test_net_changes, test_once_order, test_points, test_processor_law, test_products, test_rules
 
+# Times, versions of formats: their names say that they are no sizes.
+NO_SIZES = re.compile(r"_?(\w+_)?(MS|US|SECONDS|FORMAT|VERSION)")
 ROOT = Path(sessionlake.__file__).parent
 PACKAGES = ("bronze", "gold", "history", "lake", "processors", "silver")
 
@@ -23,7 +26,8 @@ def numbers_in(package: str) -> Iterator[str]:
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for line in ast.parse(file.read_text()).body:
             target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
-            if isinstance(target, ast.Name) and target.id.isupper() and is_number(getattr(line, "value", None)):
+            named = isinstance(target, ast.Name) and target.id.isupper() and not NO_SIZES.fullmatch(target.id)
+            if named and is_number(getattr(line, "value", None)):
                 yield f"{module}.{target.id}"
 
 

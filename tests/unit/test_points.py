@@ -21,6 +21,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold import making
 from sessionlake.gold.aggregate.sources import PARTITION, Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
+from sessionlake.gold.fold import state
 from sessionlake.gold.fold.inputs import points_in
 from sessionlake.gold.fold.outputs import (
     CHANGES,
@@ -504,3 +505,27 @@ def test_a_state_that_is_not_whole_is_an_error_that_says_so():
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):
         GoldShardState.decode(decode_states(whole)["gold.rolling_average"][:-1])
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(4, "stuv"), (3, "tuv"), (2, "uv"), (1, "v"), (0, "")])
+def test_of_more_rows_than_a_shard_keeps_the_sessions_silent_longest_are_forgotten_and_come_back_exact(
+    rows: int, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MOST_ROWS", rows)
+    gold = Gold(1)
+    sent = [change(session, "r", i, i * 1_000, i * 1_000, price=float(i)) for i, session in enumerate("stuv")]
+    gold.batch(sent)
+    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert len(gold.state().forgotten.mark) == 4 - len(kept)
+    back = [change(session, "r", 10 + i, 500 + i, 9_000, price=7.0) for i, session in enumerate("stuv")]
+    gold.batch(back)
+    assert held(gold) == by_hand([*sent, *back])
+
+
+@pytest.mark.parametrize(("points", "kept"), [(6, "st"), (5, "t"), (3, "t"), (2, "")])
+def test_of_more_points_than_a_shard_keeps_likewise(points: int, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_POINTS", points)
+    gold = Gold(1)
+    gold.batch([change("st"[i // 3], "r", i, i * 1_000, i * 1_000, price=float(i)) for i in range(6)])
+    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert len(gold.state().tail) == 3 * len(kept)

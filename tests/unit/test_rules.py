@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -392,6 +393,44 @@ def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason
     assert refused.reason.startswith(f"topics: {reason}")
     hard = Selection("(([a-z]+[.]?)+)+!|b")
     assert [topic for topic in ("capture." * 999, "b", "ab", "b\n") if hard.has_topic(topic)] == ["b"]
+
+
+# Each takes a backtracking engine longer than the age of the world.
+@pytest.mark.parametrize("expression", [
+    "(a+)+$", "(a*)*b", "(a|a)*b", "(a|aa)+$", "([a-z]+)*$", "(.*a){20}$", "((a*)*)*b", "(a?){200}a{200}",
+    "(x+x+)+y|(a+)+b", "^(([a-z])+.)+[A-Z]([a-z])+$", "(.*)*(.*)*(.*)*y", "a{0,900}a{0,900}b",
+])  # fmt: skip
+def test_no_expression_of_topics_takes_more_than_linear_time(expression: str) -> None:
+    began = time.process_time()
+    found = read_text("a", f"{{when: 'max(price) over 1 min > 1', topics: '{expression}'}}", DECLARED)
+    if not isinstance(found, Problem):  # else it takes RE2 too much memory
+        assert not any(found.reads("a" * length + "!") for length in range(30, 249))
+    assert time.process_time() - began < 2
+
+
+def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
+    refused = read_text("a", "{when: 'max(price) over 1 min > 1', topics: '((a{100}){100}){100}'}", DECLARED)
+    assert isinstance(refused, Problem)
+    assert "Invalid regular expression" in refused.reason
+
+
+@pytest.mark.parametrize("when", [
+    "(" * 5_000 + "price > 1", "not " * 2_400 + "price > 1", "'" * 9_999, "1" * 9_999, "price > 1 and " * 714,
+    " or ".join(["(price > 1)"] * 500), "max(price) over 1 min > 1 and " * 300 + "max(price) over 2 min > 1",
+    "-" * 9_999, "=" * 9_999,
+])  # fmt: skip
+def test_any_condition_is_read_or_refused_in_little_time(when: str) -> None:
+    began = time.process_time()
+    read_text("a", f'{{when: "{when}"}}', DECLARED)
+    assert time.process_time() - began < 2
+
+
+def test_a_condition_has_ten_thousand_characters_at_most() -> None:
+    longest = "price > 1 then deleted within 1 h".ljust(10_000)
+    assert not isinstance(read_text("a", f'{{when: "{longest}"}}', DECLARED), Problem)
+    refused = read_text("a", f'{{when: "{longest} "}}', DECLARED)
+    assert isinstance(refused, Problem)
+    assert refused.reason == "when: String should have at most 10000 characters"
 
 
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:

@@ -103,3 +103,16 @@ def test_what_is_stored_means_the_same_for_good() -> None:
     assert unpacked(pa.array([row["__buckets"]]), Buckets.entry)[0].tolist() == [
         (65_567, 1), (131_072, 1), (196_648, 1), (262_080, 1),
     ]  # fmt: skip
+
+
+def test_no_sketch_grows_beyond_what_it_can_tell_apart_whatever_comes() -> None:
+    """Random bits as numbers, and a new text in each of 300,000 events: 3 MiB at most, and 48 KiB."""
+    bits = np.random.default_rng(1).bytes(8 * 300_000)
+    numbers = np.frombuffer(bits, "<f8")
+    finite = numbers[np.isfinite(numbers)].tolist()
+    own = product("numbers", ["topic"], middle="p50")
+    one_sketch = own.of_events(events(finite, ["a"] * len(finite), pa.float64()))["__buckets"]
+    assert one_sketch.nbytes < Buckets.entry.itemsize * (1 << 18) + 64
+    texts = product("texts", ["topic"], n="approx_distinct")
+    found = texts.of_events(events([f"text {i}" for i in range(300_000)], ["a"] * 300_000, pa.string()))
+    assert found["__registers"].nbytes <= 3 * (1 << 14) + 64

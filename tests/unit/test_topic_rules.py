@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sessionlake.bronze.topic_rules import Absences, Seen, TopicUpdate, decide
 from sessionlake.config import OnTopicChange
 from sessionlake.errors import OffsetHoleError
+from sessionlake.lake.absent import AbsentOffsets
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.topics import PartitionOffsets, Topic, TopicState, jumps, latest
@@ -203,7 +204,7 @@ def test_a_later_generation_lies_beyond_every_offset_of_the_earlier_ones_in_any_
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.booleans())
 def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(incarnations, together):
     rows, booked = histories(incarnations)
-    log = OffsetLog(jumps=lambda: jumps(rows))
+    log = OffsetLog(absent=AbsentOffsets(jumps=jumps(rows)))
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
@@ -218,7 +219,7 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     if len(ranges) < 3:
         return
     lost = data.draw(st.integers(1, len(ranges) - 2))
-    log = OffsetLog(jumps=lambda: jumps(rows))
+    log = OffsetLog(absent=AbsentOffsets(jumps=jumps(rows)))
     for item in ranges[:lost]:
         log.check([item], allow_gaps=False, layer="silver")
         log.advance([item])

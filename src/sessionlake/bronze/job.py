@@ -7,11 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.bronze.compare import OFFSET
+from sessionlake.bronze.gaps import explain_gaps
 from sessionlake.bronze.offsets import planned_ranges, wait_until_seen
 from sessionlake.bronze.query import BronzeQuery, Start
 from sessionlake.bronze.silences import Silences
 from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.unreadable import explain_unreadable, note_going_on
 from sessionlake.config import Settings
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
@@ -26,10 +32,9 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.kafka import require_broker, spark_kafka_options
+from sessionlake.runtime.kafka import require_broker, spark_source_options
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
@@ -37,10 +42,12 @@ from sessionlake.streaming.losses import refuse_lost_tables
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 LAYER = BRONZE
 
+_FEW_BYTES = 128 * 1024 * 1024
+"""Of a batch's messages, as many are read into memory: the JVM holds them about three times."""
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
@@ -86,6 +93,7 @@ def start(
         trigger=settings.bronze.trigger,
         once=once,
         on_wait=on_wait or (lambda _: None),
+        locate=lambda error, generation: explain_unreadable(spark, settings, error, generation, book.shifts),
     ).begin()
 
 
@@ -94,7 +102,7 @@ def _source(
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_kafka_options(settings))
+        .options(**spark_source_options(settings))
         .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -153,6 +161,7 @@ class _BronzeBatch:
         self._log: OffsetLog | None = None
         self._busy = threading.Lock()
         self._retired = False
+        self._has_gone_on = False
 
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         with self._busy:
@@ -184,12 +193,14 @@ class _BronzeBatch:
         expected = sum(end - first for first, end in planned.values())
         with (
             interpreted(spark, when=expected <= lake.limits.few_messages),
-            staged(spark, lake, MESSAGES, self._read(rows, expected), txn),
+            staged(spark, lake, MESSAGES, self._read(rows, expected), txn) as written,
         ):
             self._book.admit(topics)  # behind the reading, and before the table has any of it
+            if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
+                explain_gaps(spark, lake, planned, written.columns(*OFFSET), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         whole = commit.version == before + 1 and commit.rows == expected
-        ranges = _ranges(planned) if whole else _counted(spark, lake, planned)
+        ranges = _ranges(planned) if whole else counted(spark, lake, planned)
         gaps = self._settings.kafka.allow_offset_gaps
         self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
         others = (*self._book.unnoted(), *beside)
@@ -197,24 +208,43 @@ class _BronzeBatch:
         self._ledger.write(spark, entry)
         self._log.advance(ranges)
         self._silences.advance(ranges)  # first: who finds how far it is read knows by then when that was
-        self._book.advance(ranges)
+        self._book.advance(_ranges(planned))  # offsets without a message are read, too
+        if not self._has_gone_on:
+            note_going_on(self._settings)
+            self._has_gone_on = True
         if self._on_batch:
             self._on_batch(entry)
 
     def _read(self, rows: DataFrame, expected: int) -> Rows:
-        """The batch's rows: at hand if it is few and small, else to be read where they are written down.
+        """The batch's rows: in memory if they are few and small, else to be read where they are written down.
 
         A topic made anew while a batch is read is noticed only behind the reading, and what is in the table by then
         cannot be taken back: silver may have read it. So rows are written down before they become part of the table.
         """
         if expected <= self._lake.limits.few_messages:
-            try:
-                return rows.toArrow()
-            except Exception as error:
-                if not RESULT_TOO_BIG.fits(failure_of(error)):  # few messages can be large
-                    raise
+            read = _if_small(rows, _FEW_BYTES // max(expected, 1))
+            if read is not None:
+                return read
         # As few files as cores: one task a topic-partition would write one tiny file each.
         return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+
+
+def _if_small(rows: DataFrame, limit: int) -> pa.Table | None:
+    """The rows, read into memory; None if one of them has more bytes than `limit`.
+
+    How large a message is, Kafka does not say before it is decompressed: a large one is left behind as it is read.
+    """
+    from pyspark.sql import functions as F
+
+    def with_header(total: Column, header: Column) -> Column:
+        return total + F.length(header["key"]) + F.coalesce(F.length(header["value"]), F.lit(0))
+
+    headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), with_header))
+    size = sum((F.coalesce(part, F.lit(0)) for part in (F.length("key"), F.length("value"), headers)), F.lit(0))
+    is_small = size <= limit
+    kept = {name: F.when(is_small, F.col(name)) for name in ("key", "value", "headers")}
+    read = rows.withColumn("is_small", is_small).withColumns(kept).toArrow()
+    return read.drop_columns("is_small") if pc.all(read["is_small"]).as_py() is not False else None
 
 
 def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
@@ -230,8 +260,8 @@ def _settle(spark: SparkSession, lake: Lake, settings: Settings, generation: Gen
     if batch is None or recorded == batch:
         return batch is not None
     shifts = {topic: row.offset_shift for topic, row in latest(read_topics(spark, lake)).items()}
-    ranges = _counted(spark, lake, _planned(generation, batch, shifts))
-    if not any(item.messages for item in ranges):
+    ranges = counted(spark, lake, _planned(generation, batch, shifts))
+    if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
     log = OffsetLog.load(spark, lake, LAYER, txn)
@@ -277,14 +307,19 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
     }
 
 
-def _counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
-    """Ranges by what the table holds: after a replay, or where offsets have holes."""
+def counted(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
+    """Ranges by what the table holds: after a replay, or where some offsets have no message.
+
+    Each ends at its last message, where every layer that reads the table comes to, too.
+    """
+    from pyspark.sql import functions as F
+
     asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
-    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition").count()
-    counts = {(row["topic"], row["partition"]): row["count"] for row in held.collect()} if asked else {}
+    held = lake.read(spark, MESSAGES).where(within(asked)).groupBy("topic", "partition")
+    rows = held.agg(F.max("offset"), F.count("*")).collect() if asked else []
     return tuple(
-        OffsetRange(topic, partition, first, end - 1, counts.get((topic, partition), 0))
-        for (topic, partition), (first, end) in planned.items()
+        OffsetRange(topic, partition, asked[topic, partition][0], last, messages)
+        for topic, partition, last, messages in sorted(rows)
     )
 
 

@@ -111,6 +111,7 @@ class BronzeQuery(LayerQuery):
         settle: told of a generation whose last planned batch may be half done; whether that is in the tables.
         give_up: told of one whose last planned batch is not in the tables, and is not to come into them any more.
         on_wait: told when it waits for Kafka, and when it goes on.
+        locate: asked of what has ended a query of this generation; the error that names a message, if one is why.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class BronzeQuery(LayerQuery):
         trigger: timedelta,
         once: bool,
         on_wait: Callable[[str], None],
+        locate: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
     ) -> None:
         super().__init__(layer, str(generations.present.folder))
         self._generations = generations
@@ -134,6 +136,7 @@ class BronzeQuery(LayerQuery):
         self._give_up = give_up
         self._trigger, self._once = trigger, once
         self._on_wait = on_wait
+        self._locate = locate
         self._away = False
         self._batches: Batches | None = None
         self._next: Start | None = None
@@ -210,6 +213,12 @@ class BronzeQuery(LayerQuery):
         if self._batches is not None:
             self._batches.retire()
         self._book.close()
+
+    def _explain(self, error: BaseException) -> SessionlakeError:
+        told = super()._explain(error)
+        if self._next is None or isinstance(self._raised, SessionlakeError):
+            return told
+        return self._locate(self._raised or error, self._next.generation) or told
 
     def _disturbed(self) -> bool:
         """Whether topics call for another start; False if Kafka does not say, which the query may well outlast."""
@@ -310,7 +319,8 @@ class BronzeQuery(LayerQuery):
         begun, as_before = offsets.begun, False
         if not begun and generation.number:
             self._give_up(generation)  # a process may have died before it did so
-        if begun and not offsets.goes_on_at(positions, self._book.kafka_ends(), settled=settled):
+        ends = {} if offsets.pending is None else self._book.kafka_ends()
+        if begun and not offsets.goes_on_at(positions, ends, settled=settled):
             as_before = settled and offsets.ended_at(positions)
             left, begun = generation, False
             generation = self._generations.begin(left.next_batch, left.app_id)

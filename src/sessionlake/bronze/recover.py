@@ -82,15 +82,24 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
         refuse_lost_files(spark, lake, table)
     refuse_set_back(spark, lake, [MESSAGES])
     found = first_loss(lambda: _require_sound(spark, lake, settings))
-    app_id, known = _last_known(spark, lake, settings)
     generations = Generations(settings.checkpoint(LAYER), LAYER)
-    generations.hold(app_id)  # what the present one would do next, it could not do any more
-    number = _retired(spark, lake, app_id, known)
-    fault_point("after:bronze.retired")
-    booked = _book(spark, lake, settings, Txn(app_id, number - 1))
+    app_id, number, booked = end_query(spark, lake, settings, generations)
     notes_of(settings).unlink(missing_ok=True)  # the table may be older than they are
     begun = generations.begin(number + 1, app_id)
     return RecoveredBronze(found, booked, begun.number, begun.first_batch)
+
+
+def end_query(spark: SparkSession, lake: Lake, settings: Settings, generations: Generations) -> tuple[str, int, int]:
+    """Ends the present generation: nothing of what it has planned comes into the table any more.
+
+    Returns:
+        the query's id, the last number that no batch may have, and how many messages the ledger did not know of.
+    """
+    app_id, known = _last_known(spark, lake, settings)
+    generations.hold(app_id)  # what the present one would do next, it could not do any more
+    number = _retired(spark, lake, app_id, known)
+    fault_point("after:bronze.retired")
+    return app_id, number, _book(spark, lake, settings, Txn(app_id, number - 1))
 
 
 def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:

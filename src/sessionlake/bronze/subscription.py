@@ -67,7 +67,7 @@ class QueryOffsets:
         """Whether the query, started again, reads on at just these positions.
 
         Args:
-            ends: one past the last offset that Kafka holds of each of the same topic-partitions.
+            ends: one past the last offset that may be read of each of the same topic-partitions; of a pending batch.
             settled: whether the batch planned last is in the tables.
         """
         # Spark repeats a pending batch, in the tables or not, before it does anything else: what is in the tables Kafka

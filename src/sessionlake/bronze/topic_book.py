@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sessionlake.bronze.topic_rules import GONE, READ, Absences, Seen, TopicUpdate, decide
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
+from sessionlake.lake.absent import NO_END, behind, noted
 from sessionlake.lake.commit import retire
 from sessionlake.lake.ledger import OffsetRange, TableOutput
 from sessionlake.lake.names import BRONZE, TOPICS
@@ -79,8 +80,12 @@ class TopicBook:
         return {place: part.next_offset - shift for place, part, shift in self._subscribed()}
 
     def kafka_ends(self) -> dict[TopicPartition, int]:
-        """One past the last Kafka offset that each of these topic-partitions was last seen to hold."""
-        return {place: part.end_offset - shift for place, part, shift in self._subscribed()}
+        """One past the last Kafka offset that may be read now of each of these topic-partitions.
+
+        Raises:
+            BrokerError: Kafka does not answer, or has one of them no longer.
+        """
+        return self._admin.committed_ends(place for place, _, _ in self._subscribed())
 
     def ends(self) -> dict[TopicPartition, int]:
         """One past the last offset that bronze has, of topic-partitions that it has any message of.
@@ -297,20 +302,26 @@ class TopicBook:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
     def _take_in_ledger(self) -> None:
-        """Brings `next_offset` to where the ledger is."""
+        """Brings `next_offset` to where the ledger is, and past offsets without a message."""
         known, now = self.topics, datetime.now(UTC)
-        taken = spans(self._lake.reader(self._spark), BRONZE)
+        reader = self._lake.reader(self._spark)
+        taken = spans(reader, BRONZE)
         refuse_unknown_topics(known, (span.topic for span in taken))
+        absent = noted(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
         for span in taken:
-            row = _advanced(known[span.topic], span.partition, span.first, span.last + 1, now)
+            end = behind(absent.get((span.topic, span.partition), ()), span.last + 1)
+            row = _advanced(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
 
 
-def seen_topics(admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None]) -> dict[str, Seen]:
+def seen_topics(
+    admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
+) -> dict[str, Seen]:
     """What Kafka shows of topics that it has.
 
     Args:
         ids: the topics' own, by name.
+        committed: whether a partition ends before the first message of an open transaction.
 
     Raises:
         BrokerError: it does not answer, or has one of them no longer.
@@ -318,7 +329,7 @@ def seen_topics(admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str |
     asked = sorted(names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
     if asked:
-        for (topic, number), span in admin.offsets(admin.partitions(asked)).items():
+        for (topic, number), span in admin.offsets(admin.partitions(asked), committed=committed).items():
             spans[topic][number] = span
     return {name: Seen(ids[name], found) for name, found in spans.items()}
 

@@ -7,11 +7,11 @@ start, and what Kafka's retention removes while it is compared is seen.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,20 +19,21 @@ import pyarrow as pa
 from sessionlake.bronze.compare import FIELDS, OFFSET, Compared, compare
 from sessionlake.bronze.job import as_stored
 from sessionlake.bronze.overlap import Overlap, overlap
-from sessionlake.bronze.subscription import starting_offsets
+from sessionlake.bronze.reading import messages_within
 from sessionlake.bronze.topic_book import seen_topics
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, LakeError
+from sessionlake.lake.absent import NO_END, Reason, covered, noted
 from sessionlake.lake.names import BRONZE, MESSAGES
-from sessionlake.lake.offset_ranges import OffsetRanges, slices, within
+from sessionlake.lake.offset_ranges import OffsetRanges, slices, within, without
 from sessionlake.lake.progress import Span, spans
+from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import Beginning, beginnings, heads
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import latest, read_topics
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.failures import failure_of
-from sessionlake.runtime.kafka import spark_kafka_options
 from sessionlake.runtime.kafka_admin import KafkaAdmin
 
 if TYPE_CHECKING:
@@ -78,15 +79,25 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
     with closing(KafkaAdmin(spark, settings)) as admin:
         ids = admin.topic_ids()
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
-        both = overlap(taken, known, seen_topics(admin, names & ids.keys(), ids))
+        both = overlap(taken, known, seen_topics(admin, names & ids.keys(), ids, committed=True))
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
+        absent = _absent_behind(lake.reader(spark), taken)
         sides = _Sides(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
-        parts = slices(both.ranges, -(-offsets // SLICE_OFFSETS))
+        skipped = noted(lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, Reason.SKIPPED)
+        parts = chain.from_iterable(
+            without(part, skipped) for part in slices(both.ranges, -(-offsets // SLICE_OFFSETS))
+        )
         compared = sum((sides.compare(part) for part in parts if part), Compared())
     gone = 0 if cut is None else cut.gone
     removed = max(0, sum(span.messages for span in taken) - gone - compared.messages - compared.erased)
-    return VerifiedBronze(compared, both, removed, gone)
+    return VerifiedBronze(compared, replace(both, unread=both.unread - absent), removed, gone)
+
+
+def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
+    """How many offsets behind bronze's last messages it has read that hold none."""
+    behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
+    return sum(covered(runs, *behind[place]) for place, runs in noted(reader, behind).items())
 
 
 def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
@@ -136,23 +147,11 @@ class _Sides:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        partitions: dict[str, list[int]] = {}
-        for topic, number in part:
-            partitions.setdefault(topic, []).append(number)
         read = {
             place: (first - self._shift(place), last + 1 - self._shift(place)) for place, (first, last) in part.items()
         }
-        frame = (
-            self.spark.read.format("kafka")
-            .options(**spark_kafka_options(self.lake.settings))
-            .option("assign", json.dumps(partitions))
-            .option("startingOffsets", starting_offsets({place: first for place, (first, _) in read.items()}))
-            .option("endingOffsets", starting_offsets({place: end for place, (_, end) in read.items()}))
-            .option("failOnDataLoss", "false")  # what retention removes meanwhile
-            .option("includeHeaders", "true")
-            .option("minPartitions", self.spark.sparkContext.defaultParallelism)
-            .load()
-        )
+        # Retention may remove messages meanwhile.
+        frame = messages_within(self.spark, self.lake.settings, read, fail_on_loss=False)
         try:
             return hashed(as_stored(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:

@@ -197,9 +197,18 @@ def _books(settings: Settings) -> list[Finding]:
         _finding("tables", lambda: _as_booked(spark, lake)),
         _finding("versions", lambda: _in_force(spark, lake)),
         _finding("layers", lambda: _have_checkpoints(lake.reader(spark), settings)),
+        _finding("messages", lambda: _readable(settings)),
         _topics(spark, lake),
         _session_ids(lake.reader(spark)),
     ]
+
+
+def _readable(settings: Settings) -> str:
+    from sessionlake.bronze.unreadable import stopped_at
+
+    if stopped := stopped_at(settings):
+        raise LakeError(str(stopped))
+    return "bronze has not stopped at one that it cannot read"
 
 
 def _states(settings: Settings) -> str:

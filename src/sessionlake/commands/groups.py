@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from sessionlake.commands.bronze import bronze_app
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
 from sessionlake.commands.options import OfPartition, OfTopic, ShortenGold
 from sessionlake.commands.reference import reference_app
@@ -51,6 +52,7 @@ state_app = typer.Typer(no_args_is_help=True, help="What silver's state store re
 rules_app = typer.Typer(no_args_is_help=True, help="Rules over gold's figures, and over events in silver.")
 session_app = typer.Typer(no_args_is_help=True, help="One capture session.")
 GROUPS = {
+    "bronze": bronze_app,
     "broker": broker_app,
     "rules": rules_app,
     "reference": reference_app,

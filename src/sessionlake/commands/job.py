@@ -26,6 +26,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "run": "layers name once",
         "publish": "table topic once",
         "maintain": "once table form",
+        "bronze skip": "topic partition offset why to",
         "doctor": "form",
         "status": "form",
         "resolve": "session accept_gap isolate skip_message withdraw topic offset why",

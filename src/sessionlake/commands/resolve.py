@@ -54,7 +54,7 @@ def resolve(
         ClaimedError: silver is running: it would pass the place without it, and a rebuild would not.
     """
     with storage_of(settings).claim(spark, SILVER, "resolves a violation of silver"):
-        who = _user(spark)
+        who = user(spark)
         if decision is None:
             return withdraw(settings, spark, session, offset=offset, topic=topic, partition=partition, who=who, why=why)
         return decide(
@@ -62,7 +62,8 @@ def resolve(
         )
 
 
-def _user(spark: SparkSession | None) -> str:
+def user(spark: SparkSession | None) -> str:
+    """The name of whoever runs the command."""
     if spark is not None:
         return str(spark.sql("SELECT current_user()").first()[0])
     return getpass.getuser()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from operator import eq, ge, le
 
 from sessionlake.config import Settings
-from sessionlake.lake.names import TOPICS
+from sessionlake.lake.absent import AbsentOffsets, Reason, covered
+from sessionlake.lake.names import ABSENT
 from sessionlake.lake.progress import Span, spans
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.topics import jumped, jumps, topics_of
+from sessionlake.lake.reading import Condition, TableReader
+from sessionlake.protocol.types import TopicPartition
 
 _NAMED = 20
 
@@ -18,12 +20,17 @@ _NAMED = 20
 def missing_offsets(reader: TableReader) -> dict[Span, int]:
     """Of each layer and topic-partition, how many offsets no message was taken in of; negative if some were twice.
 
-    Offsets between two generations of a topic do not count.
+    Offsets that are known to hold no message do not count.
     """
-    over = jumps(topics_of(reader.rows(TOPICS)))
+    found = {span: span.last - span.first + 1 - span.messages for span in spans(reader)}
+    wanted: dict[TopicPartition, tuple[int, int]] = {}
+    for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
+        low, high = wanted.get((topic, partition), (first, last + 1))
+        wanted[topic, partition] = min(low, first), max(high, last + 1)
+    known = AbsentOffsets(reader).within(wanted)
     return {
-        span: span.last - span.first + 1 - span.messages - jumped(over, span[1:3], span.first, span.last + 1)
-        for span in spans(reader)
+        span: missing and missing - covered(known[span[1:3]], span.first, span.last + 1)
+        for span, missing in found.items()
     }
 
 
@@ -49,7 +56,18 @@ def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int
         return f"{where}; {offset} has not been read yet"
     if offset < span.first:
         return f"{where}; {offset} had left Kafka before bronze began, or was never there"
-    return f"{where}, but none at {offset}: Kafka had no message there (compacted, or the mark of a transaction)"
+    return f"{where}, but none at {offset}: Kafka had no message there, as in a compacted topic"
+
+
+def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
+    """Why no message can be at an offset; None if it is not known to be without one."""
+    place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
+    for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
+        where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
+        if row["reason"] == Reason.SKIPPED:
+            return f"{where}: {row['who']} had it skipped ({row['why']}), since Spark cannot deliver it"
+        return f"{where}: Kafka used it for a transaction, as a marker or for an aborted record"
+    return None
 
 
 def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: str, partition: int, offset: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sessionlake.config import Settings
 from sessionlake.errors import AccessError, BrokerError, ConfigError
 from sessionlake.kafka_settings import SourceKind
+from sessionlake.lake.absent import AbsentOffsets, covered
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.lake.progress import Span, changes_taken_in, spans
@@ -22,7 +23,7 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.topics import WAITED_FOR, Topic, latest, topics_of
 from sessionlake.protocol.types import Row, TopicPartition
-from sessionlake.runtime.kafka import client_config, require_broker
+from sessionlake.runtime.kafka import consumer_config, require_broker
 
 LAYERS = (BRONZE, SILVER, SILVER_TABLES, GOLD)
 KafkaEnds = dict[TopicPartition, int]
@@ -82,8 +83,8 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     bronze, silver = (_ends(taken_in, layer) for layer in ("bronze", "silver"))
     kafka = _as_captured(kafka_ends(settings), latest(topics_of(reader.rows(TOPICS))))
     behind: dict[str, int | None] = {
-        "bronze": None if kafka is None else _lag(kafka, bronze),
-        "silver": _lag(bronze, silver),
+        "bronze": None if kafka is None else _unread(reader, kafka, bronze),
+        "silver": _unread(reader, bronze, silver),
         SILVER_TABLES: max(0, _messages(batches, SILVER) - _messages(batches, SILVER_TABLES)),
         "gold": _changes_behind(reader, _messages(batches, GOLD)),
     }
@@ -92,23 +93,26 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
             behind[own.layer] = None
             continue
         wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
-        behind[own.layer] = _lag(wanted, _ends(taken_in, own.layer))
+        behind[own.layer] = _unread(reader, wanted, _ends(taken_in, own.layer))
     now = datetime.now(UTC)
     return [_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()]
 
 
 def kafka_ends(settings: Settings) -> KafkaEnds | None:
-    """Where each partition of the captured topics ends now; None if Kafka cannot be asked from here, or is not read."""
+    """Where reading each partition of the captured topics ends now: before the first message of an open transaction.
+
+    None if Kafka cannot be asked from here, or is not what bronze reads.
+    """
     if settings.bronze.source is not SourceKind.KAFKA:
         return None
     try:
         require_broker(settings)
-        config = client_config(settings)
+        config = consumer_config(settings, "status")
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as KafkaPartition
     except (ImportError, ConfigError, BrokerError, AccessError):
         return None
-    consumer = Consumer({**config, "group.id": "sessionlake-status", "enable.auto.commit": False, "log_level": 2})
+    consumer = Consumer(config)
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     try:
         topics = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
@@ -172,8 +176,11 @@ def _as_captured(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEn
     return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
 
 
-def _lag(source: KafkaEnds, reader: KafkaEnds) -> int:
-    return sum(max(0, end - reader.get(place, 0)) for place, end in source.items())
+def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
+    """How many messages of its source a layer has not read: offsets known to hold none do not count."""
+    wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
+    known = AbsentOffsets(reader).within(wanted)
+    return sum(end - first - covered(known[place], first, end) for place, (first, end) in wanted.items())
 
 
 def _messages(batches: Iterable[_Batches], layer: str) -> int:

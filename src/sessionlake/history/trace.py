@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, fate_of
-from sessionlake.history.missing import why_unjudged, why_unread
+from sessionlake.history.missing import why_absent, why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.lake.far_times import FarTime, ms_of
@@ -161,7 +161,8 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
-        raise NotThereError(why_unread(spans(reader), settings, topic, partition, offset))
+        absent = why_absent(reader, topic, partition, offset)
+        raise NotThereError(absent or why_unread(spans(reader), settings, topic, partition, offset))
     silver = _took_in(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entries(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.lake.catalog_history import at_least, files_stay, first_read, last_vacuum
+from sessionlake.lake.catalog_staging import StagedFrame
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
@@ -276,11 +277,11 @@ class Catalog(Storage):
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
         """See `Storage`."""
         with on_disk(as_frame(_required(spark, self._settings), rows)) as kept:
-            yield _StagedFrame(self, table, kept)
+            yield StagedFrame(self, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; the platform's writer takes the rows as they come."""
-        _StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
+        StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
@@ -379,19 +380,6 @@ class Catalog(Storage):
         """How many files a table has, and their bytes."""
         row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
-
-
-class _StagedFrame:
-    """A frame that Spark's writer takes in."""
-
-    def __init__(self, catalog: Catalog, table: str, rows: DataFrame) -> None:
-        self._catalog = catalog
-        self._table = table
-        self._rows = rows
-
-    def commit(self, txn: Txn) -> None:
-        # Two that commit the same transaction at once conflict: repeated, the later one is passed over.
-        repeated(lambda: self._catalog.save(writing(self._rows, self._table, txn, "append"), self._table))
 
 
 def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:

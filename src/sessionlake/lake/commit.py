@@ -19,6 +19,7 @@ from sessionlake.lake.expired import Chosen
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import CLAIMED_TABLES
 from sessionlake.lake.session_rows import SessionRows
+from sessionlake.lake.storage import Staged
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import CLAIMED_APP, Txn
@@ -39,10 +40,10 @@ def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: 
 
 
 @contextmanager
-def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[None]:
+def staged(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: Txn) -> Iterator[Staged]:
     """Writes rows down, runs the block, then makes them part of the table, as `append`; not if the block fails."""
     with lake.storage.stage(spark, table, rows) as written:
-        yield
+        yield written
         fault_point(f"before:{table}")
         lake.storage.make_sure(table)
         written.commit(txn)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.folder_commits import committing, discard, write
@@ -42,6 +43,14 @@ class StagedRows:
     def __init__(self, place: Place, rows: pa.Table) -> None:
         self._place, self._rows = place, rows
 
+    def count(self) -> int:
+        """See `Staged`."""
+        return self._rows.num_rows
+
+    def columns(self, *names: str) -> pa.Table:
+        """See `Staged`."""
+        return self._rows.select(names)
+
     def commit(self, txn: Txn) -> None:
         """See `Staged`."""
         properties = txn_properties(self._place.table, txn)
@@ -56,6 +65,16 @@ class StagedFiles:
         self._place, self._schema = place, schema
         self._files = list(files)
         self._after: int | None = None
+
+    def count(self) -> int:
+        """See `Staged`."""
+        return sum(file.rows for file in self._files)
+
+    def columns(self, *names: str) -> pa.Table:
+        """See `Staged`."""
+        schema = pa.schema([self._schema.field(name) for name in names])
+        parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
+        return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit(self, txn: Txn) -> None:
         """See `Staged`."""

@@ -48,6 +48,7 @@ LOOKUP_FAILURES = "gold.lookup_failures"
 
 DECISIONS = "ops.decisions"
 TOPICS = "ops.topics"
+ABSENT = "ops.absent_offsets"
 LEDGER = "ops.ledger"
 POSITIONS = "ops.positions"
 LEASES = "ops.leases"

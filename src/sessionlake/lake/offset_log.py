@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import OffsetHoleError
+from sessionlake.lake.absent import AbsentOffsets, covered
 from sessionlake.lake.ledger import OffsetRange
 from sessionlake.lake.progress import ends
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.topics import Jumps, jumped, jumps, read_topics
 from sessionlake.lake.txn import Txn
 
 if TYPE_CHECKING:
@@ -21,22 +21,23 @@ class OffsetLog:
 
     Args:
         ends: the last offset of each topic-partition.
-        jumps: offsets that were passed over between generations of a topic; asked for when some are missing.
+        absent: counts offsets that hold no message; asked when some are missing.
     """
 
-    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, jumps: Callable[[], Jumps] = dict) -> None:
+    def __init__(self, ends: Mapping[tuple[str, int], int] | None = None, absent: AbsentOffsets | None = None) -> None:
         self._ends = dict(ends or {})
-        self._jumps = jumps
+        self._absent = absent or AbsentOffsets()
 
     @classmethod
     def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
         """The log before a layer's first batch."""
-        return cls({}, lambda: jumps(read_topics(spark, lake)))
+        return cls({}, AbsentOffsets(lake.reader(spark)))
 
     @classmethod
     def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
         """Reads the layer's ledger, up to, and without, the batch `before`."""
-        return cls(ends(lake.reader(spark), layer, before), lambda: jumps(read_topics(spark, lake)))
+        reader = lake.reader(spark)
+        return cls(ends(reader, layer, before), AbsentOffsets(reader))
 
     @property
     def ends(self) -> Mapping[tuple[str, int], int]:
@@ -49,7 +50,8 @@ class OffsetLog:
         Raises:
             OffsetHoleError: naming topic, partition and the missing or repeated offsets.
         """
-        for item in ranges:
+        items = list(ranges)
+        for item in items:
             previous = self._ends.get((item.topic, item.partition))
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
             if previous is not None and item.first <= previous:
@@ -62,28 +64,31 @@ class OffsetLog:
                     f"{place}: {item.messages} messages for the offsets {item.first} to {item.last}: some are in the "
                     "source table more than once; restore it to a version without them"
                 )
-            if allow_gaps:
-                continue
-            before, inside = self._unexplained(item, previous)
-            if before and previous is not None:
+        if not allow_gaps:
+            self._refuse_gaps([item for item in items if item.missing or self._start(item) < item.first], layer)
+
+    def _refuse_gaps(self, items: Iterable[OffsetRange], layer: str) -> None:
+        """Raises if offsets before or inside the ranges are missing that are not known to hold no message."""
+        wanted = {(item.topic, item.partition): (self._start(item), item.last + 1) for item in items}
+        known = self._absent.within(wanted)
+        for item in items:
+            runs, start = known[item.topic, item.partition], self._start(item)
+            place = f"{layer}: topic {item.topic}, partition {item.partition}"
+            if item.first - start > covered(runs, start, item.first):
                 raise OffsetHoleError(
-                    f"{place}: offsets {previous + 1} to {item.first - 1} are missing; they were deleted before they "
-                    "were read. If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
+                    f"{place}: offsets {start} to {item.first - 1} are missing; they were deleted before they "
+                    "were read. If the topic is compacted, set kafka.allow_offset_gaps: true"
                 )
-            if inside:
+            inside = item.missing - covered(runs, item.first, item.last + 1)
+            if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: {inside} of the offsets {item.first} to {item.last} are missing. "
-                    "If the topic is compacted or written in transactions, set kafka.allow_offset_gaps: true"
+                    "If the topic is compacted, set kafka.allow_offset_gaps: true"
                 )
 
-    def _unexplained(self, item: OffsetRange, previous: int | None) -> tuple[int, int]:
-        """Offsets missing before and inside a range, less those between two generations of the topic."""
-        before = 0 if previous is None else item.first - previous - 1
-        if not before and not item.missing:
-            return 0, 0
-        place, known = (item.topic, item.partition), self._jumps()
-        over = jumped(known, place, item.first - before, item.first), jumped(known, place, item.first, item.last + 1)
-        return before - over[0], item.missing - over[1]
+    def _start(self, item: OffsetRange) -> int:
+        """The offset at which a range must begin; where nothing is known of the topic-partition, its own first."""
+        return self._ends.get((item.topic, item.partition), item.first - 1) + 1
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
         """Takes note of a batch that is committed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from sessionlake.protocol.types import TopicPartition
@@ -34,6 +35,18 @@ def slices(spans: OffsetRanges, number: int) -> Iterator[OffsetRanges]:
             for place, (first, last) in spans.items()
         }
         yield {place: span for place, span in cut.items() if span[0] <= span[1]}
+
+
+def without(spans: OffsetRanges, runs: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> Iterator[OffsetRanges]:
+    """The offsets of `spans` that are in none of the runs `[first, end)`, in as few parts as possible."""
+    left: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for place, (first, last) in spans.items():
+        cuts = [(first, first), *sorted(runs.get(place, ())), (last + 1, last + 1)]
+        reached = accumulate((end for _, end in cuts), max)
+        gaps = ((before, min(start - 1, last)) for before, (start, _) in zip(reached, cuts[1:], strict=False))
+        left[place] = [(start, end) for start, end in gaps if start <= end]
+    for number in range(max(map(len, left.values()), default=0)):
+        yield {place: parts[number] for place, parts in left.items() if len(parts) > number}
 
 
 def within(spans: OffsetRanges) -> Column:

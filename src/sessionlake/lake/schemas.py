@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sessionlake.lake.gold_schemas import GOLD_TABLES
 from sessionlake.lake.names import (
+    ABSENT,
     CHANGES,
     CUTS,
     DAMAGED,
@@ -264,6 +265,21 @@ TABLES: dict[str, TableSchema] = {
         ),
         "The life of every captured topic",
         writes=Writes.REPLACE,
+    ),
+    ABSENT: TableSchema(
+        (
+            ("topic", "string"),
+            ("partition", "int"),
+            ("first", "bigint"),
+            ("last", "bigint"),
+            ("reason", "string"),
+            ("who", "string"),
+            ("why", "string"),
+            ("noted_at", "timestamp"),
+        ),
+        "Offsets without a message: transaction markers, aborted records, and messages that an operator skipped",
+        skipping=("topic", "partition", "first", "last"),
+        writes=Writes.APPEND,
     ),
     LEASES: TableSchema(
         (

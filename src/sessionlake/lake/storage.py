@@ -80,6 +80,12 @@ def writing(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter
 class Staged(Protocol):
     """Rows that are written down, and not part of their table yet."""
 
+    def count(self) -> int:
+        """How many they are."""
+
+    def columns(self, *names: str) -> pa.Table:
+        """These columns of them, read into the driver."""
+
     def commit(self, txn: Txn) -> None:
         """Makes them part of the table, unless a commit of the same transaction has done so before."""
 

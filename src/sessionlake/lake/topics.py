@@ -128,8 +128,3 @@ def jumps(topics: Iterable[Topic]) -> Jumps:
                 found[place].append((ends[place], part.first_offset))
             ends[place] = max(part.next_offset, part.first_offset)
     return dict(found)
-
-
-def jumped(known: Mapping[TopicPartition, list[tuple[int, int]]], place: TopicPartition, first: int, end: int) -> int:
-    """How many of the offsets `[first, end)` were jumped over between generations."""
-    return sum(arrived - left for left, arrived in known.get(place, ()) if first <= left and arrived <= end)

@@ -10,7 +10,7 @@ from pathlib import Path
 from sessionlake.config import Settings
 
 _PORTS = range(20_000, 32_000)  # beneath those that systems give to connections
-_ANY_AGE = str(2**63 - 1)
+_YEAR_MS = 365 * 24 * 3600 * 1000
 _PROPERTIES = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -27,12 +27,12 @@ _PROPERTIES = {
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "true",
     "num.partitions": "2",
-    # Captures are kept until the home is removed, and may carry any time, past or future.
+    # Captures are kept until the home is removed, and may be old. Spark cannot read a timestamp that is far enough off.
     "log.retention.ms": "-1",
     "log.retention.bytes": "-1",
     "log.message.timestamp.type": "CreateTime",
-    "log.message.timestamp.before.max.ms": _ANY_AGE,
-    "log.message.timestamp.after.max.ms": _ANY_AGE,
+    "log.message.timestamp.before.max.ms": str(100 * _YEAR_MS),
+    "log.message.timestamp.after.max.ms": str(_YEAR_MS),
     # Few threads and no idle metadata records: beside Spark, an idle broker should cost nothing.
     "num.network.threads": "2",
     "num.io.threads": "4",

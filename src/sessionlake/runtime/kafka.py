@@ -26,6 +26,13 @@ _LOGIN = ("sasl.", "security.protocol")
 # Databricks' runtime has Kafka's Java client under another name.
 PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
+# What a consumer decompresses at a time, whatever that is compressed to; by default Kafka's takes so many records.
+_POLLED_BYTES = 160 * 1024 * 1024
+_KAFKA_POLLED = 500
+
+READ_COMMITTED = {"isolation.level": "read_committed"}
+"""How every consumer reads: records of aborted transactions are no messages, those of open ones not yet."""
+
 # What both clients call the same, or nearly. All else in `kafka.options` tunes Spark's consumer, and librdkafka
 # refuses properties it does not know.
 _SHARED = {
@@ -66,6 +73,24 @@ def spark_kafka_options(settings: Settings) -> dict[str, str]:
         return {f"kafka.{key}": value for key, value in options.items()}
     kept = {f"kafka.{key}": value for key, value in options.items() if not key.startswith(_LOGIN)}
     return kept | {"databricks.serviceCredential": credential}
+
+
+def spark_source_options(settings: Settings) -> dict[str, str]:
+    """`spark_kafka_options` for reading: only records of committed transactions, and few large ones at a time."""
+    at_once = max(1, _POLLED_BYTES // settings.capture.max_message_bytes)
+    own = {"kafka.max.poll.records": str(min(at_once, _KAFKA_POLLED))}
+    return own | spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
+
+
+def consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
+    """`client_config` for a consumer that reads what bronze reads, and commits no offsets.
+
+    Args:
+        group: the consumer group, by which a broker's log names the client.
+    """
+    own: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
+    own["log_level"] = 2  # errors are raised
+    return {**client_config(settings), **READ_COMMITTED, **own}
 
 
 def client_config(settings: Settings) -> dict[str, str]:

@@ -26,6 +26,26 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _LISTED = re.compile(r"\(name=([A-Za-z0-9._-]+), topicId=([A-Za-z0-9_-]+), internal=\w+\)")
 
 
+def kafka_package(jvm: Any) -> Any:
+    """The JVM package of Kafka's Java client: its own, or the platform's copy of it.
+
+    Raises:
+        MachineError: there is none whose classes can be reached.
+    """
+    from py4j.java_gateway import JavaClass
+
+    for name in _PACKAGES:
+        package = jvm
+        for part in name.split("."):
+            package = getattr(package, part)
+        if isinstance(package.clients.admin.AdminClient, JavaClass):
+            return package
+    raise MachineError(
+        "Spark has no Kafka client that can be reached (looked for clients.admin.AdminClient in "
+        f"{' and '.join(_PACKAGES)}): run bronze on a cluster of one user, with Spark's Kafka connector"
+    )
+
+
 class KafkaAdmin:
     """An open admin client; close it when done.
 
@@ -43,7 +63,7 @@ class KafkaAdmin:
         self._jvm: Any = spark._jvm  # noqa: SLF001  (the way to the JVM that Spark and Delta take themselves)
         self._settings = settings
         self.away = False
-        self._kafka = self._package()
+        self._kafka = kafka_package(self._jvm)
         properties = self._jvm.java.util.Properties()
         for key, value in java_client_options(settings).items():
             properties.setProperty(key, value)
@@ -70,19 +90,32 @@ class KafkaAdmin:
             described = self._get(self._client.describeTopics(self._list(topics)).allTopicNames())
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
-    def offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """First offset and end of partitions, which must exist."""
+    def offsets(
+        self, places: Iterable[TopicPartition], *, committed: bool = False
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """First offset and end of partitions, which must exist.
+
+        Args:
+            committed: whether they end as in `committed_ends`.
+        """
         asked = list(places)
         spec = self._kafka.clients.admin.OffsetSpec
-        firsts, ends = self._offsets(asked, spec.earliest()), self._offsets(asked, spec.latest())
+        firsts = self._offsets(asked, spec.earliest())
+        ends = self.committed_ends(asked) if committed else self._offsets(asked, spec.latest())
         return {place: (firsts[place], ends[place]) for place in asked}
 
-    def _offsets(self, places: list[TopicPartition], spec: Any) -> Mapping[TopicPartition, int]:
+    def committed_ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offset of partitions, which must exist: where a `read_committed` consumer stops for now."""
+        level = self._kafka.common.IsolationLevel.READ_COMMITTED
+        latest = self._kafka.clients.admin.OffsetSpec.latest()
+        return dict(self._offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
+
+    def _offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
         with self._answered():
             request = self._jvm.java.util.HashMap()
             for topic, number in places:
                 request.put(self._kafka.common.TopicPartition(topic, number), spec)
-            told = self._get(self._client.listOffsets(request).all())
+            told = self._get(self._client.listOffsets(request, *options).all())
             return {(item.topic(), item.partition()): told[item].offset() for item in told}
 
     def _list(self, names: Iterable[str]) -> Any:
@@ -93,20 +126,6 @@ class KafkaAdmin:
 
     def _get(self, future: Any) -> Any:
         return future.get(_SECONDS, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
-
-    def _package(self) -> Any:
-        from py4j.java_gateway import JavaClass
-
-        for name in _PACKAGES:
-            package = self._jvm
-            for part in name.split("."):
-                package = getattr(package, part)
-            if isinstance(package.clients.admin.AdminClient, JavaClass):
-                return package
-        raise MachineError(
-            "Spark has no Kafka client that can be reached (looked for clients.admin.AdminClient in "
-            f"{' and '.join(_PACKAGES)}): run bronze on a cluster of one user, with Spark's Kafka connector"
-        )
 
     @contextmanager
     def _answered(self) -> Iterator[None]:

@@ -153,7 +153,7 @@ def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str
     logs = require_home(settings, "warehouse", "logs") / "logs"
     logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
     flags = [*_JVM, *more, *logging]
-    return starting(Jvm(java, _MEMORY, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
+    return starting(Jvm(java, settings.driver_memory, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 
 def _silence_python() -> None:
@@ -172,9 +172,9 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 # Classes by the names that pyspark calls them: short ones are looked for in each package that it has imported.
 _WITH_EVERY_COLUMN = ("functions", "org.apache.spark.sql.functions", "PythonUtils", "PythonSQLUtils")
-_MEMORY = "2g"
 _JVM = (
     "-XX:+UseParallelGC",
+    "-XX:+ExitOnOutOfMemoryError",  # else what failed for it would be told as something else, or hang
     "-XX:ReservedCodeCacheSize=512m",
     "-Duser.timezone=UTC",
     "-Djava.awt.headless=true",
@@ -202,6 +202,15 @@ _LAPTOP = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalogImplementation": "in-memory",
+    # What has millions of bytes in few rows must not be held in memory by counts of rows: Parquet would look at its
+    # buffers after a hundred rows, its reader takes a row group at once, and Arrow ten thousand rows.
+    "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
+    "spark.hadoop.parquet.block.size.row.check.min": "1",
+    "spark.hadoop.parquet.page.size.row.check.min": "1",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
+    # Kafka's messages that were decompressed and not asked for stay in memory, of each topic-partition: not for long.
+    "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default has no statistics
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

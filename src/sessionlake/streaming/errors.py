@@ -25,6 +25,7 @@ SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED_WITH_VERSION",
 )
 _LONGEST = 400
+_HEAP_FULL = "java.lang.OutOfMemoryError"
 _READERS = ("_internal", "deltalake", "pyarrow")
 """Modules whose exceptions tell of tables' files; delta-rs' own are of the first."""
 _KAFKA = "org.apache.kafka.common.errors"
@@ -128,8 +129,10 @@ _DISK_FULL = KnownFailure(
 )
 _NO_MEMORY = KnownFailure(
     MachineError,
-    "Spark's heap is used up: ask for less at once",
-    types=("java.lang.OutOfMemoryError",),
+    "Spark's heap is full. Give it more: driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; 2g by default), or a larger "
+    "cluster. Or let a batch have less: bronze.max_offsets_per_trigger, silver.max_bytes_per_trigger, "
+    "gold.max_bytes_per_trigger; of a query, ask for less at once",
+    types=(_HEAP_FULL, "org.apache.spark.memory.SparkOutOfMemoryError"),
 )
 _DAMAGED = KnownFailure(
     LakeError,
@@ -173,8 +176,9 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
 
     What this package raised in a worker comes back as it was raised there.
     """
-    if isinstance(error, SessionlakeError):
-        return error
+    known = _of_death(error) or error
+    if isinstance(known, SessionlakeError):
+        return known
     failure = failure_of(error)
     if failure.raised is not None:
         return _of_python(failure.raised, layer)
@@ -217,11 +221,8 @@ def readable(error: Exception) -> SessionlakeError | None:
     """
     if isinstance(error, SessionlakeError):
         return error
-    if _is_of_gateway(error) and (death := death_of_jvm()) is not None:
-        return MachineError(
-            f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
-            "killed it, memory is short: stop other programs, then run the command again"
-        )
+    if (dead := _of_death(error)) is not None:
+        return dead
     if _is_of_spark(error):
         return _of_spark(error)
     if isinstance(error, OSError) and error.errno is not None:
@@ -229,6 +230,19 @@ def readable(error: Exception) -> SessionlakeError | None:
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _READERS:
         return _of_reader(error)
     return None
+
+
+def _of_death(error: BaseException) -> MachineError | None:
+    """Of a JVM that has ended, if that is why Python could not reach it."""
+    death = death_of_jvm() if _is_of_gateway(error) else None
+    if death is None:
+        return None
+    if _HEAP_FULL in death:
+        return MachineError(f"{_NO_MEMORY.remedy}. What was not committed is repeated by the next run ({death})")
+    return MachineError(
+        f"Spark's JVM has ended ({death}). What was not committed is repeated by the next run. If the system has "
+        "killed it, memory is short: stop other programs, then run the command again"
+    )
 
 
 def _of_system(error: OSError) -> MachineError | None:
@@ -248,7 +262,7 @@ def _of_reader(error: Exception) -> LakeError:
     return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {said}")
 
 
-def _is_of_gateway(error: Exception) -> bool:
+def _is_of_gateway(error: BaseException) -> bool:
     """Whether it is what Python is left with when the JVM is gone."""
     return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
 

@@ -16,8 +16,8 @@ from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
-from sessionlake.gold.rules.batch import Asked, Stored
-from sessionlake.gold.rules.patterns import MATCH, Event
+from sessionlake.gold.rules.asked import Asked, Stored
+from sessionlake.gold.rules.patterns import MATCH, Event, narrowed
 from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, gathered
 from sessionlake.gold.rules.times import StreamTimes
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
@@ -81,6 +81,12 @@ class StoredInLake(Stored):
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
         batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
         return _whole(batches)
+
+    def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+        """See `Stored`: others are let go as they are read."""
+        since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
+        batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
+        return pa.concat_tables([MATCH.empty_table(), *(narrowed(_whole([batch]), keys) for batch in batches)])
 
     def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         """See `Stored`."""

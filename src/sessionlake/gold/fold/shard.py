@@ -125,7 +125,7 @@ class GoldFold:
         after = replace(known, tail=tail, older=known.older.put(touched, found.older))
         rows = rows_out(series, found, new, causes, _names(series, after.rows, self.declared.numbers, touched))
         idle_ms = self.idle_ms if series.of_session else self.resting_ms
-        return after.without_idle(idle_ms, _topic_of).encode(), rows, len(new)
+        return after.without_idle(idle_ms, _topic_of).within_limits().encode(), rows, len(new)
 
     def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
         ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))

@@ -29,6 +29,14 @@ STATES = "sessionlake.gold.states/1"
 _READ = (FORMAT, "sessionlake.gold.state/3", "sessionlake.gold.state/2", "sessionlake.gold.state/1")
 _FIRST = "rolling_average"
 _NEVER = np.iinfo(np.int64).min
+MOST_ROWS = 1_000_000
+"""So many rows a shard keeps tails of, for one table of averages: about half a gigabyte while it is folded.
+
+Beyond that, the sessions that were silent longest are dropped as if they were idle. What comes for them is computed
+from the table.
+"""
+MOST_POINTS = 8_000_000
+"""Likewise points in tails, of 48 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +180,26 @@ class GoldShardState:
         for stream, at in zip(streams, seen.tolist(), strict=True):
             now[stream] = max(now.get(stream, at), at)
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
-        gone = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
-        return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept])) if gone else self
+        return self._keeping(kept)
+
+    def within_limits(self) -> GoldShardState:
+        """Forgets the owners that were silent longest if there are more than `MOST_ROWS` or `MOST_POINTS`."""
+        owners = len(self.owners.name)
+        if len(self.rows) <= MOST_ROWS and len(self.tail) <= MOST_POINTS:
+            return self
+        rows = np.bincount(self.owner, minlength=owners)
+        points = np.bincount(self.owner[self.tail.key // max(len(self.metrics), 1)], minlength=owners)
+        order = np.argsort(-self.owners.seen, kind="stable")
+        kept = np.zeros(owners, np.bool_)
+        kept[order] = (np.cumsum(rows[order]) <= MOST_ROWS) & (np.cumsum(points[order]) <= MOST_POINTS)
+        return self._keeping(kept)
+
+    def _keeping(self, kept: Bools) -> GoldShardState:
+        """The state of these owners; of the others it is known that they were there."""
+        if kept.all():
+            return self
+        gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
+        return self.only(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
 
     def only(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
         """The state of some of its owners alone, and of what is forgotten."""

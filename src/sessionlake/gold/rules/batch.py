@@ -8,8 +8,7 @@ the rule's longest window, for that event's keys.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +19,9 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.rules import conditions, patterns
 from sessionlake.gold.rules.alerts import KEY, Alert, Cause, Grounds, Key, Logged, difference, key_in, net
+from sessionlake.gold.rules.asked import Asked, Stored
 from sessionlake.gold.rules.rule import VALUE, Rule
-from sessionlake.gold.rules.slices import Slices, columns_for
+from sessionlake.gold.rules.slices import columns_for
 from sessionlake.gold.rules.times import StreamTimes, can_tell, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
@@ -31,47 +31,6 @@ _SLICES = 10_000_000
 # Minutes that are worked on at once, however many slices that takes.
 _LEAST_STEP = 60
 _NEVER = np.iinfo(np.int64).max
-
-
-class Asked(NamedTuple):
-    """Which slices are asked for.
-
-    Attributes:
-        ends: by the slices' length, ranges of their ends, in minutes: behind the first, and up to the second.
-        topics: None: all.
-        keys: one row a key, of those columns that make it; None: all.
-        columns: of the slices.
-    """
-
-    ends: Mapping[int, Sequence[tuple[int, int]]]
-    topics: frozenset[str] | None
-    keys: pa.Table | None
-    columns: tuple[str, ...]
-
-
-class Stored(ABC):
-    """What the tables hold, the batch in them."""
-
-    @abstractmethod
-    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """The days that have slices, by the minute at which they begin, and how many series each has at most.
-
-        Args:
-            topics: see `Asked`.
-            keys: likewise.
-        """
-
-    @abstractmethod
-    def slices(self, asked: Asked) -> Slices:
-        """Slices, perhaps with others of the same topics."""
-
-    @abstractmethod
-    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        """Events by their ids, `patterns.MATCH`; None: of all time."""
-
-    @abstractmethod
-    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
-        """The rows of the log that are at these times, and whether they take an alert back."""
 
 
 @dataclass(frozen=True)
@@ -305,13 +264,33 @@ def _earliest(rows: pa.Table, alert: Alert) -> int | None:
 
 
 def _of_patterns(rules: Sequence[Rule], batch: Batch, stored: Stored, *, fresh: bool) -> Iterator[Row]:
-    scopes = {rule: scope for rule in rules if (scope := _scope(rule, batch, fresh=fresh)) is not None}
-    if not scopes:
-        return
+    """By groups of rules: of those that say nothing of keys without an event in the batch, only these keys are read."""
+    groups: dict[tuple[str, ...] | None, dict[Rule, _Scope]] = {}
+    for rule in rules:
+        scope = _scope(rule, batch, fresh=fresh)
+        if scope is not None:
+            groups.setdefault(None if fresh or _waits(rule) else patterns.key_of(rule), {})[rule] = scope
+    for by, scopes in groups.items():
+        yield from _of_group(by, scopes, batch, stored, fresh=fresh)
+
+
+def _of_group(
+    by: tuple[str, ...] | None, scopes: Mapping[Rule, _Scope], batch: Batch, stored: Stored, *, fresh: bool
+) -> Iterator[Row]:
+    """Rules of one key.
+
+    Args:
+        by: the key's columns in `patterns.MATCH`; None: keys without an event in the batch matter, too.
+    """
     since = min(scope.first_ms for scope in scopes.values())
     ids = sorted({event.id for rule in scopes for event in patterns.events_of(rule)})
     back = max((_within(rule) for rule in scopes), default=0)
-    matches = stored.matches(ids, None if since - back <= -_NEVER // 2 else since - back)
+    begin = None if since - back <= -_NEVER // 2 else since - back
+    if by is None:
+        matches = stored.matches(ids, begin)
+    else:
+        own = batch.matches.filter(pc.is_in(batch.matches["event"], pa.array(ids)))
+        matches = stored.matches_of(ids, begin, own.select(list(by)))
     rows: dict[str, list[tuple[Alert, bool]]] = {}
     for alert, retracted in stored.log(sorted(rule.name for rule in scopes), -_NEVER if fresh else since, _NEVER):
         rows.setdefault(alert.rule, []).append((alert, retracted))
@@ -336,18 +315,17 @@ class _Scope:
 def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
     if fresh:
         return _Scope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
-    by = tuple(VALUE if name == rule.column else name for name in rule.by)
+    by = patterns.key_of(rule)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _rows(_matches_of(rule, batch.matches)):
         key = key_in(by, row)
         low, high = spans.get(key, (row["ts"], row["ts"]))
         spans[key] = min(low, row["ts"]), max(high, row["ts"])
-    assert isinstance(rule.tree, Pattern)  # noqa: S101  (the caller's part)
-    waits = rule.tree.kind is PatternKind.NOT_FOLLOWED
+    waits = _waits(rule)
     lows = [low for low, _ in spans.values()] + (_moved(rule, batch) if waits else [])
     if not lows:
         return None
-    within = _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
+    within = _within(rule)
 
     def wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
@@ -357,6 +335,11 @@ def _scope(rule: Rule, batch: Batch, *, fresh: bool) -> _Scope | None:
         return waits and (time is None or alert.at_ms >= time)
 
     return _Scope(min(lows), wanted)
+
+
+def _waits(rule: Rule) -> bool:
+    """Whether time alone can raise an alert of the pattern."""
+    return isinstance(rule.tree, Pattern) and rule.tree.kind is PatternKind.NOT_FOLLOWED
 
 
 def _moved(rule: Rule, batch: Batch) -> list[int]:

@@ -92,6 +92,18 @@ def events_of(rule: Rule) -> tuple[Event, Event]:
     return Event(rule.tree.first, rule.column), Event(rule.tree.second, rule.column)
 
 
+def key_of(rule: Rule) -> tuple[str, ...]:
+    """The columns of `MATCH` that make the rule's keys."""
+    return tuple(VALUE if name == rule.column else name for name in rule.by)
+
+
+def narrowed(matches: pa.Table, keys: pa.Table) -> pa.Table:
+    """Less the events that are of none of some keys for certain: a column has a value that none of them has."""
+    for name in keys.column_names:
+        matches = matches.filter(pc.is_in(matches[name], value_set=pc.unique(keys[name])))
+    return matches
+
+
 def sought(rules: Iterable[Rule]) -> dict[Event, int]:
     """The events that patterns among rules look for, and from which event time on, in ms: the earliest that one needs.
 
@@ -116,7 +128,7 @@ def alerts(rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] |
     """
     pattern, (one, other) = rule.tree, events_of(rule)
     assert isinstance(pattern, Pattern)  # noqa: S101  (the caller's part)
-    by = tuple(VALUE if name == rule.column else name for name in rule.by)
+    by = key_of(rule)
     flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.id, other.id])))
     if not flagged.num_rows:
         return {}

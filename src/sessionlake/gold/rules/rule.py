@@ -50,7 +50,7 @@ class RuleSettings(Section):
     """A rule as it is written."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")
-    when: str = Field(min_length=1)
+    when: str = Field(min_length=1, max_length=10_000)
     by: tuple[str, ...] = Field(SERIES, min_length=1)
     """What makes a key: of `topic, session_id, row_id`; for events also one declared column of texts."""
     topics: Topics = r".*"

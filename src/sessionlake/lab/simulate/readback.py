@@ -13,7 +13,7 @@ from sessionlake.config import Settings, TopicRule, milliseconds
 from sessionlake.errors import BrokerError
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.silence import Silence
-from sessionlake.runtime.kafka import client_config, require_broker
+from sessionlake.runtime.kafka import consumer_config, require_broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,21 +73,20 @@ def _overrides(rule: TopicRule) -> dict[str, str | int]:
 
 
 def read_back(settings: Settings) -> Iterator[KafkaMessage]:
-    """Every message of every matching topic up to where it ends now, partition by partition in offset order.
+    """Every committed message of every matching topic up to where it ends now, by partition, in offset order.
+
+    A partition ends before the first message of an open transaction.
 
     Raises:
         BrokerError: Kafka cannot be read.
     """
     require_broker(settings)
     config = {
-        "group.id": "sessionlake-truth",
-        "enable.auto.commit": False,
-        "log_level": 2,  # what goes wrong is raised
         "queued.max.messages.kbytes": 65_536,
         # A fetch that waits at one partition's end would hold up the next partition's.
         "fetch.wait.max.ms": 5,
     }
-    consumer = Consumer({**client_config(settings), **config})
+    consumer = Consumer(consumer_config(settings, "truth") | config)
     try:
         for topic, partition in _partitions(consumer, settings):
             yield from _read_partition(consumer, topic, partition)

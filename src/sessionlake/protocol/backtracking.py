@@ -1,0 +1,256 @@
+"""Whether a regular expression can take very long on some topic name: Python's and Java's engines try every way.
+
+A topic's name is chosen by whoever creates it. An expression that reads a name in many ways makes bronze stand still
+at one that does not match. Its ways are those of its position automaton (Glushkov 1961), whose states are the places in
+the expression that read a character. There are two kinds (Weideman et al., "Analyzing matching time behavior of
+backtracking regular expression matchers", 2016):
+
+- Exponentially many: a state comes back to itself in two ways that read the same text, as in `(a+)+`.
+- As many as a power of the length: loops that read the same text come one after the other, as in `.*.*.*`.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+_NAME = string.ascii_letters + string.digits + "._-"
+"""What a topic's name is made of."""
+_ANY = (1 << len(_NAME)) - 1
+_MOST_LOOPS = 4
+"""Loops that may read the same text: of 249 characters, four do so in 2.5 million ways."""
+_AMBIGUOUS = "a repeated part of it can read the same text in several ways, as in (a+)+"
+_MOST_PAIRS = 40_000
+_MOST_COPIES = 64
+
+State = int
+Pair = tuple[State, State]
+
+
+@lru_cache
+def hostile(pattern: str) -> str | None:
+    """Why a name can be found that the pattern takes very long for; None if there is none.
+
+    Args:
+        pattern: a valid regular expression.
+    """
+    nfa = _Automaton(bool(re.compile(pattern).flags & re.IGNORECASE), "|" in pattern)
+    # The standard library's own parser has no public name since Python 3.11.
+    try:
+        nfa.add(import_module("re._parser").parse(pattern))
+    except _UnboundedError as error:
+        return str(error)
+    loops = _components(range(len(nfa.reads)), nfa.follows)
+    for loop in loops:
+        if len(loop) ** 2 > _MOST_PAIRS:
+            return "a repeated part of it is too large to be checked"
+        if nfa.is_ambiguous(loop):
+            return _AMBIGUOUS
+    if nfa.longest_chain(loops) > _MOST_LOOPS:
+        return f"more than {_MOST_LOOPS} repeated parts of it can read the same text, as in .*.*.*.*.*"
+    return None
+
+
+class _UnboundedError(ValueError):
+    """A part of a pattern that is refused whatever it reads."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the pattern: states that it may begin and end with, and whether it may read nothing."""
+
+    first: Counter[State]
+    last: Counter[State]
+    empty: bool
+
+
+_NOTHING = _Part(Counter(), Counter(), empty=True)
+
+
+@dataclass
+class _Automaton:
+    """States, each with the characters that it reads, and how often each follows another.
+
+    Attributes:
+        has_branches: whether there are alternatives. Python's parser makes one set of `(a|b)`, Java's engine does not.
+        depth: how many repeats are around the part that is being added.
+    """
+
+    ignores_case: bool
+    has_branches: bool
+    depth: int = 0
+    reads: list[int] = field(default_factory=list)
+    next: list[Counter[State]] = field(default_factory=list)
+
+    def follows(self, state: State) -> Iterable[State]:
+        """The states that may come behind one."""
+        return self.next[state]
+
+    def add(self, tree: Iterable[tuple[Any, Any]]) -> _Part:
+        """The part that a parsed pattern makes."""
+        whole = _NOTHING
+        for op, value in tree:
+            whole = self._then(whole, self._part(str(op), value))
+        return whole
+
+    def is_ambiguous(self, loop: list[State]) -> bool:
+        """Whether a state of a loop comes back to itself in two ways that read the same text."""
+        inside = set(loop)
+        if any(ways > 1 and to in inside for state in loop for to, ways in self.next[state].items()):
+            return True
+        pairs = ((p, q) for p in loop for q in loop)
+        for component in _components(pairs, lambda pair: self._both(pair, inside, inside)):
+            same = sum(p == q for p, q in component)
+            if 0 < same < len(component):
+                return True
+        return False
+
+    def longest_chain(self, loops: list[list[State]]) -> int:
+        """How many loops may come one after the other, each of which can read what the next one reads."""
+        longest: list[int] = []
+        for number, loop in enumerate(loops):  # those behind a loop come before it
+            reached = self._reached(loop)
+            behind = (longest[n] for n in range(number) if loops[n][0] in reached and self._overlap(loop, loops[n]))
+            longest.append(1 + max(behind, default=0))
+        return max(longest, default=0)
+
+    def _overlap(self, one: list[State], other: list[State]) -> bool:
+        mine, others = set(one), set(other)
+        if len(one) * len(other) > _MOST_PAIRS:
+            return True
+        pairs = ((p, q) for p in one for q in other)
+        return bool(_components(pairs, lambda pair: self._both(pair, mine, others)))
+
+    def _both(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
+        for p in self.next[pair[0]]:
+            for q in self.next[pair[1]]:
+                if p in mine and q in others and self.reads[p] & self.reads[q]:
+                    yield p, q
+
+    def _reached(self, loop: list[State]) -> set[State]:
+        found, left = set(loop), list(loop)
+        while left:
+            new = set(self.next[left.pop()]) - found
+            found |= new
+            left.extend(new)
+        return found
+
+    def _part(self, op: str, value: Any) -> _Part:
+        if op in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
+            return self._repeated(*value)
+        if op == "BRANCH":
+            parts = [self.add(tree) for tree in value[1]]
+            first, last = Counter[State](), Counter[State]()
+            for part in parts:
+                first.update(part.first)
+                last.update(part.last)
+            if sum(part.empty for part in parts) > 1 and self.depth:  # what is left of (a|a), behind the common a
+                raise _UnboundedError(_AMBIGUOUS)
+            return _Part(first, last, empty=any(part.empty for part in parts))
+        if op in {"SUBPATTERN", "ATOMIC_GROUP"}:
+            return self.add(value[-1] if op == "SUBPATTERN" else value)
+        if op in {"ASSERT", "ASSERT_NOT"}:
+            self.add(value[1])
+            return _NOTHING
+        if op == "AT":
+            return _NOTHING
+        if op.startswith("GROUPREF"):
+            raise _UnboundedError("it refers back to a group, as in (a)\\1")
+        self.reads.append(self._characters(op, value))
+        self.next.append(Counter())
+        state = Counter({len(self.reads) - 1: 1})
+        return _Part(state, state, empty=False)
+
+    def _repeated(self, least: int, most: Any, tree: Any) -> _Part:
+        before = len(self.reads)
+        self.depth += most != 1
+        part = self.add(tree)
+        self.depth -= most != 1
+        if most == 1:
+            return _Part(part.first, part.last, empty=part.empty or least == 0)
+        if part.empty:
+            raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
+        if least == most and (len(self.reads) - before) * least <= _MOST_COPIES:
+            for _ in range(least - 1):
+                part = self._then(part, self.add(tree))
+            return part
+        self._link(part, part)
+        return _Part(part.first, part.last, empty=least == 0)
+
+    def _then(self, one: _Part, other: _Part) -> _Part:
+        self._link(one, other)
+        first = one.first + other.first if one.empty else one.first
+        last = one.last + other.last if other.empty else other.last
+        return _Part(first, last, empty=one.empty and other.empty)
+
+    def _link(self, one: _Part, other: _Part) -> None:
+        for p, ways in one.last.items():
+            for q, more in other.first.items():
+                self.next[p][q] += ways * more
+
+    def _characters(self, op: str, value: Any) -> int:
+        if op == "IN":
+            negated = str(value[0][0]) == "NEGATE"
+            found = 0
+            for item in value[negated:]:
+                more = self._characters(str(item[0]), item[1])
+                if found & more and self.depth and self.has_branches:
+                    raise _UnboundedError(_AMBIGUOUS)
+                found |= more
+            return _ANY & ~found if negated else found
+        if op in {"LITERAL", "RANGE", "NOT_LITERAL"}:
+            low, high = value if op == "RANGE" else (value, value)
+            found = sum(1 << n for n, c in enumerate(_NAME) if any(low <= ord(x) <= high for x in self._cases(c)))
+            return _ANY & ~found if op == "NOT_LITERAL" else found
+        if op == "CATEGORY":
+            kind = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}[str(value).rsplit("_", 1)[-1]]
+            found = sum(1 << n for n, c in enumerate(_NAME) if re.fullmatch(kind, c))
+            return _ANY & ~found if "_NOT_" in str(value) else found
+        return _ANY
+
+    def _cases(self, character: str) -> str:
+        return character + character.swapcase() if self.ignores_case else character
+
+
+def _components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
+    """The strongly connected parts that have a cycle (Tarjan 1972), each before those that lead to it."""
+    index: dict[Any, int] = {}
+    low: dict[Any, int] = {}
+    stack: list[Any] = []
+    on_stack: set[Any] = set()
+    found: list[list[Any]] = []
+    for root in nodes:
+        if root in index:
+            continue
+        work = [(root, iter(list(follows(root))))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, left = work[-1]
+            for to in left:
+                if to not in index:
+                    index[to] = low[to] = len(index)
+                    stack.append(to)
+                    on_stack.add(to)
+                    work.append((to, iter(list(follows(to)))))
+                    break
+                if to in on_stack:
+                    low[node] = min(low[node], index[to])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    at = stack.index(node)
+                    component, stack[at:] = stack[at:], []
+                    on_stack.difference_update(component)
+                    if len(component) > 1 or node in list(follows(node)):
+                        found.append(component)
+    return found

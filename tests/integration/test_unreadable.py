@@ -1,0 +1,137 @@
+"""Messages that are odd, over a real broker: stored as they are, or named with the command that passes them."""
+
+from __future__ import annotations
+
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic
+
+from integration.test_topics import BRONZE, World
+from sessionlake.bronze.skip import Skipped, skip
+from sessionlake.commands.doctor import _as_booked, _contiguous, _readable
+from sessionlake.commands.verify_bronze import verify_bronze
+from sessionlake.config import Settings
+from sessionlake.errors import LakeError, UnreadableMessageError, UsageError
+from sessionlake.history.missing import missing_offsets, why_absent
+from sessionlake.lake.names import MESSAGES
+from sessionlake.lake.tables import Lake
+from sessionlake.pipeline import Layer
+from support.lakes import rows_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+FAR = 2**62
+"""Milliseconds; more than Spark's microseconds hold."""
+ANY_TIME = {"message.timestamp.before.max.ms": str(2**63 - 1), "message.timestamp.after.max.ms": str(2**63 - 1)}
+
+
+class Odd:
+    """A topic that takes any timestamp."""
+
+    def __init__(self, world: World, name: str = "t") -> None:
+        self.world, self.settings, self.name = world, world.settings, name
+        self.topic, self.lake = world.name(name), Lake(world.settings)
+        world.admin.create_topics([NewTopic(self.topic, 2, 1, config=ANY_TIME)])[self.topic].result(30)
+
+    def send(self, timestamp: int, key: bytes | None = b"s", value: bytes | None = b"v", **more: Any) -> None:
+        servers = self.settings.kafka.bootstrap_servers
+        producer = Producer({"bootstrap.servers": servers, "message.max.bytes": 12_000_000})
+        producer.produce(self.topic, value, key, 0, timestamp=timestamp, **more)
+        assert producer.flush(30) == 0
+
+    def run(self, layer: Layer = Layer.BRONZE) -> None:
+        self.world.run(self.settings, layer)
+
+    @property
+    def offsets(self) -> list[int]:
+        rows = self.lake.reader(self.world.spark).rows(MESSAGES, ("topic", eq, self.topic), columns=["offset"])
+        return sorted(row["offset"] for row in rows)
+
+    def skip(self, first: int, last: int | None = None) -> int:
+        decided = Skipped(self.topic, 0, first, first if last is None else last, "operator", "broken clock")
+        return skip(self.world.spark, self.settings, decided)
+
+    def verify(self) -> tuple[bool, list[str]]:
+        said: list[str] = []
+        return verify_bronze(self.world.spark, self.settings, said.append), said
+
+
+@pytest.fixture
+def odd(spark: Any, broker_settings: Settings, tmp_path: Path) -> Odd:
+    return Odd(World(spark, broker_settings, tmp_path.name))
+
+
+def test_a_timestamp_that_spark_cannot_hold_is_named_and_passed_by_a_recorded_decision(odd: Odd) -> None:
+    for timestamp in (1000, 1001, FAR, 1003, FAR, FAR, 1006):
+        odd.send(timestamp)
+    command = rf"topic {odd.topic}, partition 0: .*offset 2 .*`sessionlake bronze skip {odd.topic} 0 2 --why"
+    for _ in range(2):  # at every start
+        with pytest.raises(UnreadableMessageError, match=command):
+            odd.run()
+    with pytest.raises(LakeError, match=command):
+        _readable(odd.settings)
+    with pytest.raises(UsageError, match="between offsets 0 and 3 cannot be read either"):
+        odd.skip(4)
+    with pytest.raises(UsageError, match="Kafka has no message at offset 7: its last one is 6"):
+        odd.skip(2, 7)
+    assert odd.offsets == []
+
+    assert odd.skip(2) == 2
+    assert odd.offsets == [0, 1]
+    with pytest.raises(UsageError, match="bronze has passed offset 2 and goes on at 3"):
+        odd.skip(2)
+    with pytest.raises(UnreadableMessageError, match=r"offset 4 "):
+        odd.run()
+    assert odd.skip(4, 5) == 1
+    odd.run()
+    assert _readable(odd.settings).startswith("bronze has not stopped")
+    odd.run(Layer.SILVER)
+    assert odd.offsets == [0, 1, 3, 6]
+
+    reader = odd.lake.reader(odd.world.spark)
+    _contiguous(reader, allow_gaps=False)
+    _as_booked(odd.world.spark, odd.lake)
+    assert "operator had it skipped (broken clock)" in (why_absent(reader, odd.topic, 0, 5) or "")
+    assert {*missing_offsets(reader).values()} == {0}
+    assert odd.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])
+    noted = rows_of(odd.world.spark, odd.lake, "ops.absent_offsets", ("topic", eq, odd.topic))
+    assert sorted((row["first"], row["last"], row["reason"], row["who"], row["why"]) for row in noted) == [
+        (2, 2, "skipped", "operator", "broken clock"),
+        (4, 5, "skipped", "operator", "broken clock"),
+    ]
+    ledger = rows_of(odd.world.spark, odd.lake, "ops.ledger", BRONZE)
+    taken = [item for row in ledger for item in row["decisions"]]
+    assert sorted((item["offset"], item["decision"]) for item in taken) == [(2, "skip"), (4, "skip to 5")]
+
+
+def test_odd_messages_are_in_bronze_as_kafka_has_them(odd: Odd) -> None:
+    year_9999, beyond = 253_402_300_799_999, 9_000_000_000_000_000
+    for timestamp in (year_9999, beyond, 1):
+        odd.send(timestamp)
+    odd.send(1000, key=None, value=None)
+    odd.send(1000, key=b"", value=b"")
+    odd.send(1000, key=b"\xff\xfe", value=b"\x00\xff")
+    odd.send(1000, headers=[("h", None), ("h", b""), ("\u00fc", b"\xff")])
+    odd.send(1000, key=b"k" * 10_000_000)
+    odd.run(Layer.BRONZE)
+    assert odd.offsets == [*range(8)]
+    assert odd.verify() == (True, ["exact: 8 messages of 1 topic-partitions, as Kafka holds them"])
+    odd.run(Layer.SILVER)
+    assert len(rows_of(odd.world.spark, odd.lake, "silver.quarantine", ("topic", eq, odd.topic))) == 8
+
+
+def test_the_embedded_broker_refuses_a_timestamp_that_spark_cannot_hold(odd: Odd) -> None:
+    odd.world.create("plain")
+    producer = Producer({"bootstrap.servers": odd.settings.kafka.bootstrap_servers})
+    errors: list[Any] = []
+
+    def told(error: Any, _: Any) -> None:
+        errors.append(error)
+
+    for timestamp in (FAR, 1000):
+        producer.produce(odd.world.name("plain"), b"v", b"k", 0, timestamp=timestamp, on_delivery=told)
+        producer.flush(30)
+    assert [None if error is None else error.name() for error in errors] == ["INVALID_TIMESTAMP", None]
