@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from enum import StrEnum
@@ -13,6 +12,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from sessionlake.capture import Duration, Section
 from sessionlake.protocol.columns import twice
+from sessionlake.protocol.names import check_columns
 from sessionlake.reference_settings import EnrichedSettings, ReferenceSettings
 
 BATCH_BYTES = ByteSize(256 << 20)
@@ -59,11 +59,8 @@ class AggregateKind(StrEnum):
 SOURCE = r"^(silver|gold|reference)\.[a-z][a-z0-9_]{0,127}$"
 """Tables whose rows can be given to whoever has a key."""
 _RETENTION = Field(None, ge=timedelta(hours=1))
-_COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # An event's place in time is one among those of the same metric of the same row alone.
 _IN_ORDER = {AggregateKind.FIRST, AggregateKind.LAST}
-# Columns that are made of a row of a source, or that a table has besides.
-_OF_EVENTS = {"ts", "value", "position", "ordinal", "_batch"}
 _TIMES = {AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
 _OF = {
     EventKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
@@ -103,10 +100,6 @@ def _meaningless(one: ProductSettings) -> Iterator[str]:
         yield f"output {one.output}: with a source, no row is ever final: {again}"
     if one.source == one.table:
         yield f"source {one.source}: it would be made of itself"
-    if strange := [key for key in one.keys if key.lower() in _OF_EVENTS]:
-        yield f"keys {', '.join(strange)}: what is made of a row of the source has other columns of that name"
-    if repeated := twice(name.lower() for name in (*one.keys, *["window_start"] * bool(one.bucket), *one.aggregates)):
-        yield f"two columns are called {', '.join(repeated)}"
 
 
 def _lacking(one: ProductSettings) -> Iterator[str]:
@@ -163,9 +156,7 @@ class ProductSettings(Section):
     @field_validator("aggregates")
     @classmethod
     def _named(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
-        for name in value:
-            if not _COLUMN.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a column: lower-case letters, digits and _, a letter first")
+        check_columns(value, (), "the table")
         return value
 
     @model_validator(mode="after")
@@ -186,7 +177,14 @@ class ProductSettings(Section):
             return self
         for wrong in chain(_meaningless(self), _lacking(self)):
             raise ValueError(wrong)
+        check_columns((*self.keys, *self.aggregates), self._published, self.table)
         return self
+
+    @property
+    def _published(self) -> tuple[str, ...]:
+        """The columns that its tables have beside its keys and aggregates."""
+        partition = ("partition",) if self.output is OutputMode.APPEND else ()
+        return ("_batch", *partition) if self.bucket is None else ("_batch", *partition, "window_start")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -202,8 +200,7 @@ class ProductSettings(Section):
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
         if strange := [key for key in self.keys if key not in known]:
             raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
-        if len({*self.keys}) < len(self.keys) or {*self.keys, "window_start"} & {*self.aggregates}:
-            raise ValueError("a column is named twice")
+        check_columns((*self.keys, *self.aggregates), self._published, self.table)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError("with topic and session_id, the table has a column partition: give yours another name")
         if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from sessionlake.capture import Duration, Section
+from sessionlake.protocol.names import check_columns
 
-_TIMES = {"valid_from", "valid_to"}
+_PUBLISHED = ("valid_from", "valid_to", "_taken_by", "_gone_by")
 _NAME = r"^[a-z][a-z0-9_]{0,62}$"
-_COLUMN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 _KEY_TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint")
 _TYPES = (*_KEY_TYPES, "float", "double", "date", "timestamp")
-
-
-def _require_name(name: str) -> None:
-    if not _COLUMN.fullmatch(name):
-        raise ValueError(f"{name!r} is no name for a column here: letters, digits and _, a letter first")
 
 
 class LookupSettings(Section):
@@ -69,18 +63,13 @@ class ReferenceSettings(Section):
         if not value:
             raise ValueError("at least one column is needed, as in {site: string}")
         for name, sql in value.items():
-            _require_name(name)
-            if name.lower() in _TIMES:
-                raise ValueError(f"{name!r} is a column that every reference table has")
             if sql not in _TYPES:
                 raise ValueError(f"{name}: type {sql!r} is not one of {', '.join(_TYPES)}")
         return value
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        names = [name.lower() for name in (*self.keys, *self.columns)]
-        if len({*names}) < len(names):
-            raise ValueError("a column is named twice")
+        check_columns((*self.keys, *self.columns), _PUBLISHED, f"a reference table, as {self.table},")
         if wrong := [name for name, sql in self.keys.items() if sql not in _KEY_TYPES]:
             raise ValueError(f"{', '.join(wrong)}: a key is one of {', '.join(_KEY_TYPES)}")
         return self
@@ -110,8 +99,7 @@ class JoinSettings(Section):
     @field_validator("take")
     @classmethod
     def _named(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        for name in value or ():
-            _require_name(name)
+        check_columns(value or (), (), "the table")
         return value
 
     @property

@@ -21,6 +21,7 @@ from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
 from sessionlake.laptop.broker import BrokerStatus
+from sessionlake.protocol.names import DELETE
 from sessionlake.publish.topic import prepare
 from sessionlake.runtime.kafka import client_config
 from support.lakes import folder_of
@@ -48,7 +49,7 @@ class Scene(Outgoing):
         super().__init__(spark.newSession(), file)
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
         self.lake.ensure(spark, [ROWS, LEDGER])
-        self.schema = self.lake.read(spark, ROWS).schema.add("_delete", "boolean")
+        self.schema = self.lake.read(spark, ROWS).schema.add(DELETE, "boolean")
 
     def change(self, rows: int = 15) -> None:
         """One version: rows inserted, updated and deleted by a real MERGE, by delta-rs and by Spark in turns."""
@@ -58,7 +59,7 @@ class Scene(Outgoing):
         }
         source = [(*key, *self.values(), self.rnd.random() < 0.3) for key in picked]
         frame = self.spark.createDataFrame(source, self.schema)
-        names = [name for name in self.schema.names if name != "_delete"]
+        names = [name for name in self.schema.names if name != DELETE]
         upsert = Upsert(KEY, tuple(name for name in names if name not in KEY), deletes=True)
         self.merges += 1
         rows = frame.toArrow() if self.merges % 2 else frame

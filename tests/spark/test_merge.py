@@ -20,7 +20,8 @@ from sessionlake.lake.reading import TooLargeError, among
 from sessionlake.lake.spark_reader import SparkReader
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE
 from sessionlake.runtime.frames import as_frame
 from sessionlake.runtime.interpreted import conf
 from support.lakes import folder_of, limit, rows_of

@@ -18,6 +18,7 @@ from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.lab.truth import KafkaMessage, Rules, Tables, Truth
 from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of
 from sessionlake.protocol.chunk import read_ipc
+from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.resharding.judging import JudgingResharder
 from sessionlake.silver.fold.pack import Packer
@@ -270,13 +271,13 @@ def apply_net(rows: dict[SessionKey, dict[str, Row]], net: pa.Table, columns: tu
         if row_id is None:
             for known in [known for known in table if (*session, known) not in concerned]:
                 del table[known]
-        elif change["_delete"]:
+        elif change[DELETE]:
             table.pop(row_id, None)
         else:
             before = table.get(row_id, {})
             kept = {
                 c.name: change[c.name] if written or row_id not in table else before[c.name]
-                for c, written in zip(columns, change["_written"], strict=True)
+                for c, written in zip(columns, change[WRITTEN], strict=True)
             }
             marks = {name: change[name] for name in ("_rescued", "_epoch", "_seq", "_ts", "_offset")}
             table[row_id] = kept | marks

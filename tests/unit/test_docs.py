@@ -18,7 +18,7 @@ import yaml
 
 from sessionlake import cli
 from sessionlake.config import ENV_PREFIX, Settings, load_settings
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import Declared, order_field
 from sessionlake.gold.declared import product_of
 from sessionlake.gold.rules.document import read_file
 from sessionlake.gold.views import DEFINITIONS
@@ -210,13 +210,14 @@ def test_the_products_of_a_tables_rows_in_the_docs_say_how_busy_each_topic_was(p
     (plain_environment / "sessionlake.yml").write_text(block.text, encoding="utf-8")
     by_hour, by_day = map(product_of, load_settings().gold.products)
     said = [("a", 0, 60_000), ("a", 3_599_999, 1_000), ("a", 3_600_000, 5_000), ("b", 0, None)]
-    names = ("topic", "ts", "value", "order:0", "order:1")
+    names = ("topic", "ts", "value", order_field(0), order_field(1))
     rows = pa.table(dict(zip(names, zip(*((*row, at, 0) for at, row in enumerate(said)), strict=True), strict=True)))
-    hours = by_hour.of_rows(rows)
+    hours = by_hour.of_rows(rows, rows)
     figures = hours.select(["topic", "times", "busy", "longest", "latest"]).to_pylist()
     assert [(*row.values(),) for row in figures] == [("a", 2, 61_000, 60_000, 1_000), ("a", 1, 5_000, 5_000, 5_000)]
     starts = pc.divide(hours["window_start"].cast(pa.int64()), 1000)
-    [day] = by_day.of_rows(pa.table({"topic": hours["topic"], "ts": starts, "value": hours["busy"]})).to_pylist()
+    busy = pa.table({"topic": hours["topic"], "ts": starts, "value": hours["busy"]})
+    [day] = by_day.of_rows(busy, busy).to_pylist()
     assert (day["topic"], day["busy"], day["busiest"]) == ("a", 66_000, 61_000)
 
 

@@ -330,15 +330,15 @@ def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whol
         read_reference(lake, lake.reader(), FLAGS)
 
 
-@pytest.mark.parametrize("name", ["Valid_To", "a b", "_batch"])
+@pytest.mark.parametrize("name", ["Valid_To", "a b", "_taken_by", "SITE", "__sl_x"])
 def test_names_that_a_reference_table_cannot_have_for_a_column_are_refused(name: str):
-    with pytest.raises(ValidationError, match=f"'{name}' is"):
+    with pytest.raises(ValidationError, match=f"column.* '{name}'"):
         ReferenceSettings.model_validate({"name": "sites", "keys": {"site": "string"}, "columns": {name: "string"}})
 
 
 def test_a_name_that_an_enriched_table_cannot_have_for_a_column_is_refused():
-    with pytest.raises(ValidationError, match="'~to' is no name"):
-        JoinSettings.model_validate({"reference": "sites", "keys": {"site": "session_id"}, "take": {"~to": "place"}})
+    with pytest.raises(ValidationError, match="column 'a b': Delta does not allow ' '"):
+        JoinSettings.model_validate({"reference": "sites", "keys": {"site": "session_id"}, "take": {"a b": "place"}})
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=8))

@@ -249,7 +249,7 @@ YAML = {
         ({"keys": ["topic"]}, "topic and session_id among its keys: a session's messages are all of one"),
         ({"keys": ["session_id"], "bucket": None}, "needs a bucket.*; and topic and session_id among its keys"),
         ({"lateness": "1 hour", "retention": "1 hour"}, "a retention that is longer than the lateness"),
-        ({"aggregates": {"partition": "count"}}, "has a column partition: give yours another name"),
+        ({"aggregates": {"partition": "count"}}, "column 'partition': gold.own has a column of this name itself"),
         ({"output": "complete"}, "holds the complete result at each of its versions.*VERSION AS OF"),
         ({"output": "upsert"}, "'update' or 'append'"),
     ],
@@ -292,5 +292,5 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
         ConfigError, match=r"own_final:BARE: output append needs a bucket.*; and a lateness.*; and topic"
     ):
         declared("BARE", output="append")
-    with pytest.raises(ConfigError, match=r"own_final:TWICE has two columns partition: call its results otherwise"):
+    with pytest.raises(ConfigError, match=r"own_final:TWICE: the column 'partition' is declared twice"):
         declared("TWICE", output="append")

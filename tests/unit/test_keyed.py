@@ -21,7 +21,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.maintenance import readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
-from sessionlake.processors.by_class import _Groups
+from sessionlake.processors.by_class import _ERROR, _Groups
 from sessionlake.processors.job import require_usable
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.processors.load import ProcessorRef, ref_of
@@ -97,10 +97,10 @@ def test_a_group_of_keys_is_gone_through_key_by_key_in_order():
 
 def test_the_limit_is_of_one_call_however_many_rows_a_key_comes_to_have():
     own = ORDERED.model_copy(update={"max_records_per_call": 1})
-    assert groups_of(own)(MADE_OF)["_error"].null_count == 4
+    assert groups_of(own)(MADE_OF)[_ERROR].null_count == 4
     own = own.model_copy(update={"target": f"{__name__}:Twice"})
     said = 'key {"who": "a"}: OverflowError: more than 1 records of one call: max_records_per_call allows no more'
-    assert groups_of(own)(MADE_OF)["_error"].to_pylist() == [said]
+    assert groups_of(own)(MADE_OF)[_ERROR].to_pylist() == [said]
 
 
 class Twice(Pauses):
@@ -111,7 +111,7 @@ class Twice(Pauses):
 def test_rows_that_the_order_does_not_tell_apart_stop_the_batch():
     rows = pa.table({"who": ["a", "b", "a"], "ts": [1, 1, 1]})
     said = 'key {"who": "a"}: ValueError: two rows are alike in ts: `order` must tell them apart'
-    assert groups_of(ORDERED)(rows)["_error"].to_pylist() == [said]
+    assert groups_of(ORDERED)(rows)[_ERROR].to_pylist() == [said]
 
 
 def test_changes_of_two_sessions_are_told_apart_though_their_positions_are_not():
@@ -146,8 +146,8 @@ class Places(Processor[Last]):
     [
         (("price",), "key: price is double"),
         (("tags",), r"key: tags is array<string>"),
-        (("who", "who"), "key: each column once"),
-        (("ordinal",), "none of _batch, _error, ordinal"),
+        (("who", "who"), "key: the column 'who' is declared twice"),
+        (("ordinal",), r"column 'ordinal': silver\.own has a column of this name itself"),
         (("whose",), "has no column whose"),
     ],
 )

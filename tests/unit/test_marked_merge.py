@@ -21,7 +21,8 @@ from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.table_files import live
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
-from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE, WRITTEN
 from support.seeds import seeds
 
 SCHEMA = pa.schema(

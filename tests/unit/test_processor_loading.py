@@ -42,8 +42,8 @@ CASES = [
     ("class Bad(Good):\n    version = '1'", "Bad", "version must be an integer from 1 on, found '1'"),
     ("class Bad(Good):\n    output = {}", "Bad", "at least one column must be declared"),
     ("class Bad(Good):\n    output = {'n': 'money'}", "Bad", "column 'n': type 'money' is not one of .*timestamp"),
-    ("class Bad(Good):\n    output = {'_offset': 'int'}", "Bad", "column name '_offset'"),
-    ("class Bad(Good):\n    output = {'n': 'int', 'N': 'int'}", "Bad", "declared twice: SQL does not see case"),
+    ("class Bad(Good):\n    output = {'_offset': 'int'}", "Bad", "column '_offset': the processor's table has"),
+    ("class Bad(Good):\n    output = {'n': 'int', 'N': 'int'}", "Bad", "differ only in case, which SQL does not see"),
     ("1 / 0", "Good", r"module made_\d+ cannot be imported: ZeroDivisionError"),
 ]
 

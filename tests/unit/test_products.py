@@ -244,15 +244,15 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
     ("changed", "said"),
     [
         ({"keys": ["topic", "colour"]}, "keys of numbers are topic, session_id, row_id, metric; found colour"),
-        ({"keys": ["topic", "topic"]}, "named twice"),
+        ({"keys": ["topic", "topic"]}, "the column 'topic' is declared twice"),
         ({"aggregates": {"a": "first"}}, "first and last are those of one series"),
-        ({"aggregates": {"größe": "sum"}}, "is no name of a column"),
+        ({"aggregates": {"a=b": "sum"}}, "column 'a=b': Delta does not allow '=' in a column's name"),
         (
             {"of": "texts", "keys": ["value"]},
             "texts have no mean, min, variance; of them there are approx",
         ),
         ({"aggregates": {"a": "approx_distinct"}}, "numbers have no approx_distinct; of them there are count, first"),
-        ({"aggregates": {"Mean": "mean"}}, "'Mean' is no name of a column"),
+        ({"aggregates": {"mean": "mean", "Mean": "mean"}}, "columns 'mean' and 'Mean' differ only in case"),
         ({"aggregates": {"a": "median"}}, "aggregates.a"),
         ({"bucket": "0 s"}, "bucket"),
         ({"name": "metrics_1m"}, "gold.metrics_1m is a table of every lake's"),

@@ -21,6 +21,7 @@ from yaml import safe_dump
 from sessionlake.config import ProcessorSettings, Settings, load_settings
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import order_field
 from sessionlake.gold.declared import product_of, schemas_of, tables_of
 from sessionlake.gold_settings import AggregateKind, GoldSettings
 from sessionlake.history.explain import explain
@@ -41,7 +42,7 @@ FILLS = {
 }
 SCHEMA = pa.schema(
     [("customer", pa.string()), ("venue", pa.int32()), ("ts", pa.int64()), ("value", pa.float64()),
-     ("order:0", pa.string())]
+     (order_field(0), pa.string())]
 )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def figures(one: Product, fills: list[Fill]) -> dict[Any, dict[str, Any]]:
     columns = [[fill.customer for fill in fills], [fill.venue for fill in fills], [fill.ts for fill in fills]]
     columns += [[value_of(fill) for fill in fills], [fill.number for fill in fills]]
     typed = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    made = one.of_rows(pa.table(typed, schema=SCHEMA)).select([*one.row_keys, *one.results]).to_pylist()
+    made = one.of_rows(*[pa.table(typed, schema=SCHEMA)] * 2).select([*one.row_keys, *one.results]).to_pylist()
     return {tuple(row[name] for name in one.row_keys): row for row in made}
 
 
@@ -154,9 +155,9 @@ def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_co
 def test_texts_are_told_apart_and_rows_without_time_or_value_need_none() -> None:
     rows = {"venue": [1, 1, 1, 2, None], "value": ["x", "x", "y", None, "z"]}
     texts = {"keys": ["venue"], "time": None, "bucket": None, "order": [], "of": "texts"}
-    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).of_rows(pa.table(rows))
+    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).of_rows(*[pa.table(rows)] * 2)
     assert found.select(["venue", "n", "kinds"]).to_pylist() == [{"venue": 1, "n": 3, "kinds": 2}]
-    counted = product(**texts, value=None, aggregates={"n": "count"}).of_rows(pa.table({"venue": rows["venue"]}))
+    counted = product(**texts, value=None, aggregates={"n": "count"}).of_rows(*[pa.table({"venue": rows["venue"]})] * 2)
     assert counted.to_pylist() == [{"venue": 1, "n": 3}, {"venue": 2, "n": 1}]
 
 
@@ -177,10 +178,10 @@ def test_keys_and_orders_are_of_any_type_whose_values_are_told_apart(kind: pa.Da
     rows = {
         "customer": [values[0], values[1], values[0]],
         "value": [3.0, 2.0, 1.0],
-        "order:0": values[:1] + values[1:] * 2,
+        order_field(0): values[:1] + values[1:] * 2,
     }
-    typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), ("order:0", kind)]))
-    found = one.of_rows(typed)
+    typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), (order_field(0), kind)]))
+    found = one.of_rows(typed, typed)
     assert found.schema.field("customer").type == kind
     made = {row["customer"]: (row["n"], row["end"]) for row in found.to_pylist()}
     assert made == {values[0]: (2, 3.0 if values[1] < values[0] else 1.0), values[1]: (1, 2.0)}
@@ -208,10 +209,11 @@ def test_rows_of_one_place_come_in_the_order_of_their_values() -> None:
         ({"time": None, "aggregates": {"n": "count"}}, "bucket: needs `time`"),
         ({"value": None}, "first: needs `value`, the column of the source that it is of"),
         ({"time": None, "bucket": None, "order": [], "aggregates": {"x": "last"}}, "last: needs `time` or `order`"),
-        ({"keys": ["customer", "ts"]}, "keys ts: what is made of a row of the source has other columns of that name"),
-        ({"keys": ["customer", "CUSTOMER"]}, "two columns are called customer"),
-        ({"keys": ["window_start"]}, "two columns are called window_start"),
-        ({"aggregates": {"customer": "count"}}, "two columns are called customer"),
+        ({"keys": ["customer", "CUSTOMER"]}, "columns 'customer' and 'CUSTOMER' differ only in case"),
+        ({"keys": ["window_start"]}, "column 'window_start': gold.fills_1m has a column of this name itself"),
+        ({"keys": ["_Batch"]}, "column '_Batch': gold.fills_1m has a column of this name itself"),
+        ({"aggregates": {"customer": "count"}}, "the column 'customer' is declared twice"),
+        ({"aggregates": {"n u": "count"}}, "column 'n u': Delta does not allow ' ' in a column's name"),
         ({"aggregates": {"n": "approx_distinct"}}, "numbers have no approx_distinct"),
         ({"of": "texts", "aggregates": {"n": "p50"}}, "texts have no p50"),
         ({"python": "kinds:FILLS"}, "the product in Python says all of it: leave out aggregates, bucket, order"),

@@ -11,6 +11,7 @@ import pytest
 
 from sessionlake.config import CaptureSettings, Integrity, OnViolation
 from sessionlake.protocol.arrow import SESSION, are_of
+from sessionlake.protocol.names import DELETE
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import refolded
@@ -80,7 +81,7 @@ def test_these_streams_were_told_from_both() -> None:
 
 def _rows(net: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a MERGE makes of net changes that begin with a clear: the rows that are there then."""
-    kept = [row for row in net if row["row_id"] is not None and not row["_delete"]]
+    kept = [row for row in net if row["row_id"] is not None and not row[DELETE]]
     return sorted(kept, key=lambda row: tuple(row[name] for name in ROW_KEY))
 
 

@@ -9,6 +9,7 @@ from sessionlake.commands.sql_names import names_in, renamed
 from sessionlake.config import Settings
 from sessionlake.errors import UsageError
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.reading_plan import reads_of
 from sessionlake.runtime.spark import own_session
 from sessionlake.streaming.errors import refused
@@ -54,7 +55,7 @@ def as_views(sql: str) -> tuple[str, list[str]]:
     found = names_in(sql)
     if other := [str(one) for one in found if str(one) not in SILVER_WRITES]:
         raise _refused(other[0])
-    return renamed(sql, lambda one: f"`{one.name}`"), sorted({one.name for one in found})
+    return renamed(sql, lambda one: quote(one.name)), sorted({one.name for one in found})
 
 
 def _refused(name: str) -> UsageError:

@@ -11,8 +11,8 @@ from sessionlake.forgetting.search import pattern, search
 from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.names import GOLD
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import quote
 from sessionlake.publish.outlets import outlets
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Mapped, Rows, as_frame
 from sessionlake.streaming.carried import unpack
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
-_STAMPED = ", ".join(f"`{name}` {sql}" for name, sql in TABLES[RESTATEMENTS].columns)
-_RESTATED = ", ".join(f"`{name}` {sql}" for name, sql in TABLES[RESTATEMENTS].columns if name not in _STAMPS)
+_STAMPED = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[RESTATEMENTS].columns)
+_RESTATED = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[RESTATEMENTS].columns if name not in _STAMPS)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.lake.storage import quote
+from sessionlake.protocol.names import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

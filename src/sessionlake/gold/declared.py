@@ -30,37 +30,38 @@ from sessionlake.gold_settings import (
 from sessionlake.lake.names import VIEWS
 from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.table_schema import TableSchema, Writes
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.names import internal, same_but_for_case, same_name_text
 from sessionlake.runtime.named_code import NamedCodeError, named_code
 
+_SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
 _KINDS: dict[AggregateKind, Aggregate | Derived] = {
     AggregateKind.COUNT: Count(),
     AggregateKind.SUM: Sum("value"),
     AggregateKind.MIN: Extreme("value", greatest=False),
     AggregateKind.MAX: Extreme("value", greatest=True),
-    AggregateKind.MEAN: Mean("__sum", "__count"),
-    AggregateKind.VARIANCE: Variance("__sum", "__squares", "__count"),
+    AggregateKind.MEAN: Mean(_SUM, _COUNT),
+    AggregateKind.VARIANCE: Variance(_SUM, _SQUARES, _COUNT),
     AggregateKind.FIRST: Endmost("value", last=False),
     AggregateKind.LAST: Endmost("value", last=True),
     AggregateKind.FIRST_TS: Extreme("ts", greatest=False, type="bigint"),
     AggregateKind.LAST_TS: Extreme("ts", greatest=True, type="bigint"),
-    AggregateKind.P50: Quantile("__buckets", 0.5),
-    AggregateKind.P90: Quantile("__buckets", 0.9),
-    AggregateKind.P95: Quantile("__buckets", 0.95),
-    AggregateKind.P99: Quantile("__buckets", 0.99),
-    AggregateKind.APPROX_DISTINCT: Distinct("__registers"),
+    AggregateKind.P50: Quantile(_BUCKETS, 0.5),
+    AggregateKind.P90: Quantile(_BUCKETS, 0.9),
+    AggregateKind.P95: Quantile(_BUCKETS, 0.95),
+    AggregateKind.P99: Quantile(_BUCKETS, 0.99),
+    AggregateKind.APPROX_DISTINCT: Distinct(_REGISTERS),
 }
-_SUMS: dict[str, Aggregate] = {"__count": Count(), "__sum": Sum("value")}
-_BUCKETS: dict[str, Aggregate] = {"__buckets": Buckets("value")}
+_KEEPS_SUMS: dict[str, Aggregate] = {_COUNT: Count(), _SUM: Sum("value")}
+_KEEPS_BUCKETS: dict[str, Aggregate] = {_BUCKETS: Buckets("value")}
 # What is kept besides, for those that follow from it.
 _KEPT: dict[AggregateKind, dict[str, Aggregate]] = {
-    AggregateKind.MEAN: _SUMS,
-    AggregateKind.VARIANCE: _SUMS | {"__squares": Sum("value", squared=True)},
-    AggregateKind.P50: _BUCKETS,
-    AggregateKind.P90: _BUCKETS,
-    AggregateKind.P95: _BUCKETS,
-    AggregateKind.P99: _BUCKETS,
-    AggregateKind.APPROX_DISTINCT: {"__registers": Registers("value")},
+    AggregateKind.MEAN: _KEEPS_SUMS,
+    AggregateKind.VARIANCE: _KEEPS_SUMS | {_SQUARES: Sum("value", squared=True)},
+    AggregateKind.P50: _KEEPS_BUCKETS,
+    AggregateKind.P90: _KEEPS_BUCKETS,
+    AggregateKind.P95: _KEEPS_BUCKETS,
+    AggregateKind.P99: _KEEPS_BUCKETS,
+    AggregateKind.APPROX_DISTINCT: {_REGISTERS: Registers("value")},
 }
 
 
@@ -202,8 +203,8 @@ def _wrong_source(found: Product, declared: ProductSettings) -> Iterator[str]:
 
 
 def _refuse_twice(product: Product, where: str) -> None:
-    if repeated := twice(name for name, _ in product.columns):
-        raise ConfigError(f"{where} has two columns {', '.join(repeated)}: call its results otherwise")
+    if (pair := same_but_for_case(name for name, _ in product.columns)) is not None:
+        raise ConfigError(f"{where}: {same_name_text(*pair)}. Give its results other names")
 
 
 def product_of(declared: ProductSettings) -> Product:
@@ -217,7 +218,7 @@ def product_of(declared: ProductSettings) -> Product:
     aggregates = {name: _KINDS[kind] for name, kind in declared.aggregates.items()}
     for kind in sorted({*declared.aggregates.values()}):
         aggregates |= _KEPT.get(kind, {})
-    return Product(
+    found = Product(
         declared.name,
         declared.keys,
         aggregates,
@@ -227,7 +228,10 @@ def product_of(declared: ProductSettings) -> Product:
         retention_ms=_milliseconds(declared.retention),
         output=declared.output.value,
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
+        shown=tuple(declared.aggregates),
     )
+    _refuse_twice(found, f"gold.products.{declared.name}")
+    return found
 
 
 def _source(declared: ProductSettings) -> Source:

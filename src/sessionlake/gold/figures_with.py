@@ -16,10 +16,12 @@ from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.lake.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
-from sessionlake.lake.storage import quote, text
-from sessionlake.lake.table_function import create_table_function
+from sessionlake.lake.schemas import own_columns
+from sessionlake.lake.storage import text
+from sessionlake.lake.table_function import create_table_function, relation
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
+from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
@@ -129,12 +131,22 @@ def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
     """What a change set, one by one: as `changes.events_of` has it."""
     structs = [
         f"named_struct('name', {text(name)}, 'value', "
-        f"CASE WHEN array_contains(_set, {text(name)}) THEN CAST({quote(name)} AS {sql}) END)"
-        for name in names
+        f"CASE WHEN array_contains(_set, {text(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
+        for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {sql}))"]
     return _EVENTS.format(
-        applied=APPLIED, structs=", ".join(structs), name=quote(called), changes=lake.identifier(CHANGES), own=_OWN
+        applied=APPLIED,
+        structs=", ".join(structs),
+        name=quote(called),
+        changes=_changes(lake, names),
+        own=_OWN,
     )
+
+
+def _changes(lake: Lake, declared: tuple[str, ...] = ()) -> str:
+    """Silver's changes, their declared columns under names of ours: one may be called as the function is."""
+    renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
+    return relation(lake.identifier(CHANGES), [*map(quote, own_columns(CHANGES)), *renamed])
 
 
 def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
@@ -143,7 +155,7 @@ def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([text(table.table), *own])
     if isinstance(table, Enriched):
-        return _ENRICHED.format(columns=columns, changes=lake.identifier(CHANGES), own=_OWN, keys=keys)
+        return _ENRICHED.format(columns=columns, changes=_changes(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
         return _of_averages(lake, table, columns, keys)
     return _of_product(table, columns, keys, retained)

@@ -37,6 +37,7 @@ from sessionlake.lake.spark_reader import literal
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Rows, as_frame
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_SINCE, _UNTIL = internal("since"), internal("until")
 _PLACE = ("topic", PARTITION)
 
 
@@ -134,7 +136,7 @@ def stamped(rows: DataFrame, final: FinalTable, batch: int) -> DataFrame:
     """The product's rows as those of its final ones' table."""
     from pyspark.sql import functions as F
 
-    return rows.select(*(F.col(f"`{name}`") for name, _ in final.shown), F.lit(batch).cast("bigint").alias(BATCH))
+    return rows.select(*(F.col(quote(name)) for name, _ in final.shown), F.lit(batch).cast("bigint").alias(BATCH))
 
 
 def make_final_anew(
@@ -220,14 +222,14 @@ def _between(rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
         return rows.limit(0)
     bounds = defaultdict(list)
     for place, end in until.items():
-        for name, value in zip((*_PLACE, "_since", "_until"), (*place, since.get(place, NEVER), end), strict=True):
+        for name, value in zip((*_PLACE, _SINCE, _UNTIL), (*place, since.get(place, NEVER), end), strict=True):
             bounds[name].append(value)
-    kinds = [("topic", pa.string()), (PARTITION, pa.int32()), ("_since", pa.int64()), ("_until", pa.int64())]
+    kinds = [("topic", pa.string()), (PARTITION, pa.int32()), (_SINCE, pa.int64()), (_UNTIL, pa.int64())]
     frame = F.broadcast(as_frame(rows.sparkSession, pa.table(dict(bounds), pa.schema(kinds))))
     start = F.unix_millis(START)
-    within = (start >= F.col("_since")) & (start < F.col("_until"))
+    within = (start >= F.col(_SINCE)) & (start < F.col(_UNTIL))
     coarse = (reduce(and_, map(_column, some)) for some in _conditions(since, until))
-    return rows.where(reduce(or_, coarse)).join(frame, list(_PLACE)).where(within).drop("_since", "_until")
+    return rows.where(reduce(or_, coarse)).join(frame, list(_PLACE)).where(within).drop(_SINCE, _UNTIL)
 
 
 def _column(condition: Condition) -> Column:

@@ -21,12 +21,13 @@ from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.names import LATE_POINTS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_DDL = ", ".join(f"`{name}` {sql}" for name, sql in LATE_COLUMNS)
+_DDL = ", ".join(f"{quote(name)} {sql}" for name, sql in LATE_COLUMNS)
 
 
 def write_late(

@@ -23,10 +23,11 @@ from sessionlake.gold.fold.shard import Kept
 from sessionlake.gold.fold.state import marks_of
 from sessionlake.lake.commit import next_txn, retire
 from sessionlake.lake.names import GOLD, LEASES, SESSIONS
-from sessionlake.lake.storage import quote, writing
+from sessionlake.lake.storage import writing
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.names import quote
 from sessionlake.silver import handover
 from sessionlake.streaming.checkpoint import write_whole
 

@@ -25,17 +25,17 @@ from sessionlake.gold.recompute import GROUPS
 from sessionlake.lake.commit import accumulate, append, merge
 from sessionlake.lake.ledger import TableOutput
 from sessionlake.lake.reading import Condition, TooLargeError, among
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
-from sessionlake.runtime.frames import Mapped, Rows, as_frame
+from sessionlake.protocol.names import internal, quote
+from sessionlake.runtime.frames import Mapped, Rows, as_frame, map_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_FRESH = "_fresh"
+_FRESH = internal("fresh")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ProductMerger:
             return product.merged(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # Once, and before the MERGE: what it reads is not what it writes.
-        rows = both.groupBy(shard.alias("shard")).applyInArrow(merged, product.ddl).localCheckpoint()
+        rows = map_groups(both, shard, merged, product.ddl).localCheckpoint()
         commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
         return TableOutput(product.table, commit.version, rows.count())
 

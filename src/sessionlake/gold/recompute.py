@@ -18,10 +18,10 @@ from sessionlake.gold.fold.shard import recompute
 from sessionlake.gold.slow import new_points
 from sessionlake.lake.names import CHANGES, GOLD
 from sessionlake.lake.retained import heads
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import dense
-from sessionlake.runtime.frames import gathered
+from sessionlake.protocol.names import quote
+from sessionlake.runtime.frames import gathered, map_groups
 from sessionlake.silver import handover
 
 if TYPE_CHECKING:
@@ -110,16 +110,16 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
         return pa.concat_tables(dense(emitted.rows) for emitted in recompute(rows, series))
 
     shard = F.pmod(F.xxhash64(*map(quote, series.keys)), F.lit(GROUPS))
-    return points.groupBy(shard.alias("shard")).applyInArrow(call, series.ddl)
+    return map_groups(points, shard, call, series.ddl)
 
 
 def _rows(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
     from pyspark.sql import functions as F
 
     parts = changes.mapInArrow(EachBatch(product.of_changes, declared), product.ddl)
-    shard = F.pmod(F.xxhash64(*product.row_keys), F.lit(GROUPS))
+    shard = F.pmod(F.xxhash64(*map(quote, product.row_keys)), F.lit(GROUPS))
 
     def merged(table: pa.Table) -> pa.Table:
         return product.merged(table)
 
-    return parts.groupBy(shard.alias("shard")).applyInArrow(merged, product.ddl)
+    return map_groups(parts, shard, merged, product.ddl)

@@ -16,8 +16,8 @@ from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.making import made_behind
 from sessionlake.lake.names import RESTATEMENTS
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:

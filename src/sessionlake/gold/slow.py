@@ -14,8 +14,10 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute, series_names
 from sessionlake.gold.references.taken import PART
 from sessionlake.lake.reading import TableReader, TooLargeError, of_keys
-from sessionlake.lake.storage import Limits, quote
+from sessionlake.lake.storage import Limits
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Payloads
+from sessionlake.runtime.frames import map_groups
 from sessionlake.streaming.carried import sent
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, folded_table
 
@@ -64,7 +66,7 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
         return folded_table(_emitted(table, series))
 
     shard = F.pmod(F.xxhash64(*keys), F.lit(shards))
-    return points.groupBy(shard.alias("shard")).applyInArrow(call, FOLDED_SCHEMA)
+    return map_groups(points, shard, call, FOLDED_SCHEMA)
 
 
 def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
-from sessionlake.gold.aggregate.product import START, Product
+from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.alerts.verify import verify_rules
 from sessionlake.gold.changes import declared_in, events_of, is_late, with_seq_order
-from sessionlake.gold.compare import Compared, compared
+from sessionlake.gold.compare import Compared, compared, size_of
 from sessionlake.gold.declared import GoldTable, finals_of, with_finals
 from sessionlake.gold.enrich.table import Enriched
 from sessionlake.gold.expiry import above, floors_in
@@ -22,13 +22,15 @@ from sessionlake.gold.references.joined import enriched_rows
 from sessionlake.gold.references.verify import verify_references
 from sessionlake.gold.restated import verify_restatements
 from sessionlake.lake.names import CHANGES, LATE_POINTS
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import gathered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_TIME = internal("time")
 
 
 def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[Compared]:
@@ -78,29 +80,30 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 
 
 def by_sql(events: DataFrame, product: Product) -> DataFrame:
-    """The product's results, and `~` in front of its name for how large the numbers were that one came from."""
+    """The product's results, and `size_of` the name of one for how large the numbers were that it came from."""
     from pyspark.sql import functions as F
 
     if product.bucket_ms is not None:
         start = F.expr(f"ts - pmod(ts, {product.bucket_ms}L)")
         within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
-        events = events.where(within).withColumn(START, F.timestamp_millis(start))
+        events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
     results = [F.expr(one.sql()).alias(name) for name, one in product.aggregates.items()]
     sizes = [
-        F.expr(size).alias(f"~{name}")
+        F.expr(size).alias(size_of(name))
         for name, one in product.aggregates.items()
         if (size := one.magnitude()) is not None
     ]
-    return events.groupBy(*map(quote, product.row_keys)).agg(*results, *sizes)
+    keys = (F.col(quote(field)).alias(name) for name, field in product.fields.items())
+    return events.groupBy(*keys).agg(*results, *sizes)
 
 
 def _final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
     """Those of a product's rows that are final by all changes that gold has read."""
     from pyspark.sql import functions as F
 
-    times = changes.groupBy("topic", "partition").agg(F.max(APPLIED).alias("_time"))
-    closed = F.unix_millis(START) + F.lit(final.bucket_ms + final.lateness_ms).cast("bigint") <= F.col("_time")
-    return rows.join(times, ["topic", "partition"]).where(closed).drop("_time")
+    times = changes.groupBy("topic", "partition").agg(F.max(APPLIED).alias(_TIME))
+    closed = F.unix_millis(START) + F.lit(final.bucket_ms + final.lateness_ms).cast("bigint") <= F.col(_TIME)
+    return rows.join(times, ["topic", "partition"]).where(closed).drop(_TIME)
 
 
 def _late(events: DataFrame, product: Product) -> DataFrame:
@@ -130,5 +133,5 @@ def _averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     average = F.when(shown, F.avg("value").over(last))
     return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias("~average"),
+        F.avg(F.abs("value")).over(last).alias(size_of("average")),
     )  # fmt: skip

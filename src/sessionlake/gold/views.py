@@ -21,12 +21,14 @@ from sessionlake.lake.names import (
     VIEWS,
 )
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote, text
-from sessionlake.lake.table_function import create_table_function
+from sessionlake.lake.storage import text
+from sessionlake.lake.table_function import create_table_function, relation
+from sessionlake.lake.table_schema import DECLARED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.reasons import Reason
 
 if TYPE_CHECKING:
@@ -250,8 +252,13 @@ def _query(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]
 
 
 def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
-    """What SQL calls the table; one that is not there yet has no rows."""
-    if lake.exists(spark, table):
+    """The table for a query, less the declared columns, which could be called as a parameter or an alias of the query.
+
+    One that is not there yet has no rows.
+    """
+    own = [(name, sql) for name, sql in TABLES[table].columns if name != DECLARED]
+    if not lake.exists(spark, table):
+        return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
+    if len(own) == len(TABLES[table].columns):
         return lake.identifier(table)
-    columns = TABLES[table].resolved(lake.settings)
-    return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(column)}' for column, sql in columns)} WHERE false)"
+    return relation(lake.identifier(table), (quote(name) for name, _ in own))

@@ -28,10 +28,10 @@ from sessionlake.lake.names import CHANGES, GOLD, LEDGER
 from sessionlake.lake.progress import changes_taken_in
 from sessionlake.lake.reading import Condition, TableReader
 from sessionlake.lake.retained import floor_of, heads
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.reading_plan import require_condition
 from sessionlake.silver.handover import reached
@@ -212,16 +212,21 @@ def _explained(
     logic: str | None,
 ) -> Explained:
     keys = table.row_keys
+
+    def is_told(name: str) -> bool:
+        return name in table.results or not name.startswith("_")
+
     events = _of_row(changes, table, row)
     found = _rows(events.groupBy("topic", "partition").agg(*_spans()))
     brought = [one["batch"] for one in _rows(events.select("batch").distinct())]
+    key = {name: row[name] for name in keys}
     made_of = sum(one["events"] for one in found)
-    gone = None if _is_whole(table, row, made_of) else _gone_before(reader, row)
+    gone = None if _is_whole(table, row, made_of) else _gone_before(reader, key)
     holds = None if message is None else _holds(events, message)
     return Explained(
         table=table.table,
-        key={name: row[name] for name in keys},
-        figures={name: value for name, value in row.items() if name not in keys and not name.startswith("_")},
+        key=key,
+        figures={name: value for name, value in row.items() if name not in keys and is_told(name)},
         events=made_of,
         offsets=tuple(
             Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
@@ -240,12 +245,12 @@ def _is_whole(table: GoldTable, row: Row, events: int) -> bool:
     return isinstance(table, RollingAverage) and bool(events == row["points"])
 
 
-def _gone_before(reader: TableReader, row: Row) -> datetime | None:
+def _gone_before(reader: TableReader, key: Row) -> datetime | None:
     """Before when changes were committed that are gone and of which a row may be made."""
     cut = heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
-    if {*SESSION} <= row.keys() and floor_of(reader, *(row[name] for name in SESSION)) is None:
+    if {*SESSION} <= key.keys() and floor_of(reader, *(key[name] for name in SESSION)) is None:
         return None  # none of the row's session
     return cut.before
 
@@ -270,14 +275,14 @@ def _of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     from pyspark.sql import functions as F
 
     if isinstance(table, Enriched):
-        found = changes.rows.select(
-            *(F.col(quote(SOURCES.get(name, name))).alias(name) for name in table.names), F.col(BATCH).alias("batch")
-        )
+        own = (F.col(SOURCES.get(name, name)).alias(name) for name in table.row_keys)
+        found = changes.rows.select(*own, F.col(BATCH).alias("batch"))
         return found.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):
         return _of_average(changes, table, row)
-    events = _events(changes, row, numbers=table.source.numbers).where(~is_late(table))
-    if START in row and table.bucket_ms is not None:
+    key = {name: row[name] for name in table.row_keys}
+    events = _events(changes, key, numbers=table.source.numbers).where(~is_late(table))
+    if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
     for name in (one for one in table.row_keys if one != START):
@@ -289,22 +294,23 @@ def _of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFram
     """The points that an average is of: the row's own, and those before it."""
     from pyspark.sql import functions as F
 
-    events = _events(changes, row, numbers=True).where(F.col("metric") == row["metric"])
+    key = {name: row[name] for name in series.row_keys}
+    events = _events(changes, key, numbers=True).where(F.col("metric") == row["metric"])
     order = F.struct(*series.sorted_by)
     place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sorted_by))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _events(changes: _Changes, row: Row, *, numbers: bool) -> DataFrame:
+def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     """Those of the row's topic, session and table row, where the row is of one."""
     from pyspark.sql import functions as F
 
     found = changes.rows
-    names = ("topic", "session_id", "row_id", *((PARTITION,) if names_sessions(row) else ()))
+    names = ("topic", "session_id", "row_id", *((PARTITION,) if names_sessions(key) else ()))
     for name in names:
-        if name in row:
-            found = found.where(F.col(name) == F.lit(row[name]))
+        if name in key:
+            found = found.where(F.col(name) == F.lit(key[name]))
     found = changes_of(found, changes.settings)
     return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 

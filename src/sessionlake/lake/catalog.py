@@ -24,11 +24,12 @@ from sessionlake.lake.reading import TableReader
 from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
 from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote, text, writing
+from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, text, writing
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval, span_of
 from sessionlake.lake.txn import CLAIMED_APP, Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Rows, as_frame, on_disk
 from sessionlake.runtime.interpreted import conf
 
@@ -200,12 +201,11 @@ class Catalog(Storage):
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
         columns = ", ".join(f"{quote(name)} {sql}" for name, sql in schema.resolved(self._settings))
-        keys = ", ".join(map(quote, schema.cluster_by))
         wanted = schema.properties(at_least(table, self._settings.maintain.keep))
-        properties = ", ".join(f"'{key}' = '{value}'" for key, value in wanted.items())
+        properties = ", ".join(f"{text(key)} = {text(value)}" for key, value in wanted.items())
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(table)} ({columns}) USING delta"
-            + (f" CLUSTER BY ({keys})" if keys else "")
+            + (f" CLUSTER BY ({', '.join(map(quote, schema.cluster_by))})" if schema.cluster_by else "")
             + f" COMMENT {text(schema.comment)} TBLPROPERTIES ({properties})"
         )
         if self._known is not None:

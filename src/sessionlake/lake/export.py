@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import UsageError
-from sessionlake.lake.storage import quote
+from sessionlake.protocol.names import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

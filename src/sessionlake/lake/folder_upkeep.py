@@ -27,11 +27,11 @@ from sessionlake.lake.deletion_vectors import vector_file
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.folder_commits import committing, discard
 from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.storage import quote
 from sessionlake.lake.table_files import Action, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:

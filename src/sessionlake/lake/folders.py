@@ -33,13 +33,14 @@ from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
 from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
 from sessionlake.lake.spark_merge import merged_by_spark
-from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, quote
+from sessionlake.lake.storage import PURGED, Limits, Staged, Storage
 from sessionlake.lake.table_files import live, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Combine, Upsert
 from sessionlake.laptop.home import claim, require_home, turn
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Rows
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed
 from sessionlake.lake.rows_by_key import FoundRows, Lookup, held_rows
 from sessionlake.lake.table_files import Action, TableFile, folder_of, live
 from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
-from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import Bools, Int64s
 
 if TYPE_CHECKING:

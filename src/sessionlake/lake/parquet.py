@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.storage import quote
-from sessionlake.lake.table_schema import SKIPPING
+from sessionlake.lake.table_schema import SKIPPING, names_listed
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
 
@@ -116,7 +116,7 @@ class FileWriter:
 
 def indexed_columns(delta: DeltaTable) -> tuple[str, ...]:
     """The columns that a table's files keep minimum and maximum of."""
-    return tuple(filter(None, delta.metadata().configuration.get(SKIPPING, "").split(",")))
+    return names_listed(delta.metadata().configuration.get(SKIPPING, ""))
 
 
 def columns_of(delta: DeltaTable) -> dict[str, str]:

@@ -13,7 +13,8 @@ from sessionlake.lake.folder_commits import committing, write
 from sessionlake.lake.parquet import conformed
 from sessionlake.lake.rows_by_key import Lookup
 from sessionlake.lake.table_files import live
-from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE, WRITTEN
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable

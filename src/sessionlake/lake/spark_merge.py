@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from sessionlake.lake.commits import Commit
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.expired import Chosen
-from sessionlake.lake.storage import Storage, quote
+from sessionlake.lake.storage import Storage
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.txn import Txn
-from sessionlake.lake.upsert import DELETE, WRITTEN, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE, WRITTEN, quote
 from sessionlake.runtime.frames import Rows, as_frame
 from sessionlake.runtime.interpreted import conf
 

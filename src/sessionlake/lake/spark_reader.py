@@ -20,8 +20,9 @@ from sessionlake.lake.reading import (
     counter_of,
     named_by,
 )
-from sessionlake.lake.storage import Storage, quote
+from sessionlake.lake.storage import Storage
 from sessionlake.lake.values import rows_of
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.runtime.failures import RESULT_TOO_BIG, failure_of
 from sessionlake.runtime.frames import as_frame, by_parts
@@ -165,7 +166,7 @@ class SparkReader(TableReader):
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(name), literal(value)))
+            frame = frame.where(compare(F.col(quote(name)), literal(value)))
         return frame
 
 

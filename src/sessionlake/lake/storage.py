@@ -36,11 +36,6 @@ PURGED = "sessionlake.purged"
 """The table's property that names what its history was last removed for."""
 
 
-def quote(name: str) -> str:
-    """A SQL identifier, quoted."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def text(value: str) -> str:
     """A SQL string."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
@@ -232,7 +227,7 @@ class Storage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property, in a commit of its own."""
         with self.exclusive(table):
-            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ('{key}' = '{value}')")
+            spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({text(key)} = {text(value)})")
 
     def retain(self, spark: SparkSession, table: str) -> None:
         """Sets how far back the table's history reaches, and who removes its log, if that has changed."""

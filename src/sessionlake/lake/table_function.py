@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import LakeError
@@ -9,6 +10,21 @@ from sessionlake.lake.tables import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_RELATION = "(SELECT {columns} FROM {table})"
+
+
+def relation(table: str, columns: Iterable[str]) -> str:
+    """A table for a query, with these columns alone.
+
+    A column that a function's query does not need could be called as the function, or a parameter, is: SQL would take
+    the one for the other.
+
+    Args:
+        table: as SQL calls it.
+        columns: quoted, or expressions with their names.
+    """
+    return _RELATION.format(columns=", ".join(columns), table=table)
 
 
 def create_table_function(

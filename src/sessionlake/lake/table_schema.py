@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
 from sessionlake.config import Settings
+from sessionlake.protocol.names import quote
 
 Columns = tuple[tuple[str, str], ...]
 """Names and Spark SQL types, in order."""
@@ -28,6 +30,19 @@ DELETION_VECTORS = "delta.enableDeletionVectors"
 CHANGE_FEED = "delta.enableChangeDataFeed"
 """Whether what MERGE replaces is marked, and its file left as it is."""
 _MERGED = {DELETION_VECTORS: "true"}
+
+
+_LISTED = re.compile(r"`[^`]*`|[^,]+")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of columns as Delta's properties have them."""
+    return ",".join(name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quote(name) for name in names)
+
+
+def names_listed(told: str) -> tuple[str, ...]:
+    """What `listed` wrote."""
+    return tuple(name.strip("`") for name in _LISTED.findall(told))
 
 
 def interval(span: timedelta) -> str:
@@ -97,7 +112,7 @@ class TableSchema:
         found = _LOG | {RETENTION: interval(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
         if self.skipping:
-            found[SKIPPING] = ",".join(self.skipping)
+            found[SKIPPING] = listed(self.skipping)
         if self.feed:
             found[CHANGE_FEED] = "true"
         return found

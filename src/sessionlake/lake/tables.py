@@ -14,8 +14,9 @@ from sessionlake.lake.folders import Folders
 from sessionlake.lake.names import PROCESSOR_ERRORS, SILVER
 from sessionlake.lake.reading import TableReader, TooLargeError
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import Limits, Storage, quote
+from sessionlake.lake.storage import Limits, Storage
 from sessionlake.lake.table_schema import APPEND_ONLY, TableSchema
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import as_frame
 
 if TYPE_CHECKING:

@@ -9,10 +9,6 @@ import pyarrow as pa
 
 Combine = Callable[[pa.Table, pa.Table], pa.Table]
 """Given rows, and those that a table has of their keys: the rows that are to be there, one for each key given."""
-DELETE = "_delete"
-"""Of a source whose rows may say that a row is gone: whether this one does."""
-WRITTEN = "_written"
-"""Of a source whose rows may leave columns as they are: a flag for each of the `kept` columns, in their order."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +18,9 @@ class Upsert:
     Attributes:
         keys: the columns that tell rows apart; they are never null.
         columns: further ones that are taken from the source.
-        kept: such whose value stays in a row that is there, where `_written` says no.
+        kept: such whose value stays in a row that is there, where `WRITTEN` says no.
         bounded: keys by whose values Spark is told which files to leave out; delta-rs finds them for itself.
-        deletes: whether the source has `_delete`.
+        deletes: whether the source has `DELETE`.
         updates: whether rows that are there change.
         inserts: whether rows that are not there are added.
     """

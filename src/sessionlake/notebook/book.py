@@ -82,7 +82,10 @@ class Book:
         """The first rows of a frame, Spark's or pandas', as the platform's or Jupyter's table, or as text."""
         frame = rows.limit(most).toPandas() if hasattr(rows, "toPandas") else rows.head(most)
         if self._display is not None:
-            self._display(frame)
+            import pandas as pd
+
+            with pd.option_context("display.html.use_mathjax", False):  # noqa: FBT003 - a value
+                self._display(frame)
         else:
             print(frame.to_string(index=False), "\n")  # noqa: T201 - a notebook's output
 

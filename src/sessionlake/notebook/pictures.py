@@ -46,7 +46,7 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
         axes.scatter(one["time"], one["row_id"].map(places), s=size, c=color, marker=marker, linewidths=1.3, zorder=3)
     if len(events):
         axes.scatter(events["time"], [len(rows)] * len(events), s=46, c=PALETTE[4], marker="v", zorder=3, clip_on=False)
-    axes.set_yticks([*range(len(rows)), len(rows)], [*rows, "judgements"])
+    axes.set_yticks([*range(len(rows)), len(rows)], [*map(_plain, rows), "judgements"])
     axes.set_ylim(-0.7, len(rows) + 0.7)
     axes.grid(axis="x", visible=False)
     _legend(
@@ -86,9 +86,9 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
     by_topic = found.pivot_table(index="topic", columns="kind", values="time", aggfunc="size", fill_value=0)[shown]
     by_topic = by_topic.loc[by_topic.sum(axis=1).sort_values().index].tail(_ROWS)
     figure, (left, right) = _figures(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
-    begun = np.zeros(len(by_topic))
+    begun, topics = np.zeros(len(by_topic)), [*map(_plain, by_topic.index)]
     for kind, color in zip(shown, PALETTE, strict=False):
-        left.barh(by_topic.index, by_topic[kind], left=begun, color=color, label=kind, height=0.7)
+        left.barh(topics, by_topic[kind], left=begun, color=color, label=kind, height=0.7)
         begun += by_topic[kind].to_numpy()
     left.set_title("by topic", loc="left", color=_MUTED, fontsize=10)
     left.grid(axis="y", visible=False)
@@ -137,7 +137,7 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
         own = rows[rows["lane"] == lane]
         begins, ends = _days(own["begin"]), _days(own["end"])
         axes.broken_barh(list(zip(begins, ends - begins, strict=True)), (place - 0.32, 0.64), color=PALETTE[0])
-    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_yticks(range(len(lanes)), [*map(_plain, lanes)])
     axes.grid(axis="x", color=_GRID)
     _time_axis(axes, "stream time (UTC)")
     return figure
@@ -174,7 +174,7 @@ def _figures(title: str, columns: int, height: float, *, sharey: bool = False) -
     figure, grid = plt.subplots(1, columns, **shape)
     plt.close(figure)  # whoever shows it has it; pyplot would keep it for good
     if title:
-        figure.suptitle(title, x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
+        figure.suptitle(_plain(title), x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
     for axes in grid[0]:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(_GRID)
@@ -183,6 +183,11 @@ def _figures(title: str, columns: int, height: float, *, sharey: bool = False) -
         axes.tick_params(length=0, labelcolor=_MUTED, labelsize=9)
         axes.xaxis.label.set_color(_MUTED)
     return figure, list(grid[0])
+
+
+def _plain(text: object) -> str:
+    """A text that is drawn character by character: matplotlib reads what stands between two dollars as a formula."""
+    return str(text).replace("$", r"\$")
 
 
 def _time_axis(axes: Axes, label: str) -> None:

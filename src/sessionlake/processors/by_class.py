@@ -17,20 +17,22 @@ from sessionlake.processors.computation import (
     Computation,
     each_group,
     have,
-    refuse_reserved,
     require_columns,
     require_exact,
+    require_names,
 )
 from sessionlake.processors.load import ProcessorRef, ref_of
 from sessionlake.processors.output import BATCH, OutputColumns
+from sessionlake.protocol.arrow import sort_rows
+from sessionlake.protocol.names import internal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ORDINAL = "ordinal"
-_ERROR = "_error"
+_ERROR = internal("error")
 _SLICE = 4096
-_RESERVED = frozenset({ORDINAL, BATCH, _ERROR})
+_PUBLISHED = frozenset({ORDINAL, BATCH})
 
 
 class ByClass(Computation):
@@ -47,7 +49,7 @@ class ByClass(Computation):
         if own.on_error not in (None, OnViolation.FAIL):
             raise ConfigError(f"{own.where}.on_error: with a key there is fail alone")
         require_columns(own, (*own.key, *own.order), present)
-        refuse_reserved(own, _RESERVED)
+        require_names(own, _PUBLISHED)
         require_exact(own, "key", own.key, present)
         self._own, self._ref = own, ref_of(own)
         self._head = (*((name, present[name]) for name in own.key), (ORDINAL, "int"))
@@ -95,7 +97,7 @@ def calls_of(
 class _Groups:
     """A function of Arrow tables: rows of several keys to what comes of each.
 
-    What a class raises is said in `_error`, of which the first row stops the batch.
+    What a class raises is said in `_ERROR`, of which the first row stops the batch.
     """
 
     ref: ProcessorRef
@@ -105,10 +107,10 @@ class _Groups:
     def __call__(self, rows: pa.Table) -> pa.Table:
         processor = self.ref.load_keyed()
         output = OutputColumns(processor.output, self.head)
-        by = [(name, "ascending") for name in (*self.own.key, *self.own.order)]
+        ordered = sort_rows(rows, (*self.own.key, *self.own.order))
         keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
         key_types = [rows.schema.field(name).type for name in self.own.key]
-        for key, of_key in groupby(_each(rows.sort_by(by)), key=lambda row: tuple(row[name] for name in self.own.key)):
+        for key, of_key in groupby(_each(ordered), key=lambda row: tuple(row[name] for name in self.own.key)):
             found, error = self._checked(processor, output, dict(zip(self.own.key, key, strict=True)), of_key)
             keys += [key] * len(found)
             records += found

@@ -14,9 +14,9 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared import product_of
 from sessionlake.gold.verify import by_sql
-from sessionlake.lake.storage import quote
 from sessionlake.processor_settings import ProductProcessor
 from sessionlake.processors.computation import Computation, each_group, have, require_columns, require_exact
+from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
@@ -73,10 +73,12 @@ class ByProduct(Computation):
         """See `Computation`."""
         from pyspark.sql import functions as F
 
-        found, length = rows.select(*self._needed()), self.product.bucket_ms
+        keys = (F.col(quote(name)) for name in self.product.keys)
+        events = (column.alias(internal(name)) for name, column in self._needed().items())
+        found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(internal("ts"))
         if length is not None:
-            begin = F.try_subtract("ts", F.pmod("ts", F.lit(length).cast("bigint")))
-            within = F.col("ts").between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
+            begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
+            within = ts.between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
             found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
         return have(found, self.by)
 
@@ -90,7 +92,9 @@ class ByProduct(Computation):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        source, events = self._rows, rows.select(*self._needed())
+        source, fields = self._rows, [self.product.fields[name] for name in self.product.keys]
+        keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
+        events = rows.select(*keys, *(column.alias(name) for name, column in self._needed().items()))
         orders = [order_field(i) for i in range(len(source.order))]
         events = have(events, [name for name in events.columns if name not in orders])
         if source.time is None:
@@ -100,22 +104,22 @@ class ByProduct(Computation):
         order += [F.col(quote(name)) for name in self.product.reads]
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
-        place = F.row_number().over(Window.partitionBy(*map(quote, self.product.keys)).orderBy(*order))
+        place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
         return by_sql(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
 
-    def _needed(self) -> list[Column]:
-        """Of the source's columns those that events are made of, under the names that these have."""
+    def _needed(self) -> dict[str, Column]:
+        """Of the source's columns those that events are made of, less the keys, by the names that these have."""
         from pyspark.sql import functions as F
 
         source = self._rows
-        found = {name: F.col(quote(name)) for name in (*self.product.keys, *self.product.reads)}
+        found = {name: F.col(quote(name)) for name in self.product.reads}
         found |= {order_field(i): F.col(quote(name)) for i, name in enumerate(source.order)}
         if source.value is not None:
             found["value"] = F.col(quote(source.value)).cast("double" if source.numbers else "string")
         if source.time is not None:
             time = F.col(quote(source.time))
             found["ts"] = F.unix_millis(time) if self._present[source.time] == "timestamp" else time
-        return [column.alias(name) for name, column in found.items()]
+        return found
 
 
 @dataclass(frozen=True)
@@ -126,4 +130,6 @@ class _Figures:
     names: tuple[str, ...]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return self.product.of_rows(rows).select(list(self.names))
+        others = (name for name in rows.column_names if is_internal(name))
+        values = {name.removeprefix(INTERNAL): rows[name] for name in others}
+        return self.product.of_rows(rows.select(self.product.keys), pa.table(values)).select(list(self.names))

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from sessionlake.config import ProcessorSettings
 from sessionlake.errors import ConfigError
-from sessionlake.lake.storage import quote
+from sessionlake.protocol.names import check_columns, quote
+from sessionlake.runtime.frames import map_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +67,7 @@ def each_group(
 
     group = F.pmod(F.xxhash64(*map(quote, by)), F.lit(_GROUPS))
     ddl = ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
-    return rows.groupBy(group.alias("group")).applyInArrow(call, ddl).localCheckpoint()
+    return map_groups(rows, group, call, ddl).localCheckpoint()
 
 
 def have(rows: DataFrame, names: Iterable[str]) -> DataFrame:
@@ -104,11 +105,16 @@ def require_exact(own: ProcessorSettings, what: str, names: Iterable[str], prese
             )
 
 
-def refuse_reserved(own: ProcessorSettings, reserved: Collection[str]) -> None:
+def require_names(own: ProcessorSettings, published: Collection[str]) -> None:
     """Returns if the key's columns can be those of a table.
+
+    Args:
+        published: the columns that the table has besides.
 
     Raises:
         ConfigError: one is named twice, or as a column that the table has anyway.
     """
-    if any(own.key.count(name) > 1 or name.lower() in reserved for name in own.key):
-        raise ConfigError(f"{own.where}.key: each column once, none of {', '.join(sorted(reserved))}")
+    try:
+        check_columns(own.key, published, own.into)
+    except ValueError as error:
+        raise ConfigError(f"{own.where}.key: {error}") from None

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.lake.storage import quote
 from sessionlake.lake.values import rows_of
+from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BATCH = "_batch"
+_BEFORE, _AFTER, _CHANGE = map(internal, ("before", "after", "change"))
 
 
 @dataclass(frozen=True)
@@ -78,21 +79,21 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
         return rows.select(*map(quote, keys), F.struct(*map(quote, shared)).alias(name))
 
     # A key may be null, as any column may.
-    both = side(before, "was").alias("w").join(
-        side(after, "now").alias("n"), [F.col(f"w.{quote(key)}").eqNullSafe(F.col(f"n.{quote(key)}")) for key in keys],
+    both = side(before, _BEFORE).alias("w").join(
+        side(after, _AFTER).alias("n"), [F.col(f"w.{quote(key)}").eqNullSafe(F.col(f"n.{quote(key)}")) for key in keys],
         "full",
     )  # fmt: skip
-    kind = F.when(F.col("was").isNull(), "added").when(F.col("now").isNull(), "removed").otherwise("changed")
+    kind = F.when(F.col(_BEFORE).isNull(), "added").when(F.col(_AFTER).isNull(), "removed").otherwise("changed")
     named = [F.coalesce(f"w.{quote(key)}", f"n.{quote(key)}").alias(key) for key in keys]
-    other = both.where(~F.col("was").eqNullSafe(F.col("now"))).select(kind.alias("change"), *named, "was", "now")
+    other = both.where(~F.col(_BEFORE).eqNullSafe(F.col(_AFTER))).select(kind.alias(_CHANGE), *named, _BEFORE, _AFTER)
     other = other.localCheckpoint()
-    counts = {row["change"]: row["count"] for row in other.groupBy("change").count().collect()}
+    counts = {row[_CHANGE]: row["count"] for row in other.groupBy(_CHANGE).count().collect()}
     first = tuple(
         Differing(
-            row["change"],
+            row[_CHANGE],
             {key: row[key] for key in keys},
-            row["was"],
-            row["now"],
+            row[_BEFORE],
+            row[_AFTER],
         )
         for row in rows_of(other.orderBy(*map(quote, keys)).limit(at_most).toArrow())
     )

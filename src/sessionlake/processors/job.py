@@ -17,7 +17,6 @@ from sessionlake.lake.ledger import Ledger, LedgerEntry, TableOutput
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import TableSchema, Writes
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
@@ -28,6 +27,7 @@ from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
 from sessionlake.processors.shard import MessageByMessage, processor_of
 from sessionlake.processors.stored import require_readable_states
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
 from sessionlake.silver.decisions import binding_decisions, note_going_on, note_stop

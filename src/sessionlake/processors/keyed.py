@@ -25,17 +25,17 @@ from sessionlake.lake.progress import last_batch
 from sessionlake.lake.reading import TableReader
 from sessionlake.lake.retained import heads
 from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema
+from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED, SKIPPING, TableSchema, names_listed
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import REBUILD, Txn
-from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.lake.upsert import Upsert
 from sessionlake.processor_settings import ProcessorSettings, ProductProcessor
 from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
 from sessionlake.processors.load import config_hash_of
 from sessionlake.processors.output import BATCH
+from sessionlake.protocol.names import DELETE, quote
 from sessionlake.streaming.checkpoint import last_planned
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.query import LayerQuery
@@ -88,7 +88,7 @@ class KeyedTable:
         """The columns that the rows of the table there is are by."""
         if not self.lake.exists(spark, self._own.into):
             return None
-        return tuple(self.lake.storage.properties(spark, self._own.into).get(SKIPPING, "").split(","))
+        return names_listed(self.lake.storage.properties(spark, self._own.into).get(SKIPPING, ""))
 
     # -- what a declared product's rows rest on
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
@@ -12,6 +11,8 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sessionlake.protocol.columns import JsonType, parse_columns
+from sessionlake.protocol.message import is_plain
+from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.silver.fold.schemas import TIMESTAMP
 
@@ -29,8 +30,6 @@ HEAD = (
 `_position` and `_offset` are those of the last message before it, and `ordinal` counts what came of that message and of
 the timers between it and the next; `_time` is the stream time."""
 BATCH = "_batch"
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,254}")
-_RESERVED = frozenset({name for name, _ in HEAD} | {BATCH})
 _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP)
 
 
@@ -58,10 +57,11 @@ class OutputColumns:
         if not isinstance(declared, Mapping) or not declared:
             raise ValueError("at least one column must be declared, as in {'price': 'double'}")
         self._head = tuple(head)
-        _check_names(declared, frozenset({*_RESERVED, *(name.lower() for name, _ in head)}))
+        check_columns(declared, {BATCH, *(name for name, _ in head)}, "the processor's table")
         self._types = {name: _parse(name, sql) for name, sql in declared.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
-        names = {f"c{i}": name for i, name in enumerate(self._types)}
+        names = {f"c{i}": name if is_plain(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
+        self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain(name)}
         self._row = msgspec.defstruct("Record", fields, rename=names, forbid_unknown_fields=True, gc=False)
 
     @property
@@ -79,7 +79,8 @@ class OutputColumns:
         """
         if not isinstance(record, Mapping):
             raise TypeError(f"a processor yields mappings of column to value, or timers; found {record!r:.100}")
-        row = msgspec.convert(dict(record), self._row)
+        values = {self._renamed.get(name, name): value for name, value in record.items()}
+        row = msgspec.convert(values, self._row)
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
@@ -105,18 +106,6 @@ def timestamps(milliseconds: list[int | None]) -> pa.Array:
     """The moments as Arrow timestamps; what no timestamp can tell becomes the nearest that one can."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
-
-
-def _check_names(declared: Mapping[str, str], reserved: frozenset[str]) -> None:
-    seen: set[str] = set()
-    for name in declared:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() in reserved:
-            raise ValueError(
-                f"column name {name!r}: a letter, then letters, digits or _; not one of {', '.join(sorted(reserved))}"
-            )
-        if name.lower() in seen:
-            raise ValueError(f"column {name!r} is declared twice: SQL does not see case")
-        seen.add(name.lower())
 
 
 def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:

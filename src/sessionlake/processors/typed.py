@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from sessionlake.config import Settings
@@ -68,5 +69,8 @@ def module_of(settings: Settings) -> str:
 
 
 def _fields(columns: Iterable[tuple[str, str]]) -> str:
-    told = (f'        "{name}": {_PYTHON[sql]}{"" if name in _ALWAYS else " | None"},\n' for name, sql in columns)
+    told = (
+        f"        {json.dumps(name, ensure_ascii=False)}: {_PYTHON[sql]}{'' if name in _ALWAYS else ' | None'},\n"
+        for name, sql in columns
+    )
     return "{\n" + "".join(told) + "    }"

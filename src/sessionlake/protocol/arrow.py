@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Int64s
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -91,6 +93,29 @@ def parts_of_key(key: str) -> tuple[str, int, str]:
 def are_of(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Which rows are of one of these sessions."""
     return pc.is_in(session_keys(table), value_set=session_keys(sessions))
+
+
+def among_keys(rows: pa.Table, by: Sequence[str], others: pa.Table) -> pa.Table:
+    """The rows that have values in some columns which a row of another table has in them, too; none is null.
+
+    Only these columns are joined: Arrow's join reads a name that begins with a dot as a path.
+    """
+    place = internal("place")
+    wanted, there = _numbered(rows, by), _numbered(others, by)
+    numbered = wanted.append_column(place, pa.array(np.arange(rows.num_rows)))
+    found = numbered.join(there, there.column_names, join_type="left semi")[place]
+    return rows.take(pa.array(np.sort(found.to_numpy())))
+
+
+def sort_rows(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+    """The rows by some columns, rising, nulls last. Arrow's sort reads a name that begins with a dot as a path."""
+    keys = _numbered(rows, by)
+    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
+
+
+def _numbered(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns, under names of ours."""
+    return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])
 
 
 def milliseconds_of(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from sessionlake.protocol.arrow import ranges
 from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
-from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import NO_SEQ, Message, MessageType
+from sessionlake.protocol.columns import ID, Column
+from sessionlake.protocol.message import NO_SEQ, Message, MessageType, field_of
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -46,12 +46,14 @@ class Columns:
     rescued: list[str | None] | None = None
 
 
-def columns_of(messages: Sequence[Message], rescued: Sequence[list[str | None] | None], width: int) -> Columns:
+def columns_of(
+    messages: Sequence[Message], rescued: Sequence[list[str | None] | None], columns: Sequence[Column]
+) -> Columns:
     """Message structs by column.
 
     Args:
         rescued: by message, the texts of its rows; empty if no message has any.
-        width: how many columns are declared.
+        columns: those declared.
     """
     rows = list(map(attrgetter("rows"), messages))
     deleted = list(map(attrgetter("deleted"), messages))
@@ -62,8 +64,8 @@ def columns_of(messages: Sequence[Message], rescued: Sequence[list[str | None] |
         _numbers(messages, "ts", np.int64),
         lengths(rows),
         lengths(deleted),
-        list(map(attrgetter("id"), flat)),
-        [list(map(attrgetter(f"c{i}"), flat)) for i in range(width)],
+        list(map(attrgetter(ID), flat)),
+        [list(map(attrgetter(field_of(column, i)), flat)) for i, column in enumerate(columns)],
         list(chain.from_iterable(deleted)),
         [text for own, found in zip(rows, rescued, strict=True) for text in found or [None] * len(own)]
         if rescued

@@ -75,7 +75,7 @@ class _Slice:
             parts += self._read(decoder, places, bodies, fast=fast)
         columns = self._types.columns
         if not parts:
-            return assemble(self._raw, self._reasons, columns_of([], [], len(columns)), columns)
+            return assemble(self._raw, self._reasons, columns_of([], [], columns), columns)
         places = np.concatenate([part.places for part in parts])
         order = None if (np.diff(places) > 0).all() else np.argsort(places)
         return assemble(self._raw, self._reasons, joined([part.found for part in parts]), columns, order)
@@ -131,7 +131,7 @@ class _Slice:
             else:
                 self._reasons[place] = CODE_OF[found]
         if kept:
-            columns = columns_of(messages, rescued if any(rescued) else [], len(self._types.columns))
+            columns = columns_of(messages, rescued if any(rescued) else [], self._types.columns)
             yield _Part(np.array(kept, np.int64), columns)
 
     def _parsed(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:

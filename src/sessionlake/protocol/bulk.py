@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from sessionlake.protocol.assemble import Columns, lengths
-from sessionlake.protocol.columns import Column, JsonType
+from sessionlake.protocol.columns import ID, Column, JsonType
 from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
 from sessionlake.protocol.parse import rescued_text
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -82,7 +82,7 @@ class Bulk:
         self._owner = np.repeat(np.arange(len(objects)), n_rows)
         ids = decoder.ids(rows)
         self._check_ids(ids, n_rows)
-        values = self._values(rows)
+        values = self._values(rows, ids)
         self.columns = Columns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
 
     def _refuse(self, wrong: Bools, reason: Reason) -> None:
@@ -129,13 +129,16 @@ class Bulk:
             self._refuse_owners(((sizes < 1) | (sizes > MAX_ID_BYTES))[codes], reason, owner)
         return codes
 
-    def _values(self, rows: list[Any]) -> list[list[Any]]:
+    def _values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
         layout, sets = self._decoder.layout, self._decoder.sets(rows)
         cells = layout.cells if layout else {}
         if sets is not None:
             self._check_names(sets)
         found = []
         for column in self._columns:
+            if column.name == ID:  # every row has it, whatever its `_set` names
+                found.append(ids)
+                continue
             values, present = self._decoder.cells(rows, column.name)
             there = _there(present, sets, column.name)
             if there is not None:
@@ -149,7 +152,7 @@ class Bulk:
 
     def _check_names(self, sets: list[Any]) -> None:
         """A `_set` that names an undeclared column is for a closer look."""
-        known = {"id", SET, *(column.name for column in self._columns)}
+        known = {ID, SET, *(column.name for column in self._columns)}
         strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 

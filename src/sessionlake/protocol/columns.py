@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import pyarrow as pa
 
+from sessionlake.protocol.names import check_columns
+
 RESCUED = "_rescued"
-# Names that silver's tables use themselves, and `id`, which is a row's in the messages.
-RESERVED = frozenset(
-    {"id", "topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
-    | {"snapshot_at", "reason", "position"}
+ID = "id"
+"""The field of a row in the messages that identifies it. A declared column of this name holds it, as text."""
+PUBLISHED = frozenset(
+    {"topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
+    | {"_set", "_epoch", "_seq", "_ts", "_offset", "_position", "_life", "_applied_at", "_applied_by", "_batch"}
+    | {"snapshot_at", "reason", "position", RESCUED}
 )
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,254}")
+"""Columns that the tables of silver have beside the declared ones."""
+_INSTEAD = ", or leave it out: a field of the messages that is not declared is kept in _rescued"
 
 
 class JsonType(Enum):
@@ -72,15 +76,7 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
     """
     if not columns:
         raise ValueError("at least one column must be declared, as in {price: double}")
-    seen: dict[str, str] = {}
-    for name in columns:
-        if not _NAME.fullmatch(name) or name.lower() in RESERVED:
-            raise ValueError(
-                f"column name {name!r}: a letter, then letters, digits or _; not one of {', '.join(sorted(RESERVED))}"
-            )
-        if name.lower() in seen:
-            raise ValueError(f"columns {seen[name.lower()]!r} and {name!r} differ only in case, which SQL does not see")
-        seen[name.lower()] = name
+    check_columns(columns, PUBLISHED, "silver", _INSTEAD)
     return tuple(_parse(name, sql) for name, sql in columns.items())
 
 
@@ -89,6 +85,11 @@ def _parse(name: str, sql: str) -> Column:
     normal = _ALIASES.get(normal, normal)
     if normal not in _TYPES:
         raise ValueError(f"column {name!r}: type {sql!r} is not one of {', '.join(_TYPES)}")
+    if name == ID and normal != "string":
+        raise ValueError(
+            f"column {ID!r}: type {sql!r}, but it holds what identifies a row in the messages, which is a text. "
+            "Declare it as string, or leave it out: every table has that text in the column row_id"
+        )
     kind, arrow, bits = _TYPES[normal]
     return Column(name, normal, kind, arrow, bits)
 

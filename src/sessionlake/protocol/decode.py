@@ -82,7 +82,7 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
             allowed = Allowed(_refused(raw, rules, fast=fast), _latest(raw, rules), _optional(raw["topic"], rules))
             return _with_erased(decode_binary(raw, allowed, rules.payload, types, fast=fast), raw)
         decoded = _decode_values(raw, rules, types, fast=fast)
-        return _with_erased(assemble(raw, decoded.reasons, _columns(decoded, len(rules.columns)), rules.columns), raw)
+        return _with_erased(assemble(raw, decoded.reasons, _columns(decoded, rules.columns), rules.columns), raw)
 
 
 def _with_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
@@ -271,11 +271,11 @@ def _look_closely(
         out.rescued[index] = found.rescued
 
 
-def _columns(decoded: _Decoded, width: int) -> Columns:
+def _columns(decoded: _Decoded, columns: tuple[Column, ...]) -> Columns:
     malformed = decoded.reasons != 0
     if not malformed.any():
         rescued = [decoded.rescued.get(i) for i in range(len(malformed))] if decoded.rescued else []
-        return columns_of(decoded.messages, rescued, width)
+        return columns_of(decoded.messages, rescued, columns)
     good = [(i, message) for i, message in enumerate(decoded.messages) if message is not None]
     rescued = [decoded.rescued.get(i) for i, _ in good] if decoded.rescued else []
-    return columns_of([message for _, message in good], rescued, width)
+    return columns_of([message for _, message in good], rescued, columns)

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Union
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from sessionlake.protocol.columns import Column, JsonType
+from sessionlake.protocol.columns import ID, Column, JsonType
+from sessionlake.protocol.names import internal
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -25,6 +26,8 @@ Seq = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Ts = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 # A string of n characters has at most 4n bytes, so 256 characters always fit; longer ids take the slow path.
 RowId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES // 4)]
+# No JSON value is of this type: a message that names the field is refused, and so looked at one by one.
+_NOTHING = Annotated[int, Meta(ge=1, le=0)]
 
 
 class MessageType(IntEnum):
@@ -71,7 +74,7 @@ class MessageTypes:
     """The structs for one set of declared columns.
 
     Attributes:
-        columns: the declared columns; row attribute `c<i>` holds the i-th, UNSET where the row lacks it.
+        columns: the declared columns; the row's attribute `field_of` each holds it, UNSET where the row lacks it.
         decoder: accepts exactly the messages that need no second look: declared fields only, each of its type.
         seqless_decoder: the same for messages without a seq.
     """
@@ -84,16 +87,31 @@ class MessageTypes:
     seqless_decoder: msgspec.json.Decoder[Any]
 
 
+def field_of(column: Column, place: int) -> str:
+    """Name of a row's attribute that holds a declared column.
+
+    Args:
+        place: of the column among those declared.
+    """
+    return ID if column.name == ID else f"c{place}"
+
+
+def is_plain(name: str) -> bool:
+    """Whether msgspec can find a field by this name: JSON has it without escapes."""
+    return not {'"', "\\"} & {*name}
+
+
 @lru_cache(maxsize=8)
 def message_types(columns: tuple[Column, ...]) -> MessageTypes:
     """Makes the structs and their decoder, once for each set of columns."""
+    others = [(i, column) for i, column in enumerate(columns) if column.name != ID]
     fields: list[tuple[str, Any, Any]] = [
-        (f"c{i}", Union[_value_type(column), None, UnsetType], UNSET)  # noqa: UP007 - built at run time
-        for i, column in enumerate(columns)
+        (f"c{i}", Union[_value_type(column), None, UnsetType] if is_plain(column.name) else _NOTHING, UNSET)  # noqa: UP007 - built at run time
+        for i, column in others
     ]
-    names = {f"c{i}": column.name for i, column in enumerate(columns)}
+    names = {f"c{i}": column.name if is_plain(column.name) else internal(f"c{i}") for i, column in others}
     row = msgspec.defstruct(
-        "Row", [("id", RowId), *fields], gc=False, forbid_unknown_fields=True, rename=names, module=__name__
+        "Row", [(ID, RowId), *fields], gc=False, forbid_unknown_fields=True, rename=names, module=__name__
     )
     rows = list[row]  # type: ignore[valid-type]
     snapshot, update = _snapshot(_Message, rows), _update(_Message, rows)

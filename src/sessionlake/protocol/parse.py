@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sessionlake.protocol.columns import Column, JsonType
+from sessionlake.protocol.columns import ID, Column, JsonType
 from sessionlake.protocol.jsontext import NoJsonError, load
 from sessionlake.protocol.message import (
     INT64_MAX,
@@ -154,8 +154,8 @@ def _is_id(value: Any) -> bool:
 
 
 def _row(row: dict[str, Any], types: MessageTypes) -> Any:
-    values = [_fit(row.get(column.name, UNSET), column) for column in types.columns]
-    return types.row(row["id"], *values)
+    values = [_fit(row.get(column.name, UNSET), column) for column in types.columns if column.name != ID]
+    return types.row(row[ID], *values)
 
 
 def _fit(value: Any, column: Column) -> Any:
@@ -190,7 +190,7 @@ def _number(value: float, column: Column) -> float:
 
 def rescued_text(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
     """The undeclared columns of a row, as JSON text with sorted names; None if it has none."""
-    known = {"id"} | {column.name for column in columns}
+    known = {ID} | {column.name for column in columns}
     extra = {name: value for name, value in row.items() if name not in known}
     if not extra:
         return None

@@ -15,14 +15,15 @@ from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import Ledger, LedgerEntry, config_hash
 from sessionlake.lake.names import GOLD, LEDGER
 from sessionlake.lake.progress import last_batch
-from sessionlake.lake.storage import quote
 from sessionlake.lake.table_schema import CHANGE_FEED
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.outlets import outlet_of
 from sessionlake.publish.topic import BATCH_BYTES, prepare, require_topic
+from sessionlake.runtime.frames import map_batches
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_kafka_options
 from sessionlake.streaming.checkpoint import require_readable
@@ -205,13 +206,13 @@ class _PublishBatch:
         sent = self._outlet.columns(name for name in changes.columns if name not in FEED)
         tasks = changes.sparkSession.sparkContext.defaultParallelism
         written = F.col(CHANGE) != DELETE
-        return (
+        ordered = (
             changes.where(F.col(CHANGE) != _PREIMAGE)
             .select(*map(quote, sent), CHANGE, VERSION)
             .repartition(tasks, *map(quote, key))
             .sortWithinPartitions(VERSION, *map(quote, key), written)
-            .mapInArrow(Messages(key, batch), DDL)
         )
+        return map_batches(ordered, Messages(key, batch), DDL)
 
 
 def require_feed(spark: SparkSession, lake: Lake, table: str) -> None:

@@ -19,23 +19,27 @@ class Outlet:
 
     Attributes:
         key: the columns that tell its rows apart.
-        whole: whether all columns are sent. Of gold's, those that begin with an underscore are not: they are what a
-            figure is kept up by, as remainders of sums and sketches, and say nothing by themselves.
+        results: of gold's columns, those that are results.
+        whole: whether all columns are sent. Of gold's, those that begin with an underscore are not, unless they are
+            results: they are what a figure is kept up by, as remainders of sums and sketches, and say nothing by
+            themselves.
     """
 
     key: tuple[str, ...]
+    results: tuple[str, ...] = ()
     whole: bool = False
 
     def columns(self, names: Iterable[str]) -> list[str]:
         """Of the table's columns, those that are sent."""
-        return [name for name in names if self.whole or not name.startswith("_")]
+        return [name for name in names if self.whole or name in self.results or not name.startswith("_")]
 
 
 def outlets(settings: Settings) -> dict[str, Outlet]:
     """The tables that can be published, if their change feed is on: rows of sessions, and all that gold keeps up."""
     found = {ROWS: Outlet(ROW_KEY, whole=True)}
-    found |= {table.table: Outlet(table.row_keys) for table in with_finals(tables_of(settings))}
-    return found | {table: Outlet(product_of(one).row_keys) for table, one in _of_tables(settings).items()}
+    found |= {table.table: Outlet(table.row_keys, table.results) for table in with_finals(tables_of(settings))}
+    products = {table: product_of(one) for table, one in _of_tables(settings).items()}
+    return found | {table: Outlet(product.row_keys, product.results) for table, product in products.items()}
 
 
 def _of_tables(settings: Settings) -> dict[str, ProductSettings]:

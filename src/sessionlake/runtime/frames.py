@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from sessionlake.protocol.arrow import dense
+from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 # Rows that one task may have.
 _FEW = 2_000
@@ -74,6 +76,53 @@ def gathered(frame: DataFrame) -> DataFrame:
     return rows if rows.count() <= _FEW else frame
 
 
+def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType) -> DataFrame:
+    """What a function makes of the frame's Arrow batches, whatever the columns are called.
+
+    PySpark reads a name with a dot or a backtick as a path: such frames cross to Python under names of ours.
+    """
+    if all(map(_is_word, frame.columns)):
+        return frame.mapInArrow(function, ddl)
+    return frame.toDF(*_numbered(frame.columns)).mapInArrow(_Renamed(function, tuple(frame.columns)), ddl)
+
+
+def map_groups(frame: DataFrame, by: Column, function: Callable[[pa.Table], pa.Table], ddl: str) -> DataFrame:
+    """What a function makes of the frame's rows of each group, whatever the columns are called.
+
+    Args:
+        by: numbers of the groups.
+    """
+    from pyspark.sql import functions as F
+
+    names, group = frame.columns, internal("group")
+
+    def call(rows: pa.Table) -> pa.Table:
+        return function(rows.select(inside).rename_columns(names))
+
+    inside = names if all(map(_is_word, names)) else _numbered(names)
+    renamed = (F.col(quote(name)).alias(other) for name, other in zip(names, inside, strict=True))
+    return frame.select(*renamed, by.alias(group)).groupBy(group).applyInArrow(call, ddl)
+
+
+def _is_word(name: str) -> bool:
+    return "." not in name and "`" not in name
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    return [internal(str(place)) for place in range(len(names))]
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """A function of Arrow batches that is given them under these names."""
+
+    function: ArrowFunction
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.function(batch.rename_columns(list(self.names)) for batch in batches)
+
+
 @contextmanager
 def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
     """The frame's rows, read once: on the executors' disks until the block is left, then gone.
@@ -96,7 +145,7 @@ def by_parts(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    for row in frame.mapInArrow(_serialized, "part binary").toLocalIterator():
+    for row in map_batches(frame, _serialized, "part binary").toLocalIterator():
         with pa.ipc.open_stream(row["part"]) as parts:
             yield from parts.read_all().cast(schema).to_batches()
 

@@ -19,6 +19,7 @@ from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.schemas import COUNTS
 from sessionlake.lake.tables import PASSING_REMOVALS, Lake
 from sessionlake.lake.txn import Txn
+from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Mapped, Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.silver import handover
@@ -264,7 +265,7 @@ def row_ddl(settings: Settings, table: str) -> str:
     from sessionlake.lake.schemas import TABLES
 
     added = {"key", "value"}
-    return ", ".join(f"`{name}` {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
+    return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].resolved(settings) if name not in added)
 
 
 def total(reports: list[ShardReport]) -> list[PartitionCounts]:

@@ -52,6 +52,11 @@ class FinalTable:
         return self.product.row_keys
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """Its results' columns."""
+        return self.product.results
+
+    @property
     def bucket_ms(self) -> int:
         """Length of the buckets in milliseconds."""
         return self.product.bucket_ms or 1
@@ -74,7 +79,8 @@ class FinalTable:
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
         """The columns that it has of the product's, and their Spark SQL types."""
-        return tuple(column for column in self.product.columns if not column[0].startswith("_"))
+        shown = {*self.product.row_keys, *self.product.results}
+        return tuple(column for column in self.product.columns if column[0] in shown)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.groups import Columns, Groups
 from sessionlake.gold.aggregate.order import LIFE, TURN
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Bools
 
 ORDER = (("ts", "ts", "bigint"), ("life", LIFE, "bigint"), ("position", TURN, "bigint"), ("ordinal", "ordinal", "int"))
@@ -121,11 +122,13 @@ class Sum(Aggregate):
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"sum({self.of} * {self.of})" if self.squared else f"sum({self.of})"
+        of = quote(self.of)
+        return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
     def magnitude(self) -> str | None:
         """See `Aggregate`."""
-        return f"sum({self.of} * {self.of})" if self.squared else f"sum(abs({self.of}))"
+        of = quote(self.of)
+        return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class Extreme(Aggregate):
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"{'max' if self.greatest else 'min'}({self.of})"
+        return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class Endmost(Aggregate):
 
     def sql(self) -> str:
         """See `Aggregate`."""
-        return f"{'max' if self.last else 'min'}_by({self.of}, {ORDER_SQL})"
+        return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
 
 class Derived(ABC):
@@ -229,11 +232,11 @@ class Mean(Derived):
 
     def sql(self) -> str:
         """See `Derived`."""
-        return f"avg({self.value})"
+        return f"avg({quote(self.value)})"
 
     def magnitude(self) -> str:
         """See `Derived`."""
-        return f"avg(abs({self.value}))"
+        return f"avg(abs({quote(self.value)}))"
 
 
 @dataclass(frozen=True)
@@ -261,14 +264,16 @@ class Variance(Derived):
 
     def sql(self) -> str:
         """See `Derived`."""
-        squares = f"count({self.value}) * sum({self.value} * {self.value})"
-        return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({self.value}) END"
+        value = quote(self.value)
+        squares = f"count({value}) * sum({value} * {value})"
+        return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
     def magnitude(self) -> str:
         """See `Derived`."""
         # What SQL's own variance may be off by, times 1e9.
-        apart = f"max(abs({self.value})) * coalesce(stddev_samp({self.value}), 0)"
-        return f"1e-6 * {apart} + 1e-18 * max({self.value} * {self.value})"
+        value = quote(self.value)
+        apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"
+        return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"
 
 
 def _is_later(one: Columns, other: Columns) -> Bools:

@@ -19,11 +19,14 @@ from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.order import in_order
-from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, names_sessions
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, key_field, names_sessions
+from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 START = "window_start"
+START_FIELD = internal("start")
+"""Where events have the beginning of their bucket."""
 APPEND = "append"
 _KEY_TYPES = {START: "timestamp", PARTITION: "int"}
 _TIME = pa.timestamp("us", "UTC")
@@ -43,7 +46,7 @@ class Product:
     Attributes:
         name: of the table, in the schema `gold`.
         keys: of the events' columns, texts, those that tell rows apart.
-        aggregates: the results by the names of their columns; what begins with an underscore is kept for others.
+        aggregates: the results by the names of their columns, and what is kept to compute them.
         source: what an event is: what changes set, or, as `Rows`, the rows of a table.
         bucket_ms: length of the buckets in milliseconds; None: all time is one.
         below: the product of finer buckets from whose rows this one's are made.
@@ -54,6 +57,7 @@ class Product:
             later is in `gold.late_points` instead.
         output: `update`: rows change as events come for them. `append`: they are appended to a second table, too, once
             they are final (see `final`).
+        shown: the results among the aggregates; None: all but those whose names begin with an underscore.
         version: raised by hand where what a declaration comes to has changed, and it reads the same.
     """
 
@@ -68,6 +72,7 @@ class Product:
     lateness_ms: int | None = None
     retention_ms: int | None = field(default=None, compare=False)
     output: str = "update"
+    shown: tuple[str, ...] | None = field(default=None, compare=False)
 
     @property
     def table(self) -> str:
@@ -90,18 +95,28 @@ class Product:
     @property
     def ddl(self) -> str:
         """Its columns as Spark DDL."""
-        return ", ".join(f"`{name}` {sql}" for name, sql in self.columns)
+        return ", ".join(f"{quote(name)} {sql}" for name, sql in self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:
         """Its results' columns."""
+        if self.shown is not None:
+            return self.shown
         return tuple(name for name in self.aggregates if not name.startswith("_"))
+
+    @cached_property
+    def fields(self) -> dict[str, str]:
+        """By the columns that tell its rows apart, those that events have them in."""
+        is_apart = isinstance(self.source, Rows)
+        own = {name: key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
+        own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
+        return own if self.bucket_ms is None else own | {START: START_FIELD}
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The events' columns that its aggregates need, and its source does not name: those of a table's rows."""
         own = {name for one in self._merging.values() for name in one.reads}
-        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER), *self.keys}))
+        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.fields.values()}))
 
     @property
     def logic(self) -> str:
@@ -151,16 +166,23 @@ class Product:
         events = in_order(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _within_time(events, self.bucket_ms)
-            events = events.append_column(START, _bucket(events["ts"].to_numpy(), self.bucket_ms))
+            events = events.append_column(START_FIELD, _bucket(events["ts"].to_numpy(), self.bucket_ms))
         events = events.combine_chunks()  # columns are read several times
-        begun: dict[str, Any] = {name: events[name] for name in self.row_keys}
+        begun: dict[str, Any] = {name: events[field] for name, field in self.fields.items()}
         for name, aggregate in self._merging.items():
             begun |= aggregate.begin(name, events)
         return self.merged(pa.table(begun))
 
-    def of_rows(self, rows: pa.Table) -> pa.Table:
-        """Its rows for these rows of the table that it is made of: of each key and bucket, all there are."""
-        return self.of_events(self.source.events(rows, Declared(()), (*self.keys, *self.reads)))
+    def of_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
+        """Its rows for these rows of the table that it is made of: of each key and bucket, all there are.
+
+        Args:
+            keys: the columns that are its keys.
+            values: of the same rows, what aggregates read: see `Rows.events`. A key may be called as one of these is.
+        """
+        told = {name: values[name] for name in values.column_names} | {self.fields[key]: keys[key] for key in self.keys}
+        marks = (*(self.fields[key] for key in self.keys), *self.reads)
+        return self.of_events(self.source.events(pa.table(told), Declared(()), marks))
 
     def of_finer(self, rows: pa.Table) -> pa.Table:
         """Its rows for these rows of the product below alone."""

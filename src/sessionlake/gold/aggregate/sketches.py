@@ -17,6 +17,7 @@ import pyarrow as pa
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, Groups
 from sessionlake.protocol.arrow import codes, one
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
 # Of a double's bits, those behind the first six of its fraction: 64 buckets from each power of two to the next.
@@ -100,7 +101,7 @@ class Buckets(Sketch):
 
     def sql(self) -> str:
         """See `Aggregate`: what the buckets stand for."""
-        return f"sort_array(collect_list({self.of}))"
+        return f"sort_array(collect_list({quote(self.of)}))"
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class Quantile(Derived):
 
     def sql(self) -> str:
         """See `Derived`."""
-        place = f"CAST(greatest(ceil({self.share}D * count({self.value})), 1) AS INT)"
-        return f"sort_array(collect_list({self.value}))[{place} - 1]"
+        place = f"CAST(greatest(ceil({self.share}D * count({quote(self.value)})), 1) AS INT)"
+        return f"sort_array(collect_list({quote(self.value)}))[{place} - 1]"
 
     def magnitude(self) -> str:
         """See `Derived`: a comparison is of 1e-9; numbers near zero, less than doubles have digits for, share one."""
@@ -159,7 +160,7 @@ class Registers(Sketch):
 
     def sql(self) -> str:
         """See `Aggregate`: what the registers stand for."""
-        return f"collect_set({self.of})"
+        return f"collect_set({quote(self.of)})"
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class Distinct(Derived):
 
     def sql(self) -> str:
         """See `Derived`."""
-        return f"count(DISTINCT {self.value})"
+        return f"count(DISTINCT {quote(self.value)})"
 
     def magnitude(self) -> str:
         """See `Derived`."""

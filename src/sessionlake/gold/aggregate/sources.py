@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
-from sessionlake.protocol.arrow import one
+from sessionlake.protocol.arrow import one, sort_rows
+from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
@@ -113,9 +114,9 @@ class Rows(Source):
 
         Args:
             changes: rows with the columns of `marks`, and those of `ts` (ms), `value` (a double, or a text) and
-                `order:<i>` that are named.
+                `order_field` that are named.
             declared: not needed.
-            marks: further columns that aggregates read, and the keys.
+            marks: further columns that aggregates read, and the keys, as `key_field` names them.
         """
         del declared
         names = [*marks, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
@@ -128,7 +129,7 @@ class Rows(Source):
                 there &= ~pc.fill_null(pc.is_nan(column), fill_value=True).to_numpy()
         rows = rows.filter(pa.array(there))
         places = [name for name in ("ts", *orders, "value", *marks) if name in rows.column_names]
-        rows = rows.sort_by([(name, "ascending") for name in places]).select(names)
+        rows = sort_rows(rows, places).select(names)
         rows = rows.append_column(LIFE, pa.array(np.full(rows.num_rows, NO_LIFE)))
         rows = rows.append_column(TURN, pa.array(np.arange(rows.num_rows)))
         if not self.time:
@@ -138,7 +139,12 @@ class Rows(Source):
 
 def order_field(index: int) -> str:
     """Name of the column that holds column `index` of the order of a table's rows."""
-    return f"order:{index}"
+    return internal(f"order:{index}")
+
+
+def key_field(index: int) -> str:
+    """Name of the column that holds key `index` of a table's rows, apart from what aggregates read."""
+    return internal(f"key:{index}")
 
 
 def _set_to(

@@ -24,7 +24,7 @@ from sessionlake.gold.rules.tree import (
     Window,
     selection,
 )
-from sessionlake.lake.storage import quote
+from sessionlake.protocol.names import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

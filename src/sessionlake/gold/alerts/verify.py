@@ -26,8 +26,8 @@ from sessionlake.gold.rules.rule import SERIES, VALUE, Rule
 from sessionlake.gold.rules.times import StreamTimes, stream_time
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.lake.names import CHANGES, RULE_EVENTS, RULE_STATUS
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import gathered
 

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN, as_of, begins, ends, micros, row_codes
+from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Bools, Int64s
 
 FROM, TO = "valid_from", "valid_to"
 TAKEN_BY, GONE_BY = "_taken_by", "_gone_by"
 """Of what gold has taken of it: the correction that brought a row, and the one that took it away."""
-BEGIN, END = "begin", "end"
+BEGIN, END = internal("begin"), internal("end")
 MOMENT = pa.timestamp("us", "UTC")
 """The type of a time."""
 ARROW = {
@@ -166,7 +167,7 @@ def touched_spans(reference: Reference, found: Difference) -> pa.Table:
     """The spans of time of each key in which something else holds after the difference than before.
 
     Returns:
-        The keys, and `begin` and `end` (not included), in ms; the spans of one key do not overlap.
+        The keys, and `BEGIN` and `END` (not included), in ms; the spans of one key do not overlap.
     """
     sides = [side.select(reference.names).cast(reference.schema()) for side in (found.gone, found.new)]
     old, new = reference.codes(*sides)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from sessionlake.gold.aggregate.sources import PARTITION
+from sessionlake.protocol.names import quote
 
 OF_SESSION = ("topic", "session_id", PARTITION)
 POINT_SERIES = (*OF_SESSION, "row_id", "metric")
@@ -93,7 +94,7 @@ class RollingAverage:
     @property
     def ddl(self) -> str:
         """Its columns as Spark DDL."""
-        return ", ".join(f"`{name}` {sql}" for name, sql in self.columns)
+        return ", ".join(f"{quote(name)} {sql}" for name, sql in self.columns)
 
     @property
     def results(self) -> tuple[str, ...]:

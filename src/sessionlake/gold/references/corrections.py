@@ -34,9 +34,9 @@ from sessionlake.lake.commit import merge
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.names import GOLD
 from sessionlake.lake.reading import Condition, TooLargeError, among
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import internal, quote
 from sessionlake.runtime.frames import Rows, as_frame
 
 if TYPE_CHECKING:
@@ -147,11 +147,11 @@ class Corrections:
 
         columns = [*dict.fromkeys((*IDENTITY, "ts", *join.on))]
         near = self._lake.read(self._spark, table.table).select(*map(quote, columns))
-        names = join.reference.key_names
-        found = F.broadcast(as_frame(self._spark, spans.rename_columns([*(f"~{name}" for name in names), BEGIN, END])))
+        keys = [internal(f"key:{name}") for name in join.reference.key_names]
+        found = F.broadcast(as_frame(self._spark, spans.rename_columns([*keys, BEGIN, END])))
         inside = (near["ts"] >= found[BEGIN]) & (near["ts"] < found[END])
-        for name, on in zip(names, join.on, strict=True):
-            inside &= near[quote(on)] == found[quote(f"~{name}")]
+        for key, on in zip(keys, join.on, strict=True):
+            inside &= near[quote(on)] == found[quote(key)]
         touched = near.join(found, inside, "left_semi")
         told = joined(touched, [join], lambda one: frame_of_held(self._spark, self._lake, one))
         # Once, and before the MERGE: what it reads is not what it writes.

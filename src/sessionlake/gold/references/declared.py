@@ -7,7 +7,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, taken_columns
 from sessionlake.gold.enrich.table import BATCH, JOINED_ON, OF_CHANGE, Enriched, Join
 from sessionlake.lake.table_schema import TableSchema, Writes
-from sessionlake.protocol.columns import twice
+from sessionlake.protocol.names import check_columns
 from sessionlake.reference_settings import EnrichedSettings, JoinSettings
 
 
@@ -66,11 +66,20 @@ def _enriched(settings: Settings, one: EnrichedSettings) -> Enriched:
     joined = [name for join in joins for name in join.on if name not in JOINED_ON]
     own = (*OF_CHANGE, *((name, declared[name]) for name in dict.fromkeys((*chosen, *joined))))
     found = Enriched(one.name, own, joins, f"Changes with what {', '.join(j.reference.name for j in joins)} said then")
-    if repeated := twice(name.lower() for name, _ in found.columns):
-        raise ConfigError(
-            f"{where}: two columns are called {', '.join(repeated)}: say in `take`, or `name`, what they are"
-        )
+    _require_names(found, where)
     return found
+
+
+def _require_names(table: Enriched, where: str) -> None:
+    """Returns if the table can have the columns that it is to have beside those of every change."""
+    published = (*dict(OF_CHANGE), BATCH)
+    declared = (name for name, _ in table.own[len(OF_CHANGE) :])
+    added = (name for join in table.joins for name, _ in join.added)
+    instead = ", by `take` or `name` of the join if it is added by one; or leave it out: `columns` names those to have"
+    try:
+        check_columns((*declared, *added), published, table.table, instead)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _join(settings: Settings, one: JoinSettings, where: str) -> Join:

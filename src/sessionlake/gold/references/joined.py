@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 from sessionlake.gold.enrich.table import SOURCES, Enriched, Join
 from sessionlake.gold.references.taken import frame_of_held
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_FROM, _TO = "~from", "~to"
+_FROM, _TO = internal("from"), internal("to")
 
 
 def enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: Enriched) -> DataFrame:
@@ -45,7 +45,7 @@ def joined(changes: DataFrame, joins: Sequence[Join], versions: Callable[[Refere
 def _with(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    keys = [f"~{name}" for name in join.reference.key_names]
+    keys = [internal(f"key:{name}") for name in join.reference.key_names]
     known = versions.select(
         *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
         F.col(FROM).alias(_FROM),

@@ -28,7 +28,8 @@ from sessionlake.lake.commit import merge
 from sessionlake.lake.names import LOOKUP_FAILURES
 from sessionlake.lake.reading import Condition, among, is_null
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE
 from sessionlake.protocol.types import Row
 from sessionlake.reference_settings import LookupSettings
 

@@ -18,7 +18,8 @@ from sessionlake.gold.enrich.upsert import Key, upserted
 from sessionlake.gold.references.taken import next_txn, read_reference
 from sessionlake.lake.commit import merge
 from sessionlake.lake.tables import Lake
-from sessionlake.lake.upsert import DELETE, Upsert
+from sessionlake.lake.upsert import Upsert
+from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -40,6 +40,7 @@ DEEPEST = 32
 LONGEST_MINUTES = 366 * 24 * 60
 _TOKEN = re.compile(
     r"\s+|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<quoted>`[^`]+`)"
     r"|(?P<sign><=|>=|!=|<>|==|[<>=(),.-])"
 )
 _SAME = {"==": "=", "<>": "!="}
@@ -68,6 +69,11 @@ class _Token:
     kind: str
     text: str
     at: int
+
+    @property
+    def name(self) -> str:
+        """The column that it names: in backticks, one of any name."""
+        return self.text[1:-1] if self.kind == "quoted" else self.text
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,7 @@ class _Parser:
 
     def _comparison(self) -> Condition:
         for word, functions in _MIRRORED.items():
-            if self._is(word) and self._peek(1).kind == "name":
+            if self._is(word) and self._peek(1).kind in ("name", "quoted"):
                 return self._each(functions)
         is_window = self._peek().text.lower() in {*Function} and self._peek(1).text == "("
         if is_window or self._peek().kind == "number" or self._peek().text == "-":
@@ -296,11 +302,11 @@ class _Parser:
                 raise ParseError(token.at, f"{token.text} is no source of the rule: there is {there}")
             of, token = self._scope.sources[token.text], self._take()
             written = f"{written}.{token.text}"
-        if token.text not in known:
+        if token.name not in known:
             raise ParseError(
                 token.at, f"{token.text or 'the end'} is no {kind} column: there is {', '.join(known) or 'none'}"
             )
-        return of, token.text, written
+        return of, token.name, written
 
     def _field(self) -> Condition:
         declared, start = self._scope.declared, self._peek()

@@ -9,6 +9,7 @@ import numpy as np
 
 from sessionlake.lab.simulate.block import END, FIRST, Block
 from sessionlake.lab.simulate.malformed import Victim, variants
+from sessionlake.lab.simulate.rows import json_name
 from sessionlake.lab.simulate.scenario import Faults
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Disturber:
     def __init__(self, scenario: Scenario, columns: Sequence[Column], rng: np.random.Generator) -> None:
         self._scenario, self._faults, self._rng = scenario, scenario.faults, rng
         self._variants = variants(columns, too_large=True)
-        self._sample = b'{"id":"r0","%b":null}' % columns[0].name.encode()
+        self._sample = b'{"id":"r0",%b:null}' % json_name(columns[0].name)
         self._turn = 0
         self._held: dict[int, KafkaRecord] = {}
         on_the_way = replace(scenario.faults, reordered=0.0, late=0.0)

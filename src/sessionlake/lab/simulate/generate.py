@@ -19,6 +19,7 @@ from sessionlake.lab.simulate.rows import RowText, hot_rows
 from sessionlake.lab.simulate.scenario import KafkaRecord, Scenario
 from sessionlake.lab.simulate.sensors import FAMILIES, World
 from sessionlake.lab.simulate.timeline import Timeline
+from sessionlake.protocol.columns import ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +49,8 @@ def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRec
     Yields:
         Messages in the order in which they are to be written; timestamps never fall.
     """
-    return chain.from_iterable(_Generator(scenario, columns).blocks())
+    others = [column for column in columns if column.name != ID]  # every row has an id, declared or not
+    return chain.from_iterable(_Generator(scenario, others).blocks())
 
 
 class _Generator:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sessionlake.lab.simulate.rows import json_name
 from sessionlake.protocol.columns import Column, JsonType
 
 MAX_DEPTH = 64
@@ -169,7 +170,7 @@ def _bad_rows() -> list[Variant]:
 
 def _bad_columns(columns: Sequence[Column]) -> list[Variant]:
     """Declared columns of another type: no value is cast."""
-    cells = [b'"%b":%b' % (column.name.encode(), text) for column in columns for text in _misfits(column)]
+    cells = [b"%b:%b" % (json_name(column.name), text) for column in columns for text in _misfits(column)]
     return _each("bad_column", cells, lambda v, text: _message(v, body=b'"rows":[{"id":"r0",%b}]' % text))
 
 

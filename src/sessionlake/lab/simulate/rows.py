@@ -110,8 +110,18 @@ def _shape(columns: Sequence[Column], kept: Sequence[int], null: int | None) -> 
     return _template(columns, kept, null), pick
 
 
+def json_name(name: str) -> bytes:
+    """A column's name as a field of JSON."""
+    return json.dumps(name, ensure_ascii=False).encode()
+
+
 def _template(columns: Sequence[Column], kept: Sequence[int], null: int | None) -> bytes:
     cells = [
-        b'"%b":%b' % (columns[i].name.encode(), b"null" if i == null else _HOLES[columns[i].json_type]) for i in kept
+        b"%b:%b"
+        % (
+            json_name(columns[i].name).replace(b"%", b"%%"),
+            b"null" if i == null else _HOLES[columns[i].json_type],
+        )
+        for i in kept
     ]
     return b"{" + b",".join([b'"id":"%b"', *cells]) + b"}"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import DELETE, quote
+from sessionlake.runtime.frames import map_batches
 from sessionlake.silver.tables.net_changes import NetChanges, Refolded, net_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
@@ -52,9 +53,11 @@ class ClusterSource(Source):
         filled_late = self._between(PROGRESS).where("beneath").select(*SESSION).distinct()
         anew = [row["session_id"] for row in filled_late.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
         if anew:
-            changes = changes.join(F.broadcast(filled_late), list(SESSION), "left_anti").select(*changes.columns)
+            changes = changes.join(F.broadcast(filled_late), list(SESSION), "left_anti").select(
+                *map(quote, changes.columns)
+            )
         by_session = changes.repartition(self._tasks, *(F.col(name) for name in SESSION))
-        net = by_session.mapInArrow(NetChanges(self._columns), net_ddl(self._columns))
+        net = map_batches(by_session, NetChanges(self._columns), net_ddl(self._columns))
         if anew:
             net = net.unionByName(self._refolded(filled_late, anew))
         net = net.localCheckpoint()
@@ -63,7 +66,7 @@ class ClusterSource(Source):
         if not named:
             return rows
         gone = self._held(clears, named).join(rows.select(*ROW_KEY), list(ROW_KEY), "left_anti")
-        whole = rows.unionByName(gone.withColumn("_delete", F.lit(col=True)), allowMissingColumns=True)
+        whole = rows.unionByName(gone.withColumn(DELETE, F.lit(col=True)), allowMissingColumns=True)
         return whole.localCheckpoint()  # it is read for bounds, too
 
     def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
@@ -88,4 +91,4 @@ class ClusterSource(Source):
             history = history.where(F.col("session_id").isin(names))
         own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
         by_session = own.select(*(quote(name) for name in self._read)).repartition(self._tasks, *SESSION)
-        return by_session.mapInArrow(Refolded(self._columns), net_ddl(self._columns))
+        return map_batches(by_session, Refolded(self._columns), net_ddl(self._columns))

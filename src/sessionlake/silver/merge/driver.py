@@ -15,6 +15,7 @@ from sessionlake.lake.names import CHANGES, PROGRESS, ROWS
 from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION, are_of
+from sessionlake.protocol.names import DELETE
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
 from sessionlake.silver.tables.net_changes import net_changes, refolded
@@ -91,5 +92,5 @@ def _named(sessions: pa.Table) -> list[Condition]:
 
 def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:
     count = keys.num_rows
-    given = {**{name: keys[name] for name in ROW_KEY}, "_delete": pa.array([True] * count, pa.bool_())}
+    given = {**{name: keys[name] for name in ROW_KEY}, DELETE: pa.array([True] * count, pa.bool_())}
     return pa.Table.from_arrays([given.get(f.name, pa.nulls(count, f.type)) for f in schema], schema=schema)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.lake.names import CHANGES, SNAPSHOTS
 from sessionlake.lake.reading import Condition, among
 from sessionlake.lake.values import values_of
-from sessionlake.protocol.arrow import are_of, session_keys
+from sessionlake.protocol.arrow import among_keys, are_of, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import latest_cuts, usable
@@ -56,7 +56,5 @@ def history_of(
     if not base.num_rows:
         return schema.empty_table(), changes
     held = read(SNAPSHOTS, ("snapshot_at", among, values_of(pc.unique(base["snapshot_at"]))), *named, of=base)
-    rows = (
-        held.join(base.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi").select(schema.names).cast(schema)
-    )
+    rows = among_keys(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

@@ -9,18 +9,20 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
-from sessionlake.lake.storage import quote
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import internal, quote
+from sessionlake.runtime.frames import map_batches
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import kept_frame
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, SnapshotTables, change_columns
+from sessionlake.silver.tables.snapshots import ANEW, CUT_COLUMNS, KIND, WEIGHTS, SnapshotTables, change_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 NAMED_SESSIONS = 500
 """Up to so many sessions are named to the files."""
+_AT, _LAST, _LAST_AT = internal("at"), internal("last"), internal("last_at")
 # A task takes about so many cuts.
 _CUTS_A_TASK = 2_000
 
@@ -58,21 +60,21 @@ class ClusterSnapshots:
         due, last = self._weighed(batches)
         since = self._since(due, last, batches.last)
         anew = self._anew(since, last, batches.last)
-        own = {"changes": "_changes", "rows": "_rows", "since": "_since"}  # columns may be declared by these names
+        own = {name: internal(name) for name in WEIGHTS}
         weights = last.select(*SESSION, "rows", "since")
         heads = (
             due.select(*CUT_COLUMNS, "changes").join(weights, list(SESSION), "left").join(anew, list(SESSION), "left")
         )
-        heads = heads.withColumn("_anew", F.coalesce("_anew", F.lit(col=False))).withColumnsRenamed(own)
+        heads = heads.withColumn(ANEW, F.coalesce(ANEW, F.lit(col=False))).withColumnsRenamed(own)
         oldest = F.timestamp_micros(_least(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
         held = self._read(SNAPSHOTS).where(_of(last) & (F.col("snapshot_at") >= oldest))
         held = held.join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-        whole = self._changes(since, anew, batches.last).withColumn("_kind", F.lit("change"))
+        whole = self._changes(since, anew, batches.last).withColumn(KIND, F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
-            whole = whole.unionByName(part.withColumn("_kind", F.lit(kind)), allowMissingColumns=True)
+            whole = whole.unionByName(part.withColumn(KIND, F.lit(kind)), allowMissingColumns=True)
         tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
         function, schema = SnapshotTables(self._columns), self._read(SNAPSHOTS).schema
-        made = whole.repartition(tasks, *SESSION).mapInArrow(function, schema).localCheckpoint()
+        made = map_batches(whole.repartition(tasks, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
@@ -89,8 +91,8 @@ class ClusterSnapshots:
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
         last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
         passed = self._read(CUTS).where(before & (F.col("_batch") >= _least(last, "_batch")))
-        passed = passed.select(*SESSION, F.col("position").alias("_at"), "changes")
-        since = passed.join(last.select(*SESSION, "position"), list(SESSION)).where(F.col("_at") > F.col("position"))
+        passed = passed.select(*SESSION, F.col("position").alias(_AT), "changes")
+        since = passed.join(last.select(*SESSION, "position"), list(SESSION)).where(F.col(_AT) > F.col("position"))
         since = since.groupBy(*SESSION).agg(F.sum("changes").alias("since"))
         last = last.join(since, list(SESSION), "left").localCheckpoint()
         always = (F.col("reason") != "interval") | F.col("changes").isNull()
@@ -104,22 +106,22 @@ class ClusterSnapshots:
         """What was applied since the sessions' last kept tables; all that ever was, of those that have none."""
         from pyspark.sql import functions as F
 
-        begun = last.select(*SESSION, F.col("position").alias("_last"), F.col("snapshot_at").alias("_last_at"))
+        begun = last.select(*SESSION, F.col("position").alias(_LAST), F.col("snapshot_at").alias(_LAST_AT))
         # Every change since a cut is as late as that; without a table before, as late as the first of them.
-        times = F.unix_micros(F.coalesce("_last_at", "changed_at")).alias("at")
+        times = F.unix_micros(F.coalesce(_LAST_AT, "changed_at")).alias("at")
         oldest = _least(due.join(begun, list(SESSION), "left").select(times), "at")
         late = F.col("_applied_at") >= F.timestamp_micros(oldest)
         history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & late & _of(due))
         return (
             history.select(*map(quote, change_columns(self._columns)), "_batch")
             .join(due, list(SESSION), "left_semi")
-            .join(begun.drop("_last_at"), list(SESSION), "left")
-            .where(F.col("_last").isNull() | (F.col("_position") > F.col("_last")))
-            .drop("_last")
+            .join(begun.drop(_LAST_AT), list(SESSION), "left")
+            .where(F.col(_LAST).isNull() | (F.col("_position") > F.col(_LAST)))
+            .drop(_LAST)
         )
 
     def _anew(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
-        """The sessions that had a late fill since their last tables were kept, marked as `_anew`.
+        """The sessions that had a late fill since their last tables were kept, marked as `ANEW`.
 
         Args:
             since: what was applied since then, what was filled late among it.
@@ -131,11 +133,11 @@ class ClusterSnapshots:
             self._read(PROGRESS)
             .where(F.col("beneath") & within)
             .join(since, list(SESSION), "left_semi")
-            .join(last.select(*SESSION, F.col("_batch").alias("_last")), list(SESSION), "left")
-            .where(F.col("_last").isNull() | (F.col("_batch") >= F.col("_last")))
+            .join(last.select(*SESSION, F.col("_batch").alias(_LAST)), list(SESSION), "left")
+            .where(F.col(_LAST).isNull() | (F.col("_batch") >= F.col(_LAST)))
             .select(*SESSION)
             .distinct()
-            .withColumn("_anew", F.lit(col=True))
+            .withColumn(ANEW, F.lit(col=True))
             .localCheckpoint()
         )
 

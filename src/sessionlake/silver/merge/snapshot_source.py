@@ -21,7 +21,7 @@ from sessionlake.lake.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.lake.reading import Condition, TooLargeError, among
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import value_of, values_of
-from sessionlake.protocol.arrow import SESSION, are_of, session_keys
+from sessionlake.protocol.arrow import SESSION, among_keys, are_of, session_keys
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
 from sessionlake.silver.merge.seq_history import history_of
@@ -104,7 +104,7 @@ class SnapshotSource:
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(are_of(last, anew)))
         times = values_of(pc.unique(last["snapshot_at"]))
         held = read(SNAPSHOTS, ("snapshot_at", among, times), *_named(due), of=last)
-        rows = held.join(last.select(CUT_COLUMNS), list(CUT_COLUMNS), join_type="left semi")
+        rows = among_keys(held, CUT_COLUMNS, last)
         if anew.num_rows:
             begun, history = history_of(read, anew, kept, last_batch, self._columns, _named(due))
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])

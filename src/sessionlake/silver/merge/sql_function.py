@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sessionlake.lake.names import CHANGES, CUTS, LEDGER, RETAINED, ROWS, SNAPSHOT_INDEX
-from sessionlake.lake.schemas import TABLES
-from sessionlake.lake.storage import quote, text
-from sessionlake.lake.table_function import create_table_function
+from sessionlake.lake.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.lake.schemas import TABLES, own_columns
+from sessionlake.lake.storage import text
+from sessionlake.lake.table_function import create_table_function, relation
 from sessionlake.lake.tables import Lake
+from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SESSION_AS_OF = "session_as_of"
-# Last writer by column; a delete and a clear are writers of absence to all that came before them. No declared column
-# can have a name that begins with an underscore; one may have a parameter's.
+# Last writer by column; a delete and a clear are writers of absence to all that came before them. The declared columns
+# have names of ours in it: one may be called as the function, a parameter or a part of the query is.
 _BODY = """
 WITH disordered AS (
   SELECT DISTINCT topic, partition FROM {progress} WHERE session_id = session_as_of.of_session AND beneath
@@ -102,21 +103,28 @@ def _kept(spark: SparkSession, lake: Lake) -> str:
 
 def _body(lake: Lake, kept: str, floors: str) -> str:
     declared = [column.name for column in lake.settings.capture.declared]
-    silver = {name: lake.identifier(f"silver.session_{name}") for name in ("progress", "snapshots", "changes")}
+    inside = [internal(str(place)) for place in range(len(declared))]
+    pairs = [*zip(declared, inside, strict=True)]
+    renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
+    read = {
+        name: relation(lake.identifier(table), [*map(quote, own_columns(table)), *renamed])
+        for name, table in (("snapshots", SNAPSHOTS), ("changes", CHANGES))
+    }
     return _BODY.format(
-        **silver,
+        **read,
+        progress=lake.identifier(PROGRESS),
         kept=kept,
         floors=floors,
-        none=", ".join(f"NULL AS {quote(name)}" for name in declared),
+        none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
         refusal=text(_REFUSAL),
         ledger=lake.identifier(LEDGER),
-        columns=", ".join(map(quote, declared)),
+        columns=", ".join(inside),
         names=", ".join(map(text, declared)),
         marks=", ".join(_MARKS),
         last_values=", ".join(
-            f"max_by({quote(name)}, CASE WHEN array_contains(_set, {text(name)}) THEN _at END) AS {quote(name)}"
-            for name in declared
+            f"max_by({own}, CASE WHEN array_contains(_set, {text(name)}) THEN _at END) AS {quote(name)}"
+            for name, own in pairs
         ),
         last_marks=", ".join(f"max_by({name}, _at) AS {name}" for name in _MARKS),
     )

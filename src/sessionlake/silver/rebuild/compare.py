@@ -15,6 +15,7 @@ from sessionlake.lake.retained import by_table, expired, heads, limits_frame
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import rows_of
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import internal, quote
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     EVENTS: ("offset", "event", "action"),
 }
 _BOOKKEEPING = "_batch"
+_SIDE = internal("side")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
     found: DataFrame | None = None
     for table in COMPARED:
         rows = read(table).drop(_BOOKKEEPING)
-        columns = [f"`{name}`" for name in sorted(rows.columns)]  # a column added later stands last
+        columns = [quote(name) for name in sorted(rows.columns)]  # a column added later stands last
         # Hashing skips nulls: which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
         row = F.xxhash64(*columns, nulls).cast("decimal(38,0)")
@@ -136,15 +138,15 @@ def _first_difference(
     names = zip(SESSION, (topic, partition, session), strict=True)
     mine = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
     expected = built(table).where(mine).drop(_BOOKKEEPING)
-    found = live(table).where(mine).select(*(f"`{name}`" for name in expected.columns))
-    lacking = expected.exceptAll(found).withColumn("_side", F.lit("expected"))
-    apart = lacking.unionAll(found.exceptAll(expected).withColumn("_side", F.lit("found")))
-    first, *others = rows_of(apart.orderBy(*keys, "_side").limit(2).toArrow())
+    found = live(table).where(mine).select(*map(quote, expected.columns))
+    lacking = expected.exceptAll(found).withColumn(_SIDE, F.lit("expected"))
+    apart = lacking.unionAll(found.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
+    first, *others = rows_of(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
-    if first["_side"] == "found":
+    if first[_SIDE] == "found":
         return f"{where}: should not be there"
-    other = next((row for row in others if row["_side"] == "found" and _same_key(row, first, keys)), None)
+    other = next((row for row in others if row[_SIDE] == "found" and _same_key(row, first, keys)), None)
     if other is None:
         return f"{where}: missing"
     column = next(name for name in expected.columns if not _equal(first[name], other[name]))

@@ -39,8 +39,9 @@ from sessionlake.lake.retained import beginnings, begins
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.runtime.frames import as_frame
+from sessionlake.runtime.frames import as_frame, map_batches
 from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold
@@ -260,10 +261,10 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     rules = RuleBook(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
     by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
-    usual = by_session.where(~F.col("topic").isin(by_seq)).mapInArrow(NetChanges(columns), net_ddl(columns))
-    in_seq = by_session.where(F.col("topic").isin(by_seq)).mapInArrow(Refolded(columns), net_ddl(columns))
+    usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
+    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), Refolded(columns), net_ddl(columns))
     net = usual.unionByName(in_seq) if by_seq else usual
-    rows = net.where(F.col("row_id").isNotNull() & ~F.col("_delete")).drop("_delete", "_written")
+    rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
     append(spark, beside, ROWS, rows, Txn("rebuild", 0))
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, codes, one, row_codes
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.names import DELETE, WRITTEN, quote
 from sessionlake.protocol.types import Bools, Int64s
 
 MARKS = ("_epoch", "_seq", "_ts", "_offset")
@@ -23,7 +24,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """One net change for each row of `session_rows` that changes; `_written` says which declared columns to take over.
+    """One net change for each row of `session_rows` that changes; `WRITTEN` says which declared columns to take over.
 
     A row without `row_id` says that its session was cleared: rows of it that are not here are gone.
     """
@@ -34,19 +35,19 @@ def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
             *((column.name, column.arrow) for column in columns),
             (RESCUED, pa.string()),
             *((name, pa.int64()) for name in MARKS),
-            ("_delete", pa.bool_()),
-            ("_written", pa.list_(pa.bool_())),
+            (DELETE, pa.bool_()),
+            (WRITTEN, pa.list_(pa.bool_())),
         ]
     )
 
 
 def net_ddl(columns: tuple[Column, ...]) -> str:
     """`net_schema` as Spark DDL."""
-    declared = ", ".join(f"`{column.name}` {column.sql}" for column in columns)
+    declared = ", ".join(f"{quote(column.name)} {column.sql}" for column in columns)
     marks = ", ".join(f"{name} bigint" for name in MARKS)
     return (
         f"topic string, partition int, session_id string, row_id string, {declared}, {RESCUED} string, {marks}, "
-        "_delete boolean, _written array<boolean>"
+        f"{DELETE} boolean, {WRITTEN} array<boolean>"
     )
 
 

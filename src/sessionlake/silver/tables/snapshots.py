@@ -14,12 +14,16 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, are_of, codes, one, ranges, session_keys
 from sessionlake.protocol.columns import RESCUED, Column
+from sessionlake.protocol.names import DELETE, WRITTEN, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP
 from sessionlake.silver.tables.net_changes import MARKS, net_changes, refolded
 from sessionlake.silver.tables.weights import Weights
 
 ROW_KEY = (*SESSION, "row_id")
+KIND, ANEW = internal("kind"), internal("anew")
+WEIGHTS = ("changes", "rows", "since")
+_PLACE = internal("place")
 CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
@@ -55,14 +59,14 @@ def advanced(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.T
     known, keys = _row_keys(before), _row_keys(changed)
     kept = before.filter(pc.invert(pc.is_in(known, value_set=keys)))
     place = pc.index_in(keys, value_set=known)
-    written = one(changed["_written"]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
+    written = one(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
     values = {
         column.name: pc.if_else(pa.array(written[:, i]), changed[column.name], before[column.name].take(place))
         for i, column in enumerate(columns)
     }
     schema = rows_schema(columns)
     new = pa.table([values.get(name, changed[name]) for name in schema.names], schema=schema)
-    return pa.concat_tables([kept, new.filter(pc.invert(changed["_delete"]))])
+    return pa.concat_tables([kept, new.filter(pc.invert(changed[DELETE]))])
 
 
 def _row_keys(rows: pa.Table) -> pa.Array:
@@ -146,8 +150,8 @@ def last_cuts(cuts: pa.Table) -> pa.Table:
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()
     places = pa.array(range(ordered.num_rows), pa.int64())
-    first = ordered.append_column("_place", places).group_by(list(SESSION)).aggregate([("_place", "min")])
-    return ordered.take(first["_place_min"])
+    first = ordered.append_column(_PLACE, places).group_by(list(SESSION)).aggregate([(_PLACE, "min")])
+    return ordered.take(first[f"{_PLACE}_min"])
 
 
 class _Shares:
@@ -178,9 +182,9 @@ def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Ta
 
 @dataclass(frozen=True)
 class SnapshotTables:
-    """A `mapInArrow` function over cuts, rows and changes, told apart by `_kind`; all of a session in one partition.
+    """A `mapInArrow` function over cuts, rows and changes, told apart by `KIND`; all of a session in one partition.
 
-    A cut has `_changes`, and of its session `_rows` and `_since` (see `Weights`) and whether it is folded `_anew`.
+    A cut has `WEIGHTS` (see `Weights`), as `internal` names, and whether its session is folded `ANEW`.
     """
 
     columns: tuple[Column, ...]
@@ -191,10 +195,9 @@ class SnapshotTables:
         if not taken:
             return
         whole = pa.Table.from_batches(taken)
-        kind = {name: whole.filter(pc.equal(whole["_kind"], name)) for name in ("cut", "row", "change")}
+        kind = {name: whole.filter(pc.equal(whole[KIND], name)) for name in ("cut", "row", "change")}
         cuts = kind["cut"]
-        weights = {"_changes": "changes", "_rows": "rows", "_since": "since"}
-        weighed = cuts.select([*CUT_COLUMNS, *weights]).rename_columns([*CUT_COLUMNS, *weights.values()])
-        anew = cuts.filter(cuts["_anew"])
+        weighed = cuts.select([*CUT_COLUMNS, *map(internal, WEIGHTS)]).rename_columns([*CUT_COLUMNS, *WEIGHTS])
+        anew = cuts.filter(cuts[ANEW])
         for table in snapshots(weighed, weighed, kind["row"], kind["change"], anew, self.columns):
             yield from table.to_batches()
