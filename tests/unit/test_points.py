@@ -433,6 +433,11 @@ def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
 OWNER = SEPARATOR.join(("capture.a", "s", "0"))
 
 
+def owner_of(session: str) -> str:
+    """What a state calls the session that `change` makes changes of."""
+    return SEPARATOR.join(("capture.a", session, str(int(session == "t"))))
+
+
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
     shards = {shard_field(0): 4, shard_field(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
@@ -515,7 +520,7 @@ def test_of_more_rows_than_a_shard_keeps_the_sessions_silent_longest_are_forgott
     gold = Gold(1)
     sent = [change(session, "r", i, i * 1_000, i * 1_000, price=float(i)) for i, session in enumerate("stuv")]
     gold.batch(sent)
-    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert gold.state().owners.name.to_pylist() == [owner_of(session) for session in kept]
     assert len(gold.state().forgotten.mark) == 4 - len(kept)
     back = [change(session, "r", 10 + i, 500 + i, 9_000, price=7.0) for i, session in enumerate("stuv")]
     gold.batch(back)
@@ -527,5 +532,5 @@ def test_of_more_points_than_a_shard_keeps_likewise(points: int, kept: str, monk
     monkeypatch.setattr(state, "MOST_POINTS", points)
     gold = Gold(1)
     gold.batch([change("st"[i // 3], "r", i, i * 1_000, i * 1_000, price=float(i)) for i in range(6)])
-    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert gold.state().owners.name.to_pylist() == [owner_of(session) for session in kept]
     assert len(gold.state().tail) == 3 * len(kept)
