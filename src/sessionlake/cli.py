@@ -319,6 +319,12 @@ def publish(
 def maintain(
     once: Annotated[bool, typer.Option("--once", help="Do what there is to do now, show it, then end.")] = False,
     table: Annotated[str | None, typer.Option("--table", help="Only this one [all].")] = None,
+    purge_vectors: Annotated[
+        str | None,
+        typer.Option(
+            "--purge-vectors", metavar="TABLE", help="Only rewrite this one once, so that all readers open it."
+        ),
+    ] = None,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -329,6 +335,9 @@ def maintain(
     from sessionlake.runtime.signals import StopFlag
 
     storage_of(settings).require_writable()
+    if purge_vectors is not None:
+        command.purge_vectors(settings, purge_vectors, form)
+        return
     if once:
         with_spark(settings, lambda spark: command.maintain_once(spark, settings, table, form))
         return

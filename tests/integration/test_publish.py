@@ -29,7 +29,7 @@ from support.published import Message, Outgoing, rows_told, without_replays
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROWS = "silver.session_rows"
-KEY = ("topic", "session_id", "row_id")
+KEY = ("topic", "partition", "session_id", "row_id")
 VALUES: dict[str, list[Any]] = {
     "double": [0.1, -0.0, 5e-324, 1.7976931348623157e308, 1e22, float("nan"), float("inf"), float("-inf")],
     "float": [0.0, -0.0, 0.5, 3.4028234663852886e38, float("nan"), float("-inf")],
@@ -54,10 +54,10 @@ class Scene(Outgoing):
     def change(self, rows: int = 15) -> None:
         """One version: rows inserted, updated and deleted by a real MERGE, by delta-rs and by Spark in turns."""
         picked = {
-            (self.rnd.choice("ab"), f"s{self.rnd.randint(0, 2)}", self.rnd.choice(VALUES["string"])): None
-            for _ in range(rows)
+            (self.rnd.choice("ab"), f"s{self.rnd.randint(0, 2)}", self.rnd.choice(VALUES["string"]), n % 2): None
+            for n in range(rows)
         }
-        source = [(*key, *self.values(), self.rnd.random() < 0.3) for key in picked]
+        source = [(*key, *self.values(), partition, self.rnd.random() < 0.3) for *key, partition in picked]
         frame = self.spark.createDataFrame(source, self.schema)
         names = [name for name in self.schema.names if name != DELETE]
         upsert = Upsert(KEY, tuple(name for name in names if name not in KEY), deletes=True)
@@ -161,7 +161,7 @@ def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene
     scene.change()
     scene.publish(ROWS, topic)
     rows = scene.lake.read(scene.spark, ROWS).drop("a_boolean").localCheckpoint()
-    scene.lake.overwrite(scene.spark, ROWS, rows, Txn("columns", 0), "{}", changes=True, columns=True)
+    scene.lake.overwrite(scene.spark, ROWS, rows, Txn("columns", 0), "{}", columns=True)
     told = r"had a column a_boolean \(boolean\) when it was published last.*publish into a new topic"
     with pytest.raises(LakeError, match=told):
         scene.publish(ROWS, topic)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.job import _counted
+from sessionlake.bronze.job import counted
 from sessionlake.config import Settings
 from sessionlake.lake.commit import append
 from sessionlake.lake.ledger import OffsetRange
@@ -29,9 +29,9 @@ def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Setting
     (gone,) = {row["file_path"] for row in earlier.collect()}
     next(file for file in folder_of(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()
     planned = {("a", 0): (5, 12), ("b", 0): (1, 3), ("c", 0): (0, 2)}
-    assert _counted(spark, lake, planned) == (
+    assert counted(spark, lake, planned) == (
         OffsetRange("a", 0, 5, 11, 5),
         OffsetRange("b", 0, 1, 2, 2),
         OffsetRange("c", 0, 0, 1, 0),
     )
-    assert _counted(spark, lake, {}) == ()
+    assert counted(spark, lake, {}) == ()

@@ -188,7 +188,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         run(spark, archived)
     kept.rename(newest)
     run(spark, archived)
-    Journal("1").write(archived)
+    Journal("1", "t", "s").write(archived)
     with pytest.raises(LakeError, match="the forgetting of a session was interrupted"):
         run(spark, archived)
 

@@ -186,7 +186,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     lake.delta(spark, ROWS).delete(f"session_id = '{GONE}'")
     assert files_with(spark, lake, ROWS, GONE)
 
-    journal = Journal("1")
+    journal = Journal("1", TOPIC, GONE)
     steps = dict(Forgetting(spark, settings)._steps((TOPIC, GONE), begun(), journal))
     done = journal.done[ROWS] = steps[ROWS]()
     assert steps[ROWS]() == done  # the version that publications are to come to
@@ -329,7 +329,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             with pytest.raises(DiedError):
                 Forgetting(spark, settings).run(GONE)
         for start in (job.start, gold.start):
-            with pytest.raises(LakeError, match="run `sessionlake forget` again with the same session"):
+            with pytest.raises(LakeError, match="run `sessionlake forget --resume`"):
                 start(spark, settings, once=True)
         with pytest.raises(UsageError, match="the forgetting of another session was interrupted"):
             Forgetting(spark, settings).run(OTHERS[0])

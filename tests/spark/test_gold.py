@@ -510,7 +510,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
 ):
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
-    limits = pa.Table.from_pylist([{"topic": "capture.a", "session_id": "s", "limit": 1}], LIMITS)
+    limits = pa.Table.from_pylist([{"topic": "capture.a", "partition": 0, "session_id": "s", "limit": 1}], LIMITS)
     remove_rows(feed.spark, feed.lake, CHANGES, expired(CHANGES, limits))
     cut = Retained(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
     note(feed.spark, feed.lake, cut)

@@ -428,7 +428,8 @@ def lived(spark: Any, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     run.merge()
     gold.start(spark, run.settings, once=True).wait()
     run.lake.ensure(spark, [DECISIONS, TOPICS])
-    decided = {"session_id": "nobody", "offset": 0, "decision": "accept-gap", "who": "me", "decided_at": NOON}
+    decided = {"partition": 0, "session_id": "nobody", "offset": 0, "decision": "accept-gap"}
+    decided |= {"who": "me", "decided_at": NOON}
     known = {"generation": 0, "state": "active", "topic_id": "a", "first_seen": NOON, "last_seen": NOON}
     for table, row in ((DECISIONS, decided), (TOPICS, known | {"offset_shift": 0, "partitions": []})):
         write_rows(spark, run.lake, table, [{"topic": "capture.a"} | row])

@@ -60,12 +60,13 @@ def rows(points: list[int], *, gone: int | None = None) -> pa.Table:
 
 @pytest.mark.usefixtures("berlin")
 @pytest.mark.parametrize(
-    ("engine", "named"), [("delta-rs", 9), ("sessionlake", 9), ("Apache-Spark", 9), ("Apache-Spark", 1)]
+    ("engine", "rewritten", "named"),
+    [("sessionlake", 100, 9), ("sessionlake", -1, 9), ("Apache-Spark", -1, 9), ("Apache-Spark", -1, 1)],
 )
 def test_a_merge_does_the_same_by_every_engine(
-    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, named: int
+    spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, rewritten: int, named: int
 ) -> None:
-    limit(monkeypatch, rewritten_rows=100 if engine == "delta-rs" else -1)
+    limit(monkeypatch, rewritten_rows=rewritten)
     monkeypatch.setattr("sessionlake.lake.spark_merge._NAMED", named)
     lake = Lake(Settings(**location))
     lake.ensure(spark, [METRICS_1M])

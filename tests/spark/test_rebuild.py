@@ -98,7 +98,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
         with pytest.raises(PowerCutError):
             rebuild(spark, settings)
     for start in (job.start, gold.start):
-        with pytest.raises(LakeError, match="was interrupted while it was published: run `sessionlake rebuild silver`"):
+        with pytest.raises(LakeError, match=r"was interrupted while .* run `sessionlake rebuild silver`"):
             start(spark, settings, once=True)
     assert rebuild(spark, settings).verified is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)

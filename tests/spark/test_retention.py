@@ -75,7 +75,8 @@ from sessionlake.retention import removal as module
 from sessionlake.retention.removal import Removed, Retention
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.rebuild.rebuild import rebuild, require_level
+from sessionlake.silver.rebuild.preflight import require_level
+from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import Selection, replay
 from sessionlake.silver.stream_times import StreamTimesLog, _of_bronze
 from sessionlake.silver.tables.as_of import AsOf

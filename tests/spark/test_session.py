@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -307,3 +308,10 @@ def test_a_name_in_a_session_is_the_table_of_the_home_that_is_asked_about(spark:
             rows = [{"name": place, "text": "", "enabled": True, "updated_at": None}]
             write_rows(spark, lake, RULES, rows)
         assert fetch(spark, settings, "SELECT name FROM gold.rules")[1] == [(place,)]
+
+
+def test_what_spark_keeps_on_disk_while_it_runs_is_in_a_folder_of_its_owner_alone(spark):
+    place = Path(spark.sparkContext.getConf().get("spark.local.dir"))
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert any(entry.name.startswith("blockmgr-") for entry in place.rglob("*"))
+    assert spark._jvm.java.lang.System.getProperty("java.io.tmpdir") == str(place)

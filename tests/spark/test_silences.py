@@ -21,7 +21,8 @@ from sessionlake.pipeline import Layer, run_once
 from sessionlake.protocol.silence import Silence
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.rebuild import rebuild, require_level
+from sessionlake.silver.rebuild.preflight import require_level
+from sessionlake.silver.rebuild.rebuild import rebuild
 from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
 from support.lakes import assert_silver_is_the_truth, write_bronze

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.bronze.archive.files import Files
-from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line
+from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line, read_message
 from sessionlake.bronze.archive.members import checked, gzip_member, members_of, messages_of
 from sessionlake.bronze.archive.source import NOTHING, planned, rows_of, taken
 from sessionlake.bronze.archive.writer import write_archive, write_archives
@@ -87,6 +87,12 @@ BODY = LINE % 1 + LINE % 2
 ALL = 1 << 30
 DEEP = b"[" * 100_000 + b"]" * 100_000
 WHOLE = header_line("t", 0) + BODY + footer_line(2, zlib.crc32(BODY))
+
+
+@pytest.mark.parametrize(("stamp", "kind"), [(-1, -1), (-1, 0), (253_402_300_800_000, 0), (-9_223_372_036_854_775, 1)])
+def test_a_timestamp_that_says_no_time_or_a_far_one_is_read_as_kafka_had_it(stamp: int, kind: int) -> None:
+    found = read_message(b'{"timestamp":%d,"timestamp_type":%d}' % (stamp, kind))
+    assert (found.timestamp, found.timestamp_type) == (stamp, kind)
 
 
 @pytest.mark.parametrize(

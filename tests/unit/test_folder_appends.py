@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.config import Settings
+from sessionlake.errors import LakeError
 from sessionlake.lake import folder_staging
-from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows
+from sessionlake.lake.folder_staging import Place, written
 from sessionlake.lake.folders import Folders
-from sessionlake.lake.parquet import FileWriter
 from sessionlake.lake.table_schema import APPEND_ONLY, DELETION_VECTORS
 from sessionlake.lake.txn import Txn
 
@@ -48,28 +49,39 @@ def test_one_that_is_only_appended_to_does_not_wait_while_it_is_put_together(tmp
     assert DeltaTable(lake.path(TABLE)).version() == 1
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_an_append_that_meets_a_removal_is_committed_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
-) -> None:
+def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "false"})
-    folder = lake.path(TABLE)
-    rows = pa.table({"value": [2]})
-    if in_memory:
-        staged: StagedRows | StagedFiles = StagedRows(Place(folder, TABLE, lake.exclusive), rows)
-    else:
-        written = FileWriter(str(folder), rows.schema, ()).files(rows.to_batches())
-        staged = StagedFiles(Place(folder, TABLE, lake.exclusive), rows.schema, written)
-    found = folder_staging.without
+    folder, commit = lake.path(TABLE), folder_staging.appended
 
-    def then_removed(*table: Any) -> Any:
-        delta = found(*table)
+    def then_removed(*args: Any) -> bool:
         if DeltaTable(folder).version() == 0:
             DeltaTable(folder).delete()
-        return delta
+        return commit(*args)
 
-    monkeypatch.setattr(folder_staging, "without", then_removed)
-    for _ in range(2):
-        staged.commit(Txn("app", 0))
+    monkeypatch.setattr(folder_staging, "appended", then_removed)
+    place = Place(folder, TABLE, lake.exclusive)
+    with written(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
+        for _ in range(2):
+            staged.commit(Txn("app", 0))
     assert pa.table(DeltaTable(folder).scan())["value"].to_pylist() == [2]
     assert DeltaTable(folder).version() == 2
+
+
+def test_rows_with_a_column_that_the_table_has_not_are_refused(tmp_path: Path) -> None:
+    lake = made(tmp_path)
+    with pytest.raises(LakeError, match="has no column other"):
+        lake.append(None, TABLE, pa.table({"value": [1], "other": [2]}), Txn("app", 0))
+    assert len([*lake.path(TABLE).glob("*.parquet")]) == 1
+
+
+def test_many_who_append_at_once_are_all_there(tmp_path: Path) -> None:
+    lake = made(tmp_path, **{APPEND_ONLY: "true"})
+
+    def append(app: int) -> None:
+        for number in range(10):
+            lake.append(None, TABLE, pa.table({"value": [100 * app + number]}), Txn(f"app-{app}", number))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(append, range(1, 9)))
+    found = pa.table(DeltaTable(lake.path(TABLE)).scan())["value"].to_pylist()
+    assert sorted(found) == [1, *(100 * app + number for app in range(1, 9) for number in range(10))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -22,12 +23,10 @@ from sessionlake.errors import LakeError
 from sessionlake.lake import folder_removal, folder_upkeep
 from sessionlake.lake.expired import Expired
 from sessionlake.lake.folder_staging import Place, StagedFiles
-from sessionlake.lake.folder_upkeep import live_files
 from sessionlake.lake.folders import Folders
 from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.parquet import FileWriter, WrittenFile
-from sessionlake.lake.rust_merge import merged_by_delta_rs
-from sessionlake.lake.table_files import opened
+from sessionlake.lake.table_files import live, opened
 from sessionlake.lake.table_schema import CHECKPOINTS, LOG_BY_AGE
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upsert import Upsert
@@ -72,7 +71,7 @@ def lake(tmp_path: Path, at_version_48: Path) -> Folders:
 
 def staged(lake: Folders) -> StagedFiles:
     folder = lake.path(TABLE)
-    return StagedFiles(Place(folder, TABLE, lake.exclusive), ROWS.schema, [written(folder, ROWS)])
+    return StagedFiles(Place(folder, TABLE, lake.exclusive), [written(folder, ROWS)])
 
 
 def add_files(lake: Folders) -> None:
@@ -103,7 +102,7 @@ COMMITS: dict[str, Callable[[Folders], Any]] = {
     "files": add_files,
     "replacement": lambda lake: lake.replace(None, TABLE, ROWS, None),
     "property": lambda lake: lake.set_property(NO_SPARK, TABLE, "delta.appendOnly", "false"),
-    "merge": lambda lake: merged_by_delta_rs(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0),
+    "merge": lambda lake: merged_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, marks=False),
     "marks": mark,
     "removal": remove,
     "compaction": compact,
@@ -152,25 +151,33 @@ def test_the_log_is_put_together_at_each_interval(lake: Folders) -> None:
     assert found == [49, 99]
 
 
-@pytest.mark.parametrize("commit", ["files", "removal", "compaction"])
+def failing_commit(patch: pytest.MonkeyPatch, *, first: Callable[[Any], Any], is_there: bool) -> None:
+    """Has the next commit fail, or only its answer."""
+    real = os.link
+
+    def link(source: Path, target: Path) -> None:
+        patch.undo()
+        if is_there:
+            real(source, target)
+        first(target)
+        raise OSError("the disk does not answer")
+
+    patch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("commit", ["rows", "files", "removal", "compaction"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_same(
     lake: Folders, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
 ) -> None:
-    folder, real = lake.path(TABLE), DeltaTable.create_write_transaction
-    before = {file.path for file in live_files(DeltaTable(folder))}
-
-    def failing(delta: DeltaTable, *args: Any, **more: Any) -> None:
-        if is_there:
-            real(delta, *args, **more)
-        raise DeltaError("the disk does not answer")
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
-    with pytest.raises(DeltaError, match="does not answer"):
+    folder = lake.path(TABLE)
+    before = {file.path.name for file in live(DeltaTable(folder))}
+    failing_commit(monkeypatch, first=lambda _: None, is_there=is_there)
+    with pytest.raises(OSError, match="does not answer"):
         COMMITS[commit](lake)
     assert lake.lost_files(None, TABLE) == []
     added = {file.name for file in folder.glob("*.parquet")} - before
-    assert added == {file.path for file in live_files(DeltaTable(folder))} - before
+    assert added == {file.path.name for file in live(DeltaTable(folder))} - before
     assert bool(added) == is_there
 
 
@@ -178,29 +185,17 @@ def test_files_of_a_commit_that_was_merged_with_others_since_stay(
     lake: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version names them, which readers may be at."""
-    real = DeltaTable.create_write_transaction
-
-    def failing(delta: DeltaTable, *args: Any, **more: Any) -> None:
-        monkeypatch.undo()
-        real(delta, *args, **more)
-        assert folder_upkeep.compact(NO_SPARK, lake.path(TABLE))
-        raise DeltaError("the disk does not answer")
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
-    with pytest.raises(DeltaError, match="does not answer"):
+    failing_commit(monkeypatch, first=lambda _: folder_upkeep.compact(NO_SPARK, lake.path(TABLE)), is_there=True)
+    with pytest.raises(OSError, match="does not answer"):
         add_files(lake)
+    assert len(live(DeltaTable(lake.path(TABLE)))) == 1
     assert pa.table(DeltaTable(lake.path(TABLE), version=49).scan()).num_rows == 2 * FILES + 1
 
 
 def test_files_stay_where_the_log_does_not_tell_whose_they_are(lake: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     files = staged(lake)
-
-    def failing(*_: Any, **__: Any) -> None:
-        shutil.rmtree(lake.path(TABLE) / "_delta_log")
-        raise DeltaError("the disk does not answer")
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
-    with pytest.raises(DeltaError, match="does not answer"):
+    failing_commit(monkeypatch, first=lambda entry: shutil.rmtree(entry.parent), is_there=False)
+    with pytest.raises(OSError, match=r"does not answer|No such file"):
         files.commit(Txn("app", 0))
     files.discard()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES + 1

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import stat
+
 import pytest
 
+from sessionlake.commands import doctor
 from sessionlake.config import Settings
 from sessionlake.errors import MachineError
-from sessionlake.laptop.home import require_home
+from sessionlake.laptop.home import require_home, turn
+from sessionlake.laptop.paths import process_folder
 
 
 def test_the_home_and_its_folders_are_made_and_left_empty(tmp_path):
@@ -22,3 +26,38 @@ def test_a_read_only_home_is_named_with_the_variable():
     # /proc refuses even root, as a read-only mount would.
     with pytest.raises(MachineError, match=r"home /proc/home cannot be written .*SESSIONLAKE_HOME"):
         require_home(Settings(home="/proc/home"))
+
+
+def rights(folder):
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+def test_a_home_is_made_for_its_owner_alone(tmp_path):
+    settings = Settings(home=tmp_path / "a" / "home")
+    require_home(settings, "logs")
+    assert rights(settings.home) == 0o700
+    assert doctor._home_of(settings) == doctor.Finding(doctor.Level.OK, "home", str(settings.home))
+
+
+def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
+    settings = Settings(home=tmp_path / "home")
+    with turn(settings, "commit"):
+        assert rights(settings.home) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701])
+def test_a_home_that_others_can_read_keeps_its_rights_and_doctor_says_so(tmp_path, mode):
+    settings = Settings(home=tmp_path / "a home")
+    settings.home.mkdir()
+    settings.home.chmod(mode)
+    require_home(settings)
+    assert rights(settings.home) == mode
+    found = doctor._home_of(settings)
+    assert found.level is doctor.Level.WARN
+    assert f"mode {mode:o}" in found.detail
+    assert f"`chmod 700 '{settings.home}'`" in found.detail
+
+
+def test_what_lasts_as_long_as_the_process_is_in_a_folder_of_its_own():
+    assert rights(process_folder()) == 0o700
+    assert process_folder() == process_folder()

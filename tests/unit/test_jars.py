@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import re
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from sessionlake.errors import MachineError
 from sessionlake.laptop import jars
 from sessionlake.laptop.jars import MANIFEST, JarSet, cache_folder, resolve
 
-_SET = JarSet("tiny", ("org.example:one:1.0",))
+_PINNED = {"one-1.0.jar": hashlib.sha256(b"12345").hexdigest(), "two-2.0.jar": hashlib.sha256(b"123").hexdigest()}
+_SET = JarSet("tiny", ("org.example:one:1.0",), pinned=_PINNED)
 # Stands in for Java running Ivy: what it is asked to retrieve arrives as two small files.
 _IVY = """
 echo run >> "$COUNT"
@@ -70,6 +73,40 @@ def test_a_folder_that_is_not_whole_is_fetched_again(ivy, damage):
         _folder().rename(_folder().with_suffix(".partial"))
     assert [jar.stat().st_size for jar in resolve(_SET)] == [5, 3]
     assert ivy.runs() == 2
+
+
+@pytest.mark.usefixtures("ivy")
+def test_a_jar_that_was_replaced_in_the_cache_is_not_loaded():
+    one, _ = resolve(_SET)
+    one.write_bytes(b"54321")
+    hashes = f"has SHA-256 {hashlib.sha256(b'54321').hexdigest()} and must have {_PINNED[one.name]}"
+    removal = re.escape(f"rm -r {_folder()}*")
+    with pytest.raises(MachineError, match=rf"one-1.0.jar {hashes}.*{removal}"):
+        resolve(_SET)
+
+
+@pytest.mark.parametrize("changed", [{"two-2.0.jar": "0" * 64}, {"two-2.0.jar": None}])
+def test_a_jar_that_is_delivered_otherwise_never_comes_into_the_cache(ivy, changed):
+    wanted = {name: digest for name, digest in (_PINNED | changed).items() if digest}
+    other = replace(_SET, pinned=wanted)
+    with pytest.raises(MachineError, match=r"two-2.0.jar has SHA-256 \w{64} and (must have 0{64}|is not among)"):
+        resolve(other)
+    assert not _folder().exists()
+    assert len(resolve(_SET)) == 2
+    assert ivy.runs() == 2
+
+
+def test_every_jar_is_pinned_once():
+    listed = jars.pinned()
+    assert len(listed) == len((Path(jars.__file__).with_name("jars.sha256")).read_text().splitlines())
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in listed.values())
+    assert {"delta-spark_4.0_2.13-4.4.0.jar", "kafka_2.13-4.1.0.jar"} <= listed.keys()
+
+
+def test_a_cache_whose_path_ivy_would_take_for_a_pattern_or_xml_is_used(ivy, tmp_path, monkeypatch):
+    monkeypatch.setenv("SESSIONLAKE_CACHE", str(tmp_path / 'a b#c%20d+ü&<"(x)[y]'))
+    assert [jar.read_bytes() for jar in resolve(_SET)] == [b"12345", b"123"]
+    assert ivy.runs() == 1
 
 
 def test_another_version_is_another_folder():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from json import JSONDecodeError
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +28,7 @@ from sessionlake.runtime.failures import RESULT_TOO_BIG, JvmException, Raised, f
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import way_on
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.errors import explain, readable, refused
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -272,3 +274,35 @@ REFUSED = "Total size of serialized results of 1 tasks (4.6 MiB) is bigger than 
 )
 def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to_say_so(said, too_big):
     assert RESULT_TOO_BIG.fits(failure_of(PassedError(TOO_BIG.format(said=said)))) is too_big
+
+
+def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
+    said = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
+    text = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: {said}\n\tat a.B.c(B.scala:1)"
+    for told in (readable, partial(refused, "query")):
+        with pytest.raises(KeyboardInterrupt):
+            told(PassedError(text))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (JSONDecodeError("Expecting value", "{", 1), LakeError, "a file of a table, or its log, is damaged"),
+        (OSError("Could not open Parquet input source"), LakeError, "Could not open Parquet input source"),
+        (OSError(28, "No space left on device", "/x/y"), MachineError, "/x/y: No space left on device"),
+        (PassedError("An error occurred while calling o1.x"), SessionlakeError, "Spark failed"),
+    ],
+)
+def test_what_stops_a_command_is_one_error_with_its_reason(error: Exception, kind: type, text: str) -> None:
+    told = readable(error)
+    assert type(told) is kind
+    assert text in str(told)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), BrokenPipeError(32, "Broken pipe")])
+def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> None:
+    assert readable(error) is None
+
+
+def test_where_in_delta_rs_a_fault_was_is_not_told() -> None:
+    assert str(failure_of(ValueError("Json error\n   0: <unknown>\n   1: <unknown>"))) == "ValueError: Json error"

@@ -22,7 +22,7 @@ from sessionlake.kafka_settings import SourceKind
 from sessionlake.lake.books import Books, rows_of
 from sessionlake.lake.commit import retire
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.ledger import RECOVERED, Ledger
+from sessionlake.lake.ledger import RECOVERED, Ledger, OffsetRange
 from sessionlake.lake.names import LEDGER, MESSAGES
 from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
@@ -96,7 +96,9 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings, generations: 
         the query's id, the last number that no batch may have, and how many messages the ledger did not know of.
     """
     app_id, known = _last_known(spark, lake, settings)
+    _unbooked(spark, lake, settings)  # what is refused, is refused before anything changes
     generations.hold(app_id)  # what the present one would do next, it could not do any more
+    fault_point("after:bronze.held")
     number = _retired(spark, lake, app_id, known)
     fault_point("after:bronze.retired")
     return app_id, number, _book(spark, lake, settings, Txn(app_id, number - 1))
@@ -150,13 +152,24 @@ def has_unbooked(spark: SparkSession, lake: Lake) -> bool:
     return bool(ranges_behind(spark, lake, OffsetLog.load(spark, lake, LAYER).ends))
 
 
-def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
-    """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
+def _unbooked(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
+    """The offsets of messages that the ledger does not know.
+
+    Raises:
+        OffsetHoleError: the table lacks some of them, or has some more than once.
+    """
     log = OffsetLog.load(spark, lake, LAYER)
     ranges = ranges_behind(spark, lake, log.ends)
+    if ranges:
+        log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
+    return ranges
+
+
+def _book(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
+    """Gives messages that the ledger does not know an entry of their own; returns how many they are."""
+    ranges = _unbooked(spark, lake, settings)
     if not ranges:
         return 0
-    log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     version = lake.last_commit(spark, MESSAGES).version
     entry = replace(entry_of(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash="")
     # A ledger that was emptied remembers the transactions of its former entries.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,7 @@ from sessionlake.silver.tables.splits import ID
 from sessionlake.streaming.checkpoint import way_on
 from sessionlake.streaming.errors import readable
 from sessionlake.streaming.generations import Generations, require_whole
+from sessionlake.streaming.guards import refuse_interrupted_rebuild
 from sessionlake.streaming.losses import (
     has_committed,
     less,
@@ -93,6 +95,7 @@ def examine(file: Path | None = None) -> list[Finding]:
     said = f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
     machine = [] if on_platform() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
     findings = [Finding(Level.OK, "config", said), *machine, _finding("broker", lambda: _broker(settings))]
+    findings.append(_finding("operations", lambda: _operations(settings)))
     findings.append(_finding("checkpoints", lambda: _checkpoints(settings)))
     if any(item.level is Level.FAIL for item in machine):
         return findings
@@ -144,9 +147,15 @@ def _jars() -> str:
 
 
 def _home_of(settings: Settings) -> Finding:
-    from sessionlake.laptop.home import require_home
+    from sessionlake.laptop.home import require_home, wider_rights
 
-    return _finding("home", lambda: str(require_home(settings)))
+    found = _finding("home", lambda: str(require_home(settings)))
+    rights = None if found.level is Level.FAIL else wider_rights(settings)
+    if rights is None:
+        return found
+    remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
+    text = f"{settings.home} has mode {rights}, so other users of this machine can read what is in it: {remedy}"
+    return Finding(Level.WARN, "home", text)
 
 
 def _broker(settings: Settings) -> str:
@@ -161,6 +170,15 @@ def _broker(settings: Settings) -> str:
 
 def _checkpointed(settings: Settings) -> tuple[str, ...]:
     return (*_CHECKPOINTED, *(processor.layer for processor in settings.processors))
+
+
+def _operations(settings: Settings) -> str:
+    from sessionlake.processors.job import refuse_interrupted
+
+    refuse_interrupted_rebuild(settings)
+    for own in settings.processors:
+        refuse_interrupted(settings, own)
+    return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _checkpoints(settings: Settings) -> str:

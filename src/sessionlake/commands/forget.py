@@ -11,6 +11,7 @@ import typer
 from sessionlake.commands.context import Config, say, settings_of, with_spark
 from sessionlake.commands.options import OfTopic, ShortenGold
 from sessionlake.commands.show import write_line
+from sessionlake.errors import UsageError
 from sessionlake.visible import json_line
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
 
 def forget(
-    session: Annotated[str, typer.Option("--session", help="The session's id.")],
+    session: Annotated[str | None, typer.Option("--session", help="The session's id.")] = None,
     topic: OfTopic = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish one that was interrupted.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Give up one that was interrupted before anything was erased.")
+    ] = False,
     wait: Annotated[
         int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside, and publications.")
     ] = 600,
@@ -33,7 +38,13 @@ def forget(
     settings = settings_of(config)
     from sessionlake.lake.tables import storage_of
 
+    if (session is not None) + resume + cancel != 1:
+        raise UsageError("forget: give one of --session ID, --resume and --cancel")
     storage_of(settings).require_writable()
+    if cancel:
+        receipt_name = with_spark(settings, lambda spark: cancelled(spark, settings, wait))
+        say(f"receipt {receipt_name} is withdrawn: nothing was erased, and all layers can start")
+        return
     found = with_spark(settings, lambda spark: forgotten(spark, settings, session, topic, wait, shorten=shorten_gold))
     write_line(json_line(receipt(found), indent=2))
     still, unread = found.report["search"]["found"], found.report["search"]["unread"]
@@ -46,14 +57,29 @@ def forget(
 
 
 def forgotten(
-    spark: SparkSession, settings: Settings, session: str, topic: str | None, wait: float, *, shorten: bool = False
+    spark: SparkSession,
+    settings: Settings,
+    session: str | None,
+    topic: str | None,
+    wait: float,
+    *,
+    shorten: bool = False,
 ) -> Erasure:
-    """Forgets the session while all layers stand aside."""
+    """Forgets the session while all layers stand aside; without one, finishes the forgetting that was interrupted."""
     from sessionlake.forgetting.forget import Forgetting
     from sessionlake.streaming.aside import asking
 
     with asking(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
-        return Forgetting(spark, settings, patience=wait, shorten=shorten, say=say).run(session, topic)
+        work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=say)
+        return work.resume() if session is None else work.run(session, topic)
+
+
+def cancelled(spark: SparkSession, settings: Settings, wait: float) -> str:
+    """Gives up an interrupted forgetting while all layers stand aside; returns the receipt's name."""
+    from sessionlake.forgetting.forget import Forgetting
+
+    with _claimed(spark, settings, wait):
+        return Forgetting(spark, settings).cancel()
 
 
 def receipt(found: Erasure) -> dict[str, Any]:

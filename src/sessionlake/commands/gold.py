@@ -18,6 +18,7 @@ from sessionlake.gold.verify import verify_gold
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.processor_settings import ProductProcessor
+from sessionlake.streaming.guards import refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +28,7 @@ Say = Callable[[str], None]
 
 def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Says of each table whether it is what its source makes of it; so they all are."""
+    refuse_interrupted_rebuild(settings)
     with claimed(spark, settings, Layer.GOLD, "verifies gold"):
         products = tables_of(settings)
         complete = whole(spark, Lake(settings), products)

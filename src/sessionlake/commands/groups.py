@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from sessionlake.commands.bronze import bronze_app
 from sessionlake.commands.context import INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.commands.options import OfPartition, OfTopic, ShortenGold
+from sessionlake.commands.options import Cancel, OfPartition, OfTopic, ShortenGold, StartOver, refuse_together
 from sessionlake.commands.reference import reference_app
 from sessionlake.commands.remote import remote_app
 from sessionlake.commands.show import OutputFormat, write_text
@@ -135,6 +135,8 @@ def rebuild_silver(
     sessions: Annotated[
         list[str] | None, typer.Option("--sessions", help="Only this session; may be repeated.")
     ] = None,
+    cancel: Cancel = False,
+    start_over: StartOver = False,
     config: Config = None,
 ) -> None:
     """Build silver from bronze beside the live tables, then put it in their place."""
@@ -143,6 +145,15 @@ def rebuild_silver(
     from sessionlake.silver.rebuild.replay import Selection
 
     wanted = Selection(topic, tuple(sessions or ()))
+    refuse_together(
+        cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.everything
+    )
+    if cancel:
+        with_spark(settings, lambda spark: rebuild.cancel_silver(spark, settings, say))
+        return
+    if start_over:
+        with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, None, wanted, say, start_over=True))
+        return
     with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
 
 
@@ -166,14 +177,22 @@ def _rebuild_processor(name: str) -> Callable[..., None]:
         diff: Annotated[
             bool, typer.Option("--diff", help="Only show how the class, as it is now, would make other rows.")
         ] = False,
+        cancel: Cancel = False,
+        start_over: StartOver = False,
         form: Form = OutputFormat.TABLE,
         config: Config = None,
     ) -> None:
         settings = settings_of(config)
         from sessionlake.commands import processors
 
-        work = processors.show_difference if diff else processors.rebuild
-        with_spark(settings, lambda spark: work(spark, settings, name, form, say))
+        refuse_together(cancel=cancel, start_over=start_over, others=diff)
+        if cancel:
+            with_spark(settings, lambda spark: processors.cancel(spark, settings, name, say))
+            return
+        if diff:
+            with_spark(settings, lambda spark: processors.show_difference(spark, settings, name, form, say))
+            return
+        with_spark(settings, lambda spark: processors.rebuild(spark, settings, name, form, say, start_over=start_over))
 
     return command
 

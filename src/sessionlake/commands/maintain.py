@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.commands.show import OutputFormat, show
 from sessionlake.config import Settings
+from sessionlake.errors import UsageError
+from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.maintenance import CLAIM, Maintained, Maintenance
 from sessionlake.streaming.aside import asked, stand_aside
@@ -28,6 +30,24 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
     with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).once(table))
     show(COLUMNS, [_row(one) for one in done], form)
+
+
+def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
+    """Rewrites files of a table that have marked rows, once, and shows how many those were.
+
+    Raises:
+        ClaimedError: another process maintains the tables, or forgets a session.
+        UsageError: there is no such table, or it is in a catalog.
+    """
+    lake = Lake(settings)
+    if lake.storage.needs_session:
+        lake.storage.purge_vectors(table)  # which says what to do there
+    known = [name for name in [*TABLES, *settings.own_tables] if lake.storage.exists(None, name)]
+    if table not in known:
+        raise UsageError(f"maintain: there is no table {table!r}; there are: {', '.join(known) or 'none yet'}")
+    with lake.storage.claim(None, CLAIM, "maintains the tables"):
+        rewritten = lake.storage.purge_vectors(table)
+    show(("table", "files_rewritten"), [(table, rewritten)], form)
 
 
 def maintain(

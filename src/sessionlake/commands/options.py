@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from sessionlake.errors import UsageError
+
 _COMMENT = re.compile(r"--(?!$|[a-z][\w-]*(=.*)?$)", re.DOTALL)
 """Two hyphens that begin neither an option, as in `--format=json`, nor the words that are none."""
 
@@ -30,6 +32,27 @@ Why = Annotated[str | None, typer.Option("--why", help="Kept with the decision."
 ShortenGold = Annotated[
     bool, typer.Option("--shorten-gold", help="Gold begins later, where changes of its beginning are gone.")
 ]
+
+# A rebuild that was interrupted while it replaced tables.
+Cancel = Annotated[
+    bool, typer.Option("--cancel", help="Give up an interrupted rebuild that has not replaced a table yet.")
+]
+StartOver = Annotated[
+    bool, typer.Option("--start-over", help="Build everything again, instead of finishing an interrupted rebuild.")
+]
+
+
+def refuse_together(*, cancel: bool, start_over: bool, others: bool) -> None:
+    """Refuses options that exclude each other.
+
+    Args:
+        others: whether options were given that say what to rebuild.
+
+    Raises:
+        UsageError: more than one is given.
+    """
+    if cancel + start_over + others > 1:
+        raise UsageError("rebuild: --cancel and --start-over each stand alone, without other options: use one of them")
 
 
 class Lost(StrEnum):

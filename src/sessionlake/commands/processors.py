@@ -16,6 +16,7 @@ from sessionlake.processors import rebuild as processors
 from sessionlake.processors.difference import Difference
 from sessionlake.processors.job import configured
 from sessionlake.processors.verify import verify_product
+from sessionlake.streaming.guards import refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,16 +24,31 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def rebuild(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
-    """Puts what the class makes of all of bronze in the place of the processor's table; with a key, of its source."""
+def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
+    """Gives up a rebuild that was interrupted before it replaced the processor's table."""
+    settings = narrowed(settings, Layer.PROCESSOR, name)
+    with claimed(spark, settings, Layer.PROCESSOR, f"gives up a rebuild of processor {name}", CLAIM):
+        processors.cancel(spark, settings, name)
+    say(f"the interrupted rebuild is given up: {configured(settings, name).into} is as it was before")
+
+
+def rebuild(
+    spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say, *, start_over: bool = False
+) -> None:
+    """Puts what the class makes of all of bronze in the place of the processor's table; with a key, of its source.
+
+    Args:
+        start_over: makes it again, instead of finishing a rebuild that was interrupted.
+    """
     everything, settings = settings, narrowed(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (own := configured(settings, name)).key:
+            refuse_interrupted_rebuild(settings)  # the source may be a table of silver's
             rows, different = keyed.rebuild(spark, settings, own)
             say(f"{own.into} is rebuilt from {own.source}: {rows} rows; beside the table before it: {different}")
             _show(different, form)
             return
-        found = processors.rebuild(spark, settings, name)
+        found = processors.rebuild(spark, settings, name, start_over=start_over)
     made = f"bronze.messages@v{found.version}: {found.messages} messages"
     if found.different is None:
         say(f"the interrupted rebuild of {found.table} from {made} is published; run it again for another")

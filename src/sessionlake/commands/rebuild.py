@@ -11,7 +11,7 @@ from sessionlake.gold.references.declared import enriched_of
 from sessionlake.lake.retained import CLAIM
 from sessionlake.pipeline import Layer, claimed
 from sessionlake.silver.rebuild.compare_states import VerifiedStates
-from sessionlake.silver.rebuild.rebuild import EVERYTHING, Rebuilt, rebuild
+from sessionlake.silver.rebuild.rebuild import EVERYTHING, Rebuilt, cancel, rebuild
 from sessionlake.silver.rebuild.replay import Selection
 from sessionlake.silver.rebuild.verify import verify
 
@@ -50,17 +50,33 @@ def _of_states(states: VerifiedStates) -> str:
     )
 
 
+def cancel_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
+    """Gives up a rebuild that was interrupted before it replaced a table."""
+    with claimed(spark, settings, Layer.ALL, "gives up a rebuild of silver", CLAIM):
+        cancel(spark, settings)
+    say("the interrupted rebuild is given up: silver is as it was before, and all layers can start")
+
+
 def rebuild_silver(
-    spark: SparkSession, settings: Settings, version: int | None, selection: Selection, say: Say
+    spark: SparkSession,
+    settings: Settings,
+    version: int | None,
+    selection: Selection,
+    say: Say,
+    *,
+    start_over: bool = False,
 ) -> None:
     """Puts a silver built from bronze in the place of the live one.
+
+    Args:
+        start_over: builds everything again, instead of finishing a rebuild that was interrupted.
 
     Raises:
         ConfigError: gold could not be computed of it, since a table of gold names a column that is not declared.
     """
     enriched_of(settings)
     with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
-        found = rebuild(spark, settings, version=version, selection=selection)
+        found = rebuild(spark, settings, version=version, selection=selection, start_over=start_over)
     say_rebuilt(found, settings, say, selection)
 
 
@@ -80,7 +96,7 @@ def _say_what_came(found: Rebuilt, say: Say, selection: Selection) -> None:
     if not selection.everything:
         say(f"replaced are {selection} alone")
     if found.verified is None:
-        why = "the live tables could not be read" if found.columns is None else f"columns were other ({found.columns})"
+        why = "the live tables do not count" if found.columns is None else f"columns were other ({found.columns})"
         say(f"nothing was compared, since {why}; gold is emptied, and computed anew when it runs next")
     elif found.verified.first is None:
         say("every row is what it was before")

@@ -24,6 +24,7 @@ from sessionlake.silver.rebuild import recover as silver
 from sessionlake.silver.rebuild.rebuild import interrupted, rebuild
 from sessionlake.silver.rebuild.replay import REPLAYED, require_whole_bronze
 from sessionlake.streaming.generations import require_whole
+from sessionlake.streaming.guards import refuse_half_changed
 from sessionlake.streaming.losses import (
     first_loss,
     has_begun,
@@ -64,6 +65,8 @@ def recover(spark: SparkSession, settings: Settings, lost: Lost, say: Say, *, sh
         raise UsageError(f"--shorten-gold goes with gold and ledger: recover {lost} empties no gold for good")
     # What tells bronze's last batch are the table's commits: of nobody else.
     also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
+    if lost is not Lost.SILVER:  # of which `rebuild` tells
+        refuse_half_changed(settings)
     with claimed(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
@@ -153,4 +156,4 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.last_commit(spark, LEDGER).version)
-        lake.overwrite(spark, LEDGER, none, txn, "{}", changes=True)
+        lake.overwrite(spark, LEDGER, none, txn, "{}")

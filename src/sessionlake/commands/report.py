@@ -8,6 +8,7 @@ from pathlib import Path
 from sessionlake.commands.context import say, with_reader
 from sessionlake.config import Settings
 from sessionlake.errors import MachineError
+from sessionlake.laptop.paths import uri_of
 from sessionlake.report.page import write_report
 
 
@@ -21,6 +22,6 @@ def report(settings: Settings, file: Path | None, *, show: bool) -> Path:
         written = with_reader(settings, lambda reader: write_report(reader, settings, file))
     except OSError as error:
         raise MachineError(f"report: {error.filename or file} cannot be written: {error.strerror}") from error
-    if show and not webbrowser.open(written.as_uri()):
+    if show and not webbrowser.open(uri_of(written)):
         say("no browser could be opened here")
     return written

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 def reshard(
     shards: Annotated[int, typer.Argument(min=1, max=65_536, help="What silver.shards, gold.shards or both say now.")],
     wait: Annotated[int, typer.Option("--wait", min=0, metavar="SECONDS", help="For layers to stand aside.")] = 600,
+    cancel: Annotated[
+        bool,
+        typer.Option("--cancel", help="End an interrupted resharding; layers not yet moved stay as they are."),
+    ] = False,
     config: Config = None,
 ) -> None:
     """Move the states of silver, processors and gold into the number of shards that the configuration says now."""
@@ -24,6 +28,9 @@ def reshard(
     from sessionlake.lake.tables import storage_of
 
     storage_of(settings).require_writable()
+    if cancel:
+        with_spark(settings, lambda spark: cancel_all(spark, settings, wait))
+        return
     with_spark(settings, lambda spark: reshard_all(spark, settings, shards, wait))
 
 
@@ -39,3 +46,16 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
         say(f"nothing is to be done: whatever has states has {shards} shards, or is configured otherwise")
     else:
         say("a job that ran meanwhile under another configuration ends: start it again, with this one")
+
+
+def cancel_all(spark: SparkSession, settings: Settings, wait: float) -> None:
+    """Ends an interrupted resharding while all layers stand aside, and says which layers were moved."""
+    from sessionlake.commands.aside import all_claimed
+    from sessionlake.resharding import reshard as work
+
+    with all_claimed(spark, settings, wait, "reshards"):
+        moved = work.cancel(spark, settings)
+    say(
+        f"the resharding is ended; moved are: {', '.join(moved) or 'no layers'}. A layer whose shards are not those of "
+        "the configuration says so when it starts, with the command that moves its states"
+    )

@@ -24,21 +24,23 @@ from sessionlake.forgetting import publications, rows
 from sessionlake.forgetting.journal import Journal, Step
 from sessionlake.forgetting.receipt import proof, remains
 from sessionlake.forgetting.rows import Session
-from sessionlake.forgetting.states import hand_over, stateful
+from sessionlake.forgetting.states import hand_over, require_states, stateful
 from sessionlake.gold import making
 from sessionlake.gold.declared import schemas_of
 from sessionlake.gold.recompute import refuse_shorter
-from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store
+from sessionlake.lake.erasures import Erasure, erasures, hashed, salt_of, store, withdraw
 from sessionlake.lake.ledger import rebuilt_by
 from sessionlake.lake.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.pipeline import to_the_end
+from sessionlake.processors.job import refuse_interrupted
 from sessionlake.processors.rebuild import made_beside
 from sessionlake.retention.removal import Retention
 from sessionlake.silver.rebuild.endings import gold_tables, reset_gold
-from sessionlake.silver.rebuild.rebuild import interrupted, require_level
+from sessionlake.silver.rebuild.preflight import require_level
 from sessionlake.silver.rebuild.replay import REPLAYED, clear
 from sessionlake.silver.states import has_state
+from sessionlake.streaming.guards import refuse_interrupted_rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,22 +72,68 @@ class Forgetting:
         self._lake = Lake(settings, schemas_of(settings))
 
     def run(self, session: str, topic: str | None = None) -> Erasure:
-        """Forgets the session; goes on where a process that did so has died.
+        """Forgets the session; finishes it if that was interrupted.
 
         Raises:
             UsageError: there is no such session, or there are several; or the forgetting of another was interrupted.
-            LakeError: a layer cannot come to the end of what bronze holds, a publication lags, or gold cannot be
-                computed anew.
+            LakeError: a layer cannot come to the end of what bronze holds, or its states cannot be read, a publication
+                lags, or gold cannot be computed anew.
         """
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(f"forget: there is no bronze in {self._settings.place}")
         journal = Journal.read(self._settings)
-        begun = self._begin(session, topic) if journal is None else self._resumed(journal, session, topic)
-        journal = journal or Journal(begun.receipt)
-        journal.write(self._settings)
-        for name, take in self._steps((begun.topic, session), begun, journal):
+        if journal is None:
+            journal = self._begun(session, topic)
+        elif journal.session != session or topic not in (None, journal.topic):
+            raise UsageError(
+                f"forget: the forgetting of another session was interrupted (receipt {journal.receipt}), and must end "
+                "first: run `sessionlake forget --resume`, or `sessionlake forget --cancel` if nothing was erased yet"
+            )
+        return self._finished(journal)
+
+    def resume(self) -> Erasure:
+        """Finishes a forgetting that was interrupted.
+
+        Raises:
+            UsageError: none was.
+            LakeError: as `run`.
+        """
+        return self._finished(self._interrupted("--resume", "finish"))
+
+    def cancel(self) -> str:
+        """Gives up a forgetting that was interrupted before anything was erased; returns the receipt's name.
+
+        Raises:
+            UsageError: none was interrupted.
+            LakeError: something was erased.
+        """
+        journal = self._interrupted("--cancel", "give up")
+        stored = next((one for one in self._known() if one.receipt == journal.receipt), None)
+        left = rows.offsets_of(self._lake.reader(self._spark), (journal.topic, journal.session))
+        erased = stored is not None and sum(item.messages for item in left) < stored.messages
+        if journal.done or erased:
+            raise LakeError(
+                f"forget --cancel: messages of the session are erased already (receipt {journal.receipt}), which "
+                "cannot be undone: run `sessionlake forget --resume`, which finishes it"
+            )
+        withdraw(self._spark, self._lake, journal.receipt)
+        journal.end(self._settings)
+        return journal.receipt
+
+    def _interrupted(self, option: str, to_do: str) -> Journal:
+        journal = Journal.read(self._settings)
+        if journal is None:
+            raise UsageError(f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}")
+        return journal
+
+    def _finished(self, journal: Journal) -> Erasure:
+        """Takes the steps that are left."""
+        session = journal.topic, journal.session
+        begun = self._receipt(journal)
+        self._say(f"receipt {begun.receipt}: {len(journal.done)} steps are done")
+        for name, take in self._steps(session, begun, journal):
             journal.step(self._settings, name, take)
-        erasure = self._proved(begun, journal, session)
+        erasure = self._proved(begun, journal, journal.session)
         store(self._spark, self._lake, erasure)
         journal.end(self._settings)
         return erasure
@@ -95,20 +143,11 @@ class Forgetting:
     def _known(self) -> list[Erasure]:
         return erasures(self._lake.reader(self._spark))
 
-    def _resumed(self, journal: Journal, session: str, topic: str | None) -> Erasure:
-        found = next((one for one in self._known() if one.receipt == journal.receipt), None)
-        if found is None or not found.is_of(found.topic, session) or topic not in (None, found.topic):
-            raise UsageError(
-                "forget: the forgetting of another session was interrupted, and must come to its end first: name that "
-                f"session (receipt {journal.receipt} in bronze.erasures)"
-            )
-        self._say(f"going on with receipt {journal.receipt}")
-        return found
-
-    def _begin(self, session: str, topic: str | None) -> Erasure:
-        """The receipt, which is stored: from then on a message of the session that comes is erased."""
-        if interrupted(self._settings) is not None:
-            raise LakeError("a rebuild of silver was interrupted: run `sessionlake rebuild silver` first")
+    def _begun(self, session: str, topic: str | None) -> Journal:
+        """Checks all that can be checked before anything changes, and writes the journal: then no layer starts."""
+        refuse_interrupted_rebuild(self._settings)
+        for own in self._settings.processors:
+            refuse_interrupted(self._settings, own)
         topic = self._topic(session, topic)
         self._refuse_keyed()
         if self._gold() and not self._shorten:  # figures of many sessions lose one only by being computed anew
@@ -116,16 +155,27 @@ class Forgetting:
         tables = dict.fromkeys([*rows.tables_of(self._spark, self._lake), *self._gold()])
         publications.refuse_given_up(self._spark, self._lake, tables)
         self._catch_up()
+        for layer in stateful(self._settings):  # what cannot be read later would stop it half-way
+            require_states(self._spark, self._settings, layer, (topic, session))
         Retention(self._spark, self._settings).finish()  # its rows are counted once
-        known = self._known()
+        mine = (one.receipt for one in self._known() if one.done_at is None and one.is_of(topic, session))
+        journal = Journal(next(mine, uuid.uuid4().hex[:12]), topic, session)
+        journal.write(self._settings)
+        return journal
+
+    def _receipt(self, journal: Journal) -> Erasure:
+        """The receipt; stored, if it is not yet: from then on a message of the session that comes is erased."""
+        known, session = self._known(), (journal.topic, journal.session)
+        stored = next((one for one in known if one.receipt == journal.receipt), None)
+        if stored is not None:
+            return stored
         salt = salt_of(known)
-        mine = (one.receipt for one in known if one.done_at is None and one.is_of(topic, session))  # it died at once
-        offsets = rows.offsets_of(self._lake.reader(self._spark), (topic, session))
-        counts = rows.counts_of(self._spark, self._lake, (topic, session))
+        offsets = rows.offsets_of(self._lake.reader(self._spark), session)
+        counts = rows.counts_of(self._spark, self._lake, session)
         begun = Erasure(
-            receipt=next(mine, uuid.uuid4().hex[:12]),
-            topic=topic,
-            session_hash=hashed(salt, topic, session),
+            receipt=journal.receipt,
+            topic=journal.topic,
+            session_hash=hashed(salt, *session),
             salt=salt,
             begun_at=max(datetime.now(UTC), rebuilt_by(self._lake.reader(self._spark), SILVER)),
             messages=sum(item.messages for item in offsets),

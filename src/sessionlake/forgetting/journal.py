@@ -1,4 +1,6 @@
-"""What is done of a forgetting that is under way: until its end no layer starts. It does not name the session.
+"""What is done of a forgetting that is under way: until its end no layer starts. At its end the note is removed.
+
+It names the session, so that whoever finds a forgetting interrupted can have it finished.
 
 Each step can be taken twice; but once the layers' streams are told where to go on, what is before that is gone, and is
 not looked for again.
@@ -12,8 +14,9 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.lake.faults import fault_point
+from sessionlake.lake.names import ERASURES
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import forget_journal
+from sessionlake.streaming.guards import forget_journal, read_journal
 
 Step = Callable[[], dict[str, int] | None]
 """Something to be done; what there is to tell of it."""
@@ -24,20 +27,30 @@ class Journal(msgspec.Struct):
 
     Attributes:
         receipt: of which erasure.
+        topic: of the session.
+        session: its id.
         done: steps, and what there is to tell of each.
     """
 
     receipt: str
+    topic: str
+    session: str
     done: dict[str, dict[str, int]] = {}
-    format: int = 1
+    format: int = 2
 
     @classmethod
     def read(cls, settings: Settings) -> Journal | None:
-        """The one that is under way; None if none is."""
-        try:
-            return msgspec.json.decode(forget_journal(settings).read_bytes(), type=cls)
-        except FileNotFoundError:
-            return None
+        """The one that is under way; None if none is.
+
+        Raises:
+            LossError: it cannot be read.
+        """
+        return read_journal(
+            forget_journal(settings),
+            cls,
+            "Put it back from a backup. Without one, remove it, and run `sessionlake forget` with the same session: "
+            f"its receipt in {ERASURES} has no `done_at`",
+        )
 
     def write(self, settings: Settings) -> None:
         """Notes it down."""

@@ -14,6 +14,7 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.lake.tables import Lake
 from sessionlake.protocol.names import quote
 from sessionlake.publish.outlets import outlets
+from sessionlake.streaming.guards import forget_journal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,9 @@ def proof(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]:
     beside = Path(settings.checkpoint(""))
     folders = [settings.home] if beside.is_relative_to(settings.home) else [settings.home, beside]
     searched = [search(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
-    found = sorted({str(place) for part in searched for place in part.found})
+    # The note of what is left to do names it, and is removed when all is done.
+    own = forget_journal(settings).name
+    found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != own})
     asked: list[str] = []
     if lake.storage.needs_session:
         asked = [table for table in (*TABLES, *settings.own_tables) if lake.exists(spark, table)]

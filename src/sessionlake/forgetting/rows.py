@@ -132,4 +132,4 @@ def _without_decisions(spark: SparkSession, lake: Lake, table: str, session: Ses
     if rows.where(F.exists("decisions", is_own)).isEmpty():
         return
     left = rows.withColumn("decisions", F.filter("decisions", lambda decision: ~is_own(decision))).localCheckpoint()
-    lake.overwrite(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}", changes=False)
+    lake.overwrite(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}")

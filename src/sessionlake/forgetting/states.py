@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
+from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.names import MESSAGES, SILVER
 from sessionlake.lake.tables import Lake
 from sessionlake.processors.memory import ProcessorMemory, without
 from sessionlake.protocol.columns import Column
+from sessionlake.runtime.failures import failure_of
 from sessionlake.silver import handover
 from sessionlake.silver.fold.process import join, split
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.states import has_state, last_batches, state_frame
+from sessionlake.streaming.checkpoint import way_on
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +34,22 @@ def has_begun(settings: Settings, layer: str) -> bool:
     """Whether the layer has a checkpoint, or states to begin from."""
     begun = (Path(settings.checkpoint(layer)) / "metadata").is_file()
     return begun or handover.in_force(settings, layer) is not None or handover.prepared(settings, layer).is_dir()
+
+
+def require_states(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]) -> None:
+    """Returns if the states that `hand_over` will take can be read, and written without the session.
+
+    Raises:
+        LossError: they cannot.
+    """
+    try:
+        for _ in _states(spark, settings, layer, session):
+            pass
+    except Exception as error:
+        what = (
+            f"{layer}: its states cannot be read ({failure_of(error)}), so the session could not be taken out of them"
+        )
+        raise LossError(what, f"Nothing was changed. {way_on(layer)}") from error
 
 
 def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:

@@ -151,7 +151,7 @@ def make_final_anew(
     """
     found = stamped(_between(rows, {}, final.limits(times)), final, batch)
     lake.storage.make_sure(final.table)
-    lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}", changes=True)
+    lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
 def hold_append_only(spark: SparkSession, lake: Lake, finals: Iterable[FinalTable]) -> None:

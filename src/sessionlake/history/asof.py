@@ -26,6 +26,7 @@ from sessionlake.lake.silences import silences
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.values import value_of
 from sessionlake.protocol.arrow import SESSION
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, UNSAID
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
@@ -283,7 +284,7 @@ class _Question:
         """Stream time behind the last offset that silver has judged, with the silences that it has taken in, by it."""
         place = self._session.topic, self._session.partition
         (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
-        return int(time)
+        return NO_KAFKA_TIME if time == UNSAID else int(time)
 
     @cached_property
     def _silences(self) -> list[Silence]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.lake.catalog_history import at_least, files_stay, first_read, last_vacuum
-from sessionlake.lake.catalog_staging import StagedFrame
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts, repeated
 from sessionlake.lake.expired import Chosen
@@ -21,16 +20,17 @@ from sessionlake.lake.lease_table import SparkLeases
 from sessionlake.lake.leases import holding, overtook, require_held, token_of
 from sessionlake.lake.names import CLAIMED_TABLES, LEASES
 from sessionlake.lake.reading import TableReader
-from sessionlake.lake.session_rows import BLANKED, SessionRows
-from sessionlake.lake.spark_merge import merged_by_spark, rewritten_by_spark
+from sessionlake.lake.session_rows import SessionRows
+from sessionlake.lake.spark_append import StagedFrame, staged_by_spark
+from sessionlake.lake.spark_merge import blanked_by_spark, counted_by_spark, merged_by_spark, removed_by_spark
 from sessionlake.lake.spark_reader import SparkReader
-from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, text, writing
+from sessionlake.lake.storage import PURGED, Limits, Staged, Storage, text
 from sessionlake.lake.table_schema import RETENTION, TableSchema, interval, span_of
 from sessionlake.lake.txn import CLAIMED_APP, Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Upsert
 from sessionlake.protocol.names import quote
-from sessionlake.runtime.frames import Rows, as_frame, on_disk
+from sessionlake.runtime.frames import Rows, as_frame
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
@@ -273,11 +273,9 @@ class Catalog(Storage):
 
     # -- writing
 
-    @contextmanager
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
         """See `Storage`."""
-        with on_disk(as_frame(_required(spark, self._settings), rows)) as kept:
-            yield StagedFrame(self, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
+        return staged_by_spark(self, _required(spark, self._settings), table, rows)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; the platform's writer takes the rows as they come."""
@@ -285,9 +283,7 @@ class Catalog(Storage):
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
-        frame = as_frame(_required(spark, self._settings), rows)
-        writer = frame.write.format("delta") if txn is None else writing(frame, table, txn, "append")
-        self.save(writer.mode("overwrite"), table)
+        super().replace(_required(spark, self._settings), table, rows, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""
@@ -321,20 +317,22 @@ class Catalog(Storage):
 
     def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
         """See `Storage`."""
-        rows = self.read(spark, table, {}).alias("t")
-        return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
+        return counted_by_spark(self, spark, table, chosen)
 
     def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
         """See `Storage`."""
-        rewritten_by_spark(self, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
+        removed_by_spark(self, spark, table, chosen)
 
     def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         """See `Storage`."""
-        from pyspark.sql import functions as F
+        blanked_by_spark(self, spark, table, rows)
 
-        values = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}
-        blank = {name: F.lit(value) for name, value in values.items()}
-        rewritten_by_spark(self, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
+    def purge_vectors(self, table: str) -> int:
+        """See `Storage`."""
+        raise UsageError(
+            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does that: run "
+            f"`ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL"
+        )
 
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """See `Storage`; the log's entries go when the platform cleans it up."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sessionlake.laptop.paths import path_of
 from sessionlake.protocol.types import Int64s
 
 _VERSION = b"\x01"
@@ -59,7 +60,7 @@ def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
     if path is None:
         return None
     with path.open("rb") as file:
-        file.seek(named["offset"])
+        file.seek(named.get("offset") or 0)
         length, content = file.read(4), file.read(named["sizeInBytes"])
         check = file.read(4)
     whole = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
@@ -67,11 +68,19 @@ def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
 
 
 def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
-    """The file that has a vector; None if the log itself has it, or it is in a folder of its own."""
-    if named["storageType"] != "u" or len(named["pathOrInlineDv"]) != _NAME:
+    """The file that has a vector; None if the log itself has it.
+
+    Args:
+        folder: of the table.
+    """
+    kind, told = named["storageType"], named["pathOrInlineDv"]
+    if kind == "p":
+        return path_of(told)
+    if kind != "u":
         return None
-    name = uuid.UUID(bytes=base64.b85decode(named["pathOrInlineDv"].encode().translate(_FROM_Z85)))
-    return folder / f"deletion_vector_{name}.bin"
+    below, name = told[:-_NAME], told[-_NAME:]
+    own = uuid.UUID(bytes=base64.b85decode(name.encode().translate(_FROM_Z85)))
+    return folder / below / f"deletion_vector_{own}.bin"
 
 
 def _rows(content: bytes) -> Int64s | None:

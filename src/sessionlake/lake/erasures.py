@@ -101,8 +101,20 @@ def erasures(reader: TableReader) -> list[Erasure]:
 def store(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
     """Puts a receipt among the others, in the place of an earlier state of it. `CLAIM` must be held."""
     others = [other for other in erasures(lake.reader(spark)) if other.receipt != erasure.receipt]
-    rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in (*others, erasure)]
+    _replace(spark, lake, [*others, erasure])
+
+
+def _replace(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
+    rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in receipts]
     replace_claimed(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
+
+
+def withdraw(spark: SparkSession, lake: Lake, receipt: str) -> None:
+    """Removes the receipt of an erasure that was given up before anything was erased. `CLAIM` must be held."""
+    known = erasures(lake.reader(spark))
+    left = [one for one in known if one.receipt != receipt]
+    if len(left) < len(known):
+        _replace(spark, lake, left)
 
 
 def salt_of(known: Iterable[Erasure]) -> str:

@@ -1,8 +1,8 @@
-"""Reads single rows of Parquet files: of a file only the row groups that have any."""
+"""Reads rows of a table's files: all that are there, or single ones, of a file only the row groups that have any."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.lake.parquet import conformed
+from sessionlake.lake.table_files import TableFile
 from sessionlake.protocol.types import Int64s
 
 _BATCH = 1 << 16
@@ -93,3 +94,16 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
                 parts.append(conformed(batch.take(pa.array(here - place)), plain))
             place += batch.num_rows
         return pa.Table.from_batches(parts, plain)
+
+
+def rows_of(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of files, in that order, with the columns of a schema; nulls of one that is younger than a file."""
+    for file in files:
+        stays, place = np.ones(file.held, np.bool_), 0
+        stays[file.gone] = False
+        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
+        with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
+            for batch in content.iter_batches(columns=schema.names):
+                kept = pa.array(stays[place : place + batch.num_rows])
+                place += batch.num_rows
+                yield conformed(batch, schema).filter(kept)

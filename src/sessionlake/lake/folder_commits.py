@@ -11,16 +11,16 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from sessionlake.lake.durable import sync
 from sessionlake.lake.table_files import folder_of, opened
 from sessionlake.lake.table_schema import CHECKPOINT_INTERVAL, CHECKPOINTS
 from sessionlake.lake.version_checksums import note
+from sessionlake.laptop.paths import log_path
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+    from deltalake import DeltaTable, PostCommitHookProperties
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,17 +33,10 @@ def committing(delta: DeltaTable) -> Iterator[PostCommitHookProperties]:
     before = delta.version()
     yield PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     # Not every way to commit tells the table that it was taken from.
-    settle(delta, max(delta.version(), before + 1))
-
-
-def write(
-    delta: DeltaTable, rows: pa.Table, mode: Literal["append", "overwrite"], properties: CommitProperties | None
-) -> None:
-    """Commits rows in memory, behind those that are there or in their place."""
-    from deltalake import write_deltalake
-
-    with committing(delta) as hooks:
-        write_deltalake(delta, rows, mode=mode, commit_properties=properties, post_commithook_properties=hooks)
+    version = max(delta.version(), before + 1)
+    log = folder_of(delta) / "_delta_log"
+    sync(*(log / f"{number:020}.json" for number in range(before + 1, version + 1)), log)
+    settle(delta, version)
 
 
 def settle(delta: DeltaTable, version: int) -> None:
@@ -59,9 +52,17 @@ def settle(delta: DeltaTable, version: int) -> None:
     if version - _last_checkpoint(folder) < interval:
         return
     try:
-        type(delta)(folder).create_checkpoint()
+        put_together(opened(folder))
     except Exception as error:  # noqa: BLE001 - whatever it is, the commit is there
         _LOG.warning("%s: its log could not be put together, which is tried again: %s", folder, error)
+
+
+def put_together(delta: DeltaTable) -> None:
+    """Writes the checkpoint of the table's version, and returns when it is on the disk."""
+    delta.create_checkpoint()
+    log = folder_of(delta) / "_delta_log"
+    written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
+    sync(*filter(Path.is_file, written), log)
 
 
 def _last_checkpoint(folder: Path) -> int:
@@ -92,5 +93,5 @@ def discard(folder: Path, paths: Iterable[str], after: int | None) -> None:
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
             return
     for path in left:
-        if not any(path in commit for commit in commits):
+        if not any(log_path(path) in commit for commit in commits):
             (folder / path).unlink(missing_ok=True)

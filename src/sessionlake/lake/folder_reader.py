@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,5 +213,8 @@ def _comparable(value: Any) -> Any:
 
 def _literal(value: str | int | datetime) -> str:
     if isinstance(value, datetime | FarTime):  # as a text it would have to fit into nanoseconds
-        return f"arrow_cast({micros_of(value)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+        zone = 'Some("UTC")'
+        if isinstance(value, datetime) and value.tzinfo is None:
+            zone, value = "None", value.replace(tzinfo=UTC)
+        return f"arrow_cast({micros_of(value)}, 'Timestamp(Microsecond, {zone})')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -8,30 +8,30 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.lake.expired import Chosen
-from sessionlake.lake.folder_commits import discard
-from sessionlake.lake.folder_upkeep import gathered, live_files, replace, rows_of
-from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, indexed_columns
+from sessionlake.lake.file_rows import rows_of
+from sessionlake.lake.folder_commits import discard, put_together
+from sessionlake.lake.folder_upkeep import replace
+from sessionlake.lake.log_commits import Placed, rearranged, redescribed
+from sessionlake.lake.parquet import SMALL, gathered
 from sessionlake.lake.session_rows import SessionRows
-from sessionlake.lake.table_files import opened
-from sessionlake.lake.tiers import LiveFile
+from sessionlake.lake.table_files import TableFile, opened
+from sessionlake.lake.table_schema import DELETION_VECTORS
+from sessionlake.lake.writable import VECTORS, Writable, features_of, used_features, writable
 
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
+_ATTEMPTS = 20
 
 
 def count(folder: Path, chosen: Chosen) -> int:
     """How many rows are chosen."""
-    delta = opened(folder)
-    return sum(_count(folder, file, chosen, _schema(delta)) for file in _concerned(delta, chosen))
+    table = writable(opened(folder))
+    return sum(_count(file, chosen, table.schema) for file in _concerned(table, chosen))
 
 
 def remove(folder: Path, chosen: Chosen) -> None:
@@ -49,50 +49,67 @@ def blank(folder: Path, rows: SessionRows) -> None:
 
 
 def _write_anew(folder: Path, chosen: Chosen, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-    delta = opened(folder)
-    schema = _schema(delta)
-    writer = FileWriter(str(folder), schema, indexed_columns(delta), SMALL)
-    gone: list[LiveFile] = []
-    left: list[tuple[WrittenFile, int]] = []
+    table = writable(opened(folder))
+    writer = table.writer(SMALL)
+    gone = [file for file in _concerned(table, chosen) if _count(file, chosen, table.schema)]
+    left: list[Placed] = []
     try:
-        for file in _concerned(delta, chosen):
-            if not _count(folder, file, chosen, schema):
-                continue
-            gone.append(file)
-            parts = writer.files(gathered(map(change, rows_of(folder, [file], schema))))
-            left += [(part, file.modified) for part in parts]
-        if not gone or replace(folder, gone, left, schema, changes=True):
-            left = []
-            return
+        for file in gone:
+            parts = writer.files(gathered(map(change, rows_of([file], table.schema))))
+            left += [(part, file.add["modificationTime"]) for part in parts]
+    except BaseException:
+        discard(folder, [written.path for written, _ in left], None)
+        raise
+    if gone and not replace(table, gone, left, "DELETE", changes=True):
+        raise LakeError(f"{folder}: other commits have replaced files while rows were removed; repeat the command")
+
+
+def purge_vectors(folder: Path) -> int:
+    """Writes the files anew in which rows are marked, and has the table ask no more of its readers than it needs.
+
+    Readers that know no vectors open it from then on. Streams and feeds pass over the commit, which changes no row.
+
+    Returns:
+        How many files had such rows.
+
+    Raises:
+        LakeError: other commits were in the way, again and again.
+    """
+    for _ in range(_ATTEMPTS):
+        table = writable(opened(folder))
+        marked = [file for file in table.files if len(file.gone)]
+        if _without_vectors(table, marked):
+            return len(marked)
+    raise LakeError(f"{folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
+
+
+def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
+    features = used_features(table.delta) - {VECTORS}
+    if not marked and features == features_of(table.delta):
+        return True
+    done, placed = False, list[Placed]()
+    try:
+        for file in marked:
+            parts = table.writer(SMALL).files(gathered(rows_of([file], table.schema)))
+            placed += [(part, file.add["modificationTime"]) for part in parts]
+        actions = redescribed(table.delta, features, {DELETION_VECTORS: "false"})
+        done = bool(rearranged(table, marked, placed, "REORG", actions, changes=False))
     finally:
-        discard(folder, [written.path for written, _ in left], delta.version())
-    raise LakeError(f"{folder}: other commits were in the way of removing rows, again and again")
+        discard(table.folder, [] if done else [part.path for part, _ in placed], table.version)
+    if done:
+        put_together(opened(table.folder))  # at which readers begin that would not know the log before it
+    return done
 
 
-def _count(folder: Path, file: LiveFile, chosen: Chosen, schema: pa.Schema) -> int:
+def _count(file: TableFile, chosen: Chosen, schema: pa.Schema) -> int:
     read = pa.schema([schema.field(name) for name in chosen.columns])
-    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in rows_of(folder, [file], read))
+    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in rows_of([file], read))
 
 
-def _schema(delta: DeltaTable) -> pa.Schema:
-    return pa.schema(delta.schema().to_arrow())
-
-
-def _concerned(delta: DeltaTable, chosen: Chosen) -> list[LiveFile]:
+def _concerned(table: Writable, chosen: Chosen) -> list[TableFile]:
     """The files whose least values leave it open whether they have such rows."""
-    least = pa.table(delta.get_add_actions(flatten=True))
-    beyond: set[str] = set()
-    for name, value in chosen.most.items():
-        if f"min.{name}" in least.column_names:
-            pairs = zip(least["path"].to_pylist(), least[f"min.{name}"].to_pylist(), strict=True)
-            beyond |= {path for path, first in pairs if first is not None and _is_more(first, value)}
-    return [file for file in live_files(delta) if file.path not in beyond]
-
-
-def _is_more(value: int | datetime, most: int | datetime) -> bool:
-    if isinstance(value, datetime) and isinstance(most, datetime):
-        return value.replace(tzinfo=most.tzinfo) > most  # statistics are in UTC, whether or not they say so
-    return bool(value > most)  # type: ignore[operator]
+    ends = {name: (None, value) for name, value in chosen.most.items()}
+    return [file for file in table.files if file.may_have(ends)]
 
 
 def drop(folder: Path, *above: Path) -> None:

@@ -1,8 +1,7 @@
-"""How delta-rs commits rows to a table that is a folder: appended once, whatever the number of repetitions."""
+"""Rows written to files of a table that is a folder, and committed: once, whatever the number of repetitions."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,57 +12,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.folder_commits import committing, discard, write
+from sessionlake.lake.folder_commits import discard
 from sessionlake.lake.folder_upkeep import is_merged
-from sessionlake.lake.log_commits import overwritten
-from sessionlake.lake.parquet import (
-    FileWriter,
-    WrittenFile,
-    columns_of,
-    indexed_columns,
-    written_by_arrow,
-    written_by_spark,
-)
-from sessionlake.lake.table_files import TableFile, live, opened
+from sessionlake.lake.log_commits import appended, overwritten, transaction
+from sessionlake.lake.parquet import WrittenFile, columns_of, written_by_arrow, written_by_spark
+from sessionlake.lake.table_files import TableFile, opened
 from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.txn import Txn
-from sessionlake.runtime.frames import Mapped
+from sessionlake.lake.writable import Writable, writable
+from sessionlake.runtime.frames import Mapped, Rows
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties
-    from deltalake import DeltaTable as LocalTable
-    from pyspark.sql import DataFrame
+    from deltalake import DeltaTable
 
-_ATTEMPTS = 20
-
-
-class StagedRows:
-    """Rows in memory, which the commit writes."""
-
-    def __init__(self, place: Place, rows: pa.Table) -> None:
-        self._place, self._rows = place, rows
-
-    def count(self) -> int:
-        """See `Staged`."""
-        return self._rows.num_rows
-
-    def columns(self, *names: str) -> pa.Table:
-        """See `Staged`."""
-        return self._rows.select(names)
-
-    def commit(self, txn: Txn) -> None:
-        """See `Staged`."""
-        properties = txn_properties(self._place.table, txn)
-
-        self._place.append(txn, lambda delta: write(delta, self._rows, "append", properties))
+_ATTEMPTS = 100  # of several that commit at once, each time one gets through
 
 
 class StagedFiles:
-    """Files in the table's folder."""
+    """Files in the table's folder.
 
-    def __init__(self, place: Place, schema: pa.Schema, files: Sequence[WrittenFile]) -> None:
-        self._place, self._schema = place, schema
-        self._files = list(files)
+    Args:
+        delta: the table, of any version.
+    """
+
+    def __init__(self, place: Place, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
+        self._place, self._files = place, list(files)
+        self._delta = opened(place.folder) if delta is None else delta
         self._after: int | None = None
 
     def count(self) -> int:
@@ -72,57 +46,58 @@ class StagedFiles:
 
     def columns(self, *names: str) -> pa.Table:
         """See `Staged`."""
-        schema = pa.schema([self._schema.field(name) for name in names])
+        whole = pa.schema(self._delta.schema().to_arrow())
+        schema = pa.schema([whole.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def commit(self, txn: Txn) -> None:
-        """See `Staged`."""
-        from deltalake.transaction import AddAction, RemoveAction
+        """See `Staged`.
 
-        now = int(time.time() * 1000)
-        added: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, {}, now, data_change=True, stats=file.stats) for file in self._files
-        ]
-        properties = txn_properties(self._place.table, txn)
+        To a table that MERGE changes, or that Spark compacts, in its turn: Spark may rename its commit over one that
+        comes before. Others do not wait for what is long under way there, for that is committed here, too.
+        """
+        place, action = self._place, transaction(txn.on(self._place.table), txn.version)
+        waits = APPEND_ONLY not in self._delta.metadata().configuration or is_merged(self._delta)
+        with place.exclusive(place.table) if waits else nullcontext():
+            self._commit(txn, lambda table: appended(table, self._files, action))
 
-        def add(delta: LocalTable) -> None:
-            self._after = delta.version() if self._after is None else self._after
-            with committing(delta) as hooks:
-                delta.create_write_transaction(
-                    added,
-                    "append",
-                    self._schema,
-                    commit_properties=properties,
-                    post_commithook_properties=hooks,
-                )
-                self._files = []
-
-        self._place.append(txn, add)
-
-    def replace(self, former: Sequence[TableFile], txn: Txn, metadata: str = "", *, changes: bool = True) -> None:
+    def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
         """Makes them the table, once, in the place of files that were there: see `log_commits.overwritten`.
 
         What has been appended behind those stays.
+
+        Args:
+            former: those; None: all that are there.
 
         Raises:
             LakeError: some of those are gone.
         """
         place = self._place
+        action = None if txn is None else transaction(txn.on(place.table), txn.version)
+
+        def overwrite(table: Writable) -> bool:
+            there = {file.path: file for file in table.files}
+            gone = [*there] if former is None else [file.path for file in former]
+            if not there.keys() >= {*gone}:
+                raise LakeError(f"{place.folder}: other commits have replaced its rows meanwhile; repeat the command")
+            return overwritten(table, [there[path] for path in gone], self._files, action, metadata)
+
         with place.exclusive(place.table):
-            for _ in range(_ATTEMPTS):
-                delta = without(place.folder, place.table, txn)
-                if delta is None:
-                    return
-                self._after = delta.version() if self._after is None else self._after
-                there = {file.path: file for file in live(delta)}
-                if any(file.path not in there for file in former):
-                    break
-                gone = [there[file.path] for file in former]
-                if overwritten(delta, gone, self._files, txn.on(place.table), txn.version, metadata, changes=changes):
-                    self._files = []
-                    return
-        raise LakeError(f"{place.folder}: other commits were in the way of replacing its rows; repeat the command")
+            self._commit(txn, overwrite)
+
+    def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
+        """Commits unless the transaction is in the table; again behind whoever was first."""
+        place, delta = self._place, self._delta
+        for _ in range(_ATTEMPTS):
+            delta.update_incremental()  # which takes a tenth of what opening the table does
+            if txn is not None and has_commit(delta, place.table, txn):
+                return
+            self._after = delta.version() if self._after is None else self._after
+            if write(writable(delta)):
+                self._files = []
+                return
+        raise LakeError(f"{place.folder}: other commits were in the way {_ATTEMPTS} times; repeat the command")
 
     def discard(self) -> None:
         """Removes what has not been committed."""
@@ -130,15 +105,26 @@ class StagedFiles:
 
 
 @contextmanager
-def written(place: Place, rows: DataFrame | Mapped) -> Iterator[StagedFiles]:
-    """Files with the rows, which are gone behind the block if they are not part of the table by then."""
-    delta = opened(place.folder)
-    schema, indexed = pa.schema(delta.schema().to_arrow()), indexed_columns(delta)
-    if isinstance(rows, Mapped):
-        files = written_by_arrow(rows, FileWriter(str(place.folder), schema, indexed))
+def written(place: Place, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
+    """Files with the rows, which are gone behind the block if they are not part of the table by then.
+
+    Args:
+        delta: the table.
+
+    Raises:
+        LakeError: the rows have a column that the table has not, or the table can only be written to by Spark.
+    """
+    table = writable(delta)
+    writer = table.writer()
+    if isinstance(rows, pa.Table):
+        if unknown := {*rows.column_names} - {*table.schema.names}:
+            raise LakeError(f"{place.folder} has no column {', '.join(sorted(unknown))}, which rows to be written have")
+        files = writer.files(rows.to_batches())
+    elif isinstance(rows, Mapped):
+        files = written_by_arrow(rows, writer)
     else:
-        files = written_by_spark(rows, place.folder, columns_of(delta), indexed)
-    staged = StagedFiles(place, schema, files)
+        files = written_by_spark(rows, columns_of(table.delta), writer)
+    staged = StagedFiles(place, files, delta)
     try:
         yield staged
     finally:
@@ -153,46 +139,8 @@ class Place:
     table: str
     exclusive: Callable[[str], AbstractContextManager[None]]
 
-    def append(self, txn: Txn, write: Callable[[LocalTable], None]) -> None:
-        """Writes once, unless a commit of the transaction is there; again behind one that delta-rs does not pass.
 
-        To a table that MERGE changes, or that Spark puts together, in its turn: Spark may rename its commit over one
-        that comes before. Others do not wait for what is long under way there, for that is committed by delta-rs, which
-        sees each commit.
-        """
-        from deltalake.exceptions import CommitFailedError
-
-        delta = without(self.folder, self.table, txn)
-        waits = delta is not None and (APPEND_ONLY not in delta.metadata().configuration or is_merged(delta))
-        with self.exclusive(self.table) if waits else nullcontext():
-            delta = without(self.folder, self.table, txn) if waits else delta
-            for left in reversed(range(_ATTEMPTS)):
-                if delta is None:
-                    return
-                try:
-                    write(delta)
-                except CommitFailedError:  # as behind rows that were removed
-                    if not left:
-                        raise
-                    delta = without(self.folder, self.table, txn)
-                else:
-                    return
-
-
-def without(folder: Path, table: str, txn: Txn) -> LocalTable | None:
-    """The table, unless a commit of this transaction, or of a later one, is in it."""
-    delta = opened(folder)
-    return None if has_commit(delta, table, txn) else delta
-
-
-def has_commit(delta: LocalTable, table: str, txn: Txn) -> bool:
+def has_commit(delta: DeltaTable, table: str, txn: Txn) -> bool:
     """Whether a commit of this transaction, or of a later one, is in the table's version."""
     known = delta.transaction_version(txn.on(table))
     return known is not None and known >= txn.version
-
-
-def txn_properties(table: str, txn: Txn) -> CommitProperties:
-    """What makes a commit of delta-rs bear the transaction."""
-    from deltalake import CommitProperties, Transaction
-
-    return CommitProperties(app_transactions=[Transaction(txn.on(table), txn.version)])

@@ -11,26 +11,29 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec.json import decode
 
 from sessionlake.lake.commits import Commit, LoggedCommit
 from sessionlake.lake.conflicts import conflicts
 from sessionlake.lake.deletion_vectors import vector_file
+from sessionlake.lake.durable import sync
 from sessionlake.lake.faults import fault_point
-from sessionlake.lake.folder_commits import committing, discard
-from sessionlake.lake.parquet import SMALL, FileWriter, WrittenFile, conformed, indexed_columns
-from sessionlake.lake.table_files import Action, opened
+from sessionlake.lake.file_rows import rows_of
+from sessionlake.lake.folder_commits import committing, discard, put_together
+from sessionlake.lake.log_commits import Placed, corrected, rearranged
+from sessionlake.lake.parquet import SMALL, gathered
+from sessionlake.lake.table_files import Action, TableFile, live, opened
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.tiers import LARGEST, LiveFile, crowded, crowded_run
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
+from sessionlake.lake.writable import Writable, has_vectors, obstacle, writable
+from sessionlake.laptop.paths import file_of
 from sessionlake.protocol.names import quote
 from sessionlake.runtime.interpreted import conf
 
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 
 # An append takes milliseconds: whoever loses so often meets something else.
 _ATTEMPTS = 20
-_GATHERED_BYTES = 32 << 20
 ROW_GROUP = 1 << 20
 """Bytes of a row group of a table that is merged into: whoever replaces a row reads the group that it is in."""
 _HOUR = 3600
@@ -60,21 +62,19 @@ _VACUUM = {
 }
 
 
-def live_files(delta: DeltaTable) -> list[LiveFile]:
-    """The files that make up the version."""
-    actions = pa.table(delta.get_add_actions()).select(["path", "size_bytes", "modification_time"])
-    # The last is a number in some tables and a time in others.
-    columns = [actions["path"], actions["size_bytes"], actions["modification_time"].cast(pa.int64())]
-    return [LiveFile(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
-
-
 def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     """Merges small files, if there are many; None if not, or if they are gone meanwhile."""
     delta = opened(folder)
-    files = live_files(delta)
-    if not is_merged(delta):
-        return _merge_run(folder, delta, files)
-    bound = crowded([file.size for file in files])
+    why = obstacle(delta)
+    if why is None:
+        table = writable(delta)
+        if not corrected(table):
+            return None
+        delta.update_incremental()
+    if why is None and not is_merged(delta):
+        return _merge_run(writable(delta))
+    before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
+    bound = crowded(before)
     if bound is None:
         return None
     try:
@@ -82,7 +82,14 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
             spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
     except conflicts():
         return None
-    return Compacted(len(files), len(live_files(opened(folder))))
+    return Compacted(len(before), opened(folder).get_add_actions().num_rows)
+
+
+def lost_files(folder: Path) -> list[str]:
+    """Files of the latest version that are gone, those of deletion vectors, too, within the folder."""
+    files = live(opened(folder), read_vectors=False)
+    named = {path for file in files for path in (file.path, file.vector) if path is not None}
+    return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
 def is_merged(delta: DeltaTable) -> bool:
@@ -106,87 +113,42 @@ def _optimizing(bound: int) -> dict[str, str]:
     }
 
 
-def _merge_run(folder: Path, delta: DeltaTable, files: Sequence[LiveFile]) -> Compacted | None:
+def _merge_run(table: Writable) -> Compacted | None:
     """Makes one file of small ones that are next to each other."""
-    run = crowded_run(files)
+    folder, files = table.folder, {file.add["path"]: file for file in table.files}
+    known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
+    run = crowded_run([*known])
     if not run:
         return None
-    schema = pa.schema(delta.schema().to_arrow())
-    rows = gathered(rows_of(folder, run, schema))
-    [merged] = FileWriter(str(folder), schema, indexed_columns(delta), SMALL).files(rows)
-    table = f"{folder.parent.name}.{folder.name}"
-    fault_point(f"before:compact:{table}")
-    done = False
-    try:
-        done = replace(folder, run, [(merged, run[-1].modified)], schema, changes=False)
-    finally:
-        discard(folder, [] if done else [merged.path], delta.version())
-    if not done:
+    former = [files[one.path] for one in run]
+    merged = table.writer(SMALL).files(gathered(rows_of(former, table.schema)))
+    name = f"{folder.parent.name}.{folder.name}"
+    fault_point(f"before:compact:{name}")
+    if not replace(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
         return None
-    fault_point(f"after:compact:{table}")
-    return Compacted(len(files), len(files) - len(run) + 1)
-
-
-def rows_of(folder: Path, files: Iterable[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of files, in that order, with the columns of a schema."""
-    for file in files:
-        # Spark writes some times as INT96, which Arrow would take for nanoseconds: too short a range.
-        with pq.ParquetFile(folder / file.path, coerce_int96_timestamp_unit="us") as content:
-            for batch in content.iter_batches(columns=schema.names):
-                yield conformed(batch, schema)
-
-
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Larger batches of the same rows: each becomes a row group."""
-    held, size = list[pa.RecordBatch](), 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= _GATHERED_BYTES:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, size = [], 0
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+    fault_point(f"after:compact:{name}")
+    return Compacted(len(files), len(files) - len(run) + len(merged))
 
 
 def replace(
-    folder: Path, run: Sequence[LiveFile], added: Sequence[tuple[WrittenFile, int]], schema: pa.Schema, *, changes: bool
+    table: Writable, former: Sequence[TableFile], files: Sequence[Placed], operation: str, *, changes: bool
 ) -> bool:
-    """Commits files in the place of others; False if any of these is no part of the table any more.
+    """Commits files in the place of others, whatever is appended meanwhile: see `rearranged`.
 
-    delta-rs takes this for an append and would not look whether they still are, so that it is never left to repeat it.
-
-    Args:
-        added: each with the time (ms) that a stream's first read of the table goes by.
-        changes: whether rows are gone with it.
+    Returns:
+        False if any of these is no part of the table any more; the new ones are gone then, too.
     """
-    from deltalake import CommitProperties
-    from deltalake.exceptions import CommitFailedError
-    from deltalake.transaction import AddAction, RemoveAction
-
-    now = int(time.time() * 1000)
-    actions: list[AddAction | RemoveAction] = [
-        RemoveAction(path=file.path, data_change=changes, deletion_timestamp=now, size=file.size, partition_values={})
-        for file in run
-    ]
-    actions += [AddAction(new.path, new.size, {}, at, data_change=changes, stats=new.stats) for new, at in added]
-    for _ in range(_ATTEMPTS):
-        delta = opened(folder)
-        if not {file.path for file in run} <= {file.path for file in live_files(delta)}:
-            return False
-        try:
-            with committing(delta) as hooks:
-                delta.create_write_transaction(
-                    actions,
-                    "append",
-                    schema,
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                    post_commithook_properties=hooks,
-                )
-        except CommitFailedError:
-            continue
-        return True
-    return False
+    before, done = table.version, False
+    try:
+        for _ in range(_ATTEMPTS):
+            found = rearranged(table, former, files, operation, changes=changes)
+            if found is not False:
+                done = found is True
+                break
+            table = writable(opened(table.folder))
+    finally:
+        discard(table.folder, [] if done else [file.path for file, _ in files], before)
+    return done
 
 
 def worth_removing(folder: Path, kept: Kept) -> bool:
@@ -231,10 +193,10 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield folder / unquote(action["path"])
-            vector = vector_file(folder, action["deletionVector"]) if action.get("deletionVector") else None
-            if vector is not None:
-                yield vector
+            yield file_of(folder, action["path"])
+            vector = action.get("deletionVector")
+            if vector and (file := vector_file(folder, vector)) is not None:
+                yield file
 
 
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
@@ -242,7 +204,7 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     unnamed = _remove_unnamed(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = opened(folder)
-    if is_merged(delta):
+    if has_vectors(delta) or obstacle(delta):  # delta-rs would take vectors for files that no version names
         held = _held(folder)
         with conf(spark, _VACUUM):
             spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
@@ -264,7 +226,7 @@ def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
     """Removes what processes that were killed had begun to write, of the log, too."""
     files = size = 0
     for parent, _, names in os.walk(folder):  # which passes over what is removed meanwhile
-        of_task = _OF_TASKS in Path(parent).parts
+        of_task = _OF_TASKS in Path(parent).relative_to(folder).parts
         for file in (Path(parent, name) for name in names if of_task or _UNNAMED.fullmatch(name)):
             with suppress(FileNotFoundError):  # it has its name meanwhile
                 told = file.stat()
@@ -278,7 +240,7 @@ def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     """Removes all that the latest version does not need; of the log, what a stream goes on with stays (`since`)."""
     for version in sorted({opened(folder).version()} | ({since} if since is not None else set())):
         if written_at(folder, version) is not None:  # a stream may wait for one that is yet to come
-            opened(folder, version=version).create_checkpoint()
+            put_together(opened(folder, version=version))
     freed = _vacuum_files(spark, folder, time.time() + _HOUR)
     _remove_log(folder, time.time() + _HOUR, since)
     return freed
@@ -302,6 +264,8 @@ def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
     oldest = oldest if since is None else min(oldest, since)
     checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
     base = max((n for n in checkpoints if n <= oldest), default=0)
+    if base:
+        sync(log / f"{base:020}.checkpoint.parquet", log)  # of earlier versions, or Spark's
     for file in log.iterdir():
         version = file.name.removeprefix(".").partition(".")[0]
         if version.isdigit() and int(version) < base:

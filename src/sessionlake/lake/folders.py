@@ -1,16 +1,15 @@
 """Tables as folders of a home: written by delta-rs and Spark side by side, for both follow Delta's protocol.
 
 A write through Spark costs a second of CPU and more whatever it writes, most of it planning, and its Parquet writer
-goes row by row. So appends go around it: Arrow rows, written by this process or by Spark's tasks, and committed by
-delta-rs in milliseconds. So do MERGEs: delta-rs writes small tables anew; of large ones what is replaced is marked in
-deletion vectors (`marked_merge`), by Spark where the rows are not at hand. Neither of the first two writes to tables
-with liquid clustering: they have none here, but for such as earlier versions have made.
+goes row by row. So appends and MERGEs go around it: Arrow rows, written by this process or by Spark's tasks, and
+committed here in milliseconds (`log_commits`). A MERGE writes the files of small tables anew; in large ones it marks
+the rows that it replaces in deletion vectors (`marked_merge`). Spark writes all else (`writable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,23 +21,24 @@ from sessionlake.config import Settings
 from sessionlake.lake import folder_removal as removal
 from sessionlake.lake import folder_upkeep as upkeep
 from sessionlake.lake.commits import NO_COMMIT, Commit, LoggedCommit
+from sessionlake.lake.durable import sync_created
 from sessionlake.lake.expired import Chosen
-from sessionlake.lake.folder_commits import write
 from sessionlake.lake.folder_reader import FolderReader, is_table
-from sessionlake.lake.folder_staging import Place, StagedFiles, StagedRows, has_commit, txn_properties, without, written
-from sessionlake.lake.log_commits import can_be_written, is_clustered, property_set
+from sessionlake.lake.folder_staging import Place, StagedFiles, has_commit, written
+from sessionlake.lake.log_commits import property_set
 from sessionlake.lake.marked_merge import merged_by_marking
 from sessionlake.lake.parquet import columns_of
 from sessionlake.lake.rows_by_key import KeyIndexes, Lookup
-from sessionlake.lake.rust_merge import merged_by_delta_rs
 from sessionlake.lake.session_rows import SessionRows
-from sessionlake.lake.spark_merge import merged_by_spark
+from sessionlake.lake.spark_append import staged_by_spark
+from sessionlake.lake.spark_merge import blanked_by_spark, counted_by_spark, merged_by_spark, removed_by_spark
 from sessionlake.lake.storage import PURGED, Limits, Staged, Storage
-from sessionlake.lake.table_files import live, opened
+from sessionlake.lake.table_files import opened
 from sessionlake.lake.table_schema import DELETION_VECTORS, LOG_BY_AGE, TableSchema
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Combine, Upsert
+from sessionlake.lake.writable import obstacle, writable
 from sessionlake.laptop.home import claim, require_home, turn
 from sessionlake.protocol.names import quote
 from sessionlake.runtime.frames import Rows
@@ -172,6 +172,7 @@ class Folders(Storage):
         wanted.pop(DELETION_VECTORS, None)
         with self.exclusive(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
+            sync_created(self.path(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """See `Storage`: delta-rs does not write to clustered tables."""
@@ -200,10 +201,9 @@ class Folders(Storage):
         return DeltaTable.forPath(spark, str(self.path(table)))
 
     def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
-        """See `Storage`."""
+        """See `Storage`; files of deletion vectors, too."""
         del spark
-        folder = self.path(table)
-        return [file.path for file in upkeep.live_files(opened(folder)) if not (folder / file.path).is_file()]
+        return upkeep.lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """See `Storage`. The log is read directly: `history` costs a Spark job."""
@@ -240,52 +240,63 @@ class Folders(Storage):
 
     # -- writing
 
-    @contextmanager
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> Iterator[Staged]:
-        """See `Storage`."""
-        del spark
-        if isinstance(rows, pa.Table):
-            yield StagedRows(self._place(table), rows)
-            return
-        with written(self._place(table), rows) as files:
-            yield files
+    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[Staged]:
+        """See `Storage`; by Spark to a table that asks more of its writers."""
+        return self._staged(spark, table, rows, opened(self.path(table)))
+
+    def _staged(
+        self, spark: SparkSession | None, table: str, rows: Rows, delta: LocalTable
+    ) -> AbstractContextManager[Staged]:
+        if spark is not None and obstacle(delta):
+            return staged_by_spark(self, spark, table, rows)
+        return written(self._place(table), rows, delta)
 
     def _place(self, table: str) -> Place:
         return Place(self.path(table), table, self.exclusive)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """See `Storage`; of a repeated batch nothing is computed."""
-        if isinstance(rows, pa.Table) or without(self.path(table), table, txn) is not None:
-            super().append(spark, table, rows, txn)
+        delta = opened(self.path(table))
+        if not has_commit(delta, table, txn):
+            with self._staged(spark, table, rows, delta) as staged:
+                staged.commit(txn)
+
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """See `Storage`."""
+        return has_commit(opened(self.path(table)), table, txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """See `Storage`."""
-        del spark
-        delta = opened(self.path(table)) if txn is None else without(self.path(table), table, txn)
-        if delta is not None:
-            write(delta, rows, "overwrite", None if txn is None else txn_properties(table, txn))
+        delta = opened(self.path(table))
+        if txn is not None and has_commit(delta, table, txn):
+            return
+        if spark is not None and obstacle(delta):
+            super().replace(spark, table, rows, txn)
+            return
+        with written(self._place(table), rows, delta) as files:
+            files.replace(None, txn)
 
-    def overwrite(
-        self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool = True, columns: bool = False
-    ) -> None:
+    def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """See `Storage`; with other columns by Spark."""
-        delta = without(self.path(table), table, txn)
-        if delta is None:
+        delta = opened(self.path(table))
+        if has_commit(delta, table, txn):
             return
-        if columns or not can_be_written(delta):
-            super().overwrite(table, rows, txn, metadata, changes=changes, columns=columns)
+        if columns or obstacle(delta):
+            super().overwrite(table, rows, txn, metadata, columns=columns)
             return
-        former = live(delta)
-        with written(self._place(table), rows) as files:
-            files.replace(former, txn, metadata, changes=changes)
+        former = writable(delta).files
+        with written(self._place(table), rows, delta) as files:
+            files.replace(former, txn, metadata)
 
     def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """See `Storage`."""
-        delta = without(self.path(table), table, txn)
-        if delta is not None and can_be_written(delta):
-            StagedFiles(self._place(table), pa.schema(delta.schema().to_arrow()), []).replace(live(delta), txn)
-        elif delta is not None:
+        delta = opened(self.path(table))
+        if has_commit(delta, table, txn):
+            return
+        if obstacle(delta):
             super().empty(spark, table, txn)
+        else:
+            StagedFiles(self._place(table), [], delta).replace(writable(delta).files, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         """See `Storage`."""
@@ -308,11 +319,13 @@ class Folders(Storage):
     def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
         """The table, and what merges without Spark; None where that cannot be."""
         delta = opened(self.path(table))
-        if isinstance(source, pa.Table) and not is_clustered(delta) and self._is_small(delta, source.num_rows):
-            return delta, merged_by_delta_rs
-        if delta.metadata().configuration.get(DELETION_VECTORS) != "true":
+        if obstacle(delta):
+            return delta, None
+        if isinstance(source, pa.Table) and self._is_small(delta, source.num_rows):
+            return delta, partial(merged_by_marking, marks=False)
+        if not writable(delta).marks_rows:
             self.set_property(spark, table, DELETION_VECTORS, "true")
-        return delta, merged_by_marking if isinstance(source, pa.Table) and can_be_written(delta) else None
+        return delta, merged_by_marking if isinstance(source, pa.Table) else None
 
     def _is_small(self, delta: LocalTable, rows: int) -> bool:
         few = self.limits.rewritten_rows
@@ -322,7 +335,7 @@ class Folders(Storage):
         self.make_sure(table)
         with self.exclusive(table):
             done = not rows
-            while not done:  # marking is begun again behind one who did not wait for his turn
+            while not done:  # it is begun again behind one who did not wait for his turn
                 delta.update_incremental()  # which takes a tenth of what opening the table does
                 done = has_commit(delta, table, txn) or merge(txn.on(table), txn.version)
             return self.last_commit(spark, table)
@@ -345,22 +358,30 @@ class Folders(Storage):
 
     def count(self, spark: SparkSession, table: str, chosen: Chosen) -> int:
         """See `Storage`."""
-        if self.properties(spark, table).get(DELETION_VECTORS) == "true":
-            rows = self.read(spark, table, {}).alias("t")
-            return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
+        if obstacle(opened(self.path(table))):
+            return counted_by_spark(self, spark, table, chosen)
         return removal.count(self.path(table), chosen)
 
     def remove(self, spark: SparkSession, table: str, chosen: Chosen) -> None:
         """See `Storage`."""
-        del spark
+        if obstacle(opened(self.path(table))):
+            removed_by_spark(self, spark, table, chosen)
+            return
         with self.exclusive(table):
             removal.remove(self.path(table), chosen)
 
     def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         """See `Storage`."""
-        del spark
+        if obstacle(opened(self.path(table))):
+            blanked_by_spark(self, spark, table, rows)
+            return
         with self.exclusive(table):
             removal.blank(self.path(table), rows)
+
+    def purge_vectors(self, table: str) -> int:
+        """See `Storage`; the next MERGE into a large table marks rows again."""
+        with self.exclusive(table):
+            return removal.purge_vectors(self.path(table))
 
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         """See `Storage`."""

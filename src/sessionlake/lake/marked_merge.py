@@ -7,8 +7,6 @@ changes in a file of their own, where the table has a change feed.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sessionlake.lake.deletion_vectors import write_vectors
-from sessionlake.lake.folder_upkeep import gathered
-from sessionlake.lake.log_commits import added, commit_info, committed, named, removed, transaction
-from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, indexed_columns
+from sessionlake.lake.file_rows import rows_of
+from sessionlake.lake.log_commits import added, committed, marked_file, named, now_ms, removed, transaction
+from sessionlake.lake.parquet import FileWriter, WrittenFile, conformed, gathered
 from sessionlake.lake.rows_by_key import FoundRows, Lookup, held_rows
-from sessionlake.lake.table_files import Action, TableFile, folder_of, live
-from sessionlake.lake.table_schema import APPEND_ONLY, CHANGE_FEED
+from sessionlake.lake.table_files import Action, TableFile
+from sessionlake.lake.table_schema import APPEND_ONLY
 from sessionlake.lake.upsert import Upsert
+from sessionlake.lake.writable import Writable, has_vectors, writable
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -41,42 +39,66 @@ _FEED, _CHANGE = "_change_data", pa.field("_change_type", pa.string())
 
 
 def merged_by_marking(
-    delta: DeltaTable, source: pa.Table, upsert: Upsert, app: str, batch: int, lookup: Lookup | None = None
+    delta: DeltaTable,
+    source: pa.Table,
+    upsert: Upsert,
+    app: str,
+    batch: int,
+    lookup: Lookup | None = None,
+    *,
+    marks: bool = True,
 ) -> bool:
     """Commits one MERGE; False if another commit has come in between, so that it is to be done again.
 
     Args:
-        delta: the table's present version; it has deletion vectors, and nothing that `can_be_written` denies.
+        delta: the table's present version.
         source: at most one row a key.
         app: application id of the transaction.
         batch: its version.
         lookup: finds the rows that the table has of the source's keys.
+        marks: whether rows that are replaced are marked; if not, their files are written anew, and the table gets no
+            deletion vectors.
 
     Raises:
-        LakeError: a file's vector is not what the log says.
+        LakeError: a file's vector is not what the log says, or only Spark may write to the table.
         TooLargeError: what the source is combined with is too large.
     """
-    lookup = lookup or Lookup()
-    folder, schema, files = folder_of(delta), pa.schema(delta.schema().to_arrow()), live(delta)
-    only_grows, fed = (delta.metadata().configuration.get(name) == "true" for name in (APPEND_ONLY, CHANGE_FEED))
-    merged = _Merged.of(files, source, upsert, schema, lookup, whole=fed)
-    absorbed = [] if only_grows else _crowded(files)
-    marked = {one.file: one.rows for one in merged.former}
-    moved = (_moved(file, marked.get(file, _NO_ROWS), schema) for file in absorbed)
+    table = writable(delta)
+    folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
+    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), whole=table.feeds)
+    former = {one.file: one.rows for one in merged.former}
+    absorbed = _absorbed(table, [] if marks else former) if merged else []
+    moved = [rows_of([replace(file, gone=_gone(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
-    written = _file(folder, rows, schema, indexed_columns(delta))
-    told = _feed(folder, merged.changes(), schema) if fed else None
-    now = int(time.time() * 1000)
-    new, changes = [folder / one.path for one in (written, told) if one], [removed(file, now) for file in absorbed]
-    changes += _replaced({file: marked[file] for file in files if file in marked and file not in absorbed}, new, now)
-    info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
+    written = next(iter(table.writer().files(gathered(rows))), None)
+    told = _feed(folder, merged.changes(), schema) if table.feeds and merged else None
+    now = now_ms()
+    files, vectors = [one for one in (written, told) if one], list[Path]()
+    changes = [removed(file, now) for file in absorbed]
+    changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [added(written, now)]
     changes += [] if told is None else [{"cdc": named(told) | {"dataChange": False}}]
-    if committed(delta, [commit_info(now, info), transaction(app, batch, now), *changes]):
+    info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
+    if committed(table, info, [transaction(app, batch), *changes], files, *vectors):
         return True
-    for path in new:
+    for path in (*(folder / one.path for one in files), *vectors):
         path.unlink(missing_ok=True)
     return False
+
+
+def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile]:
+    """Files whose rows go into the one that is written anyhow.
+
+    Args:
+        rewritten: those that are so in any case.
+    """
+    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _crowded(table.files)
+    return [*dict.fromkeys([*rewritten, *crowded])]
+
+
+def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
+    """All rows of a file that do not stay, by number."""
+    return np.union1d(file.gone, former[file]) if file in former else file.gone
 
 
 @dataclass(frozen=True)
@@ -122,6 +144,10 @@ class _Merged:
         held = held_rows(former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read]))
         updated = _updated(held.filter(pa.array(~gone)), source.take(pa.array(given[~gone])), upsert, schema)
         return cls(former, gone, held, updated, _inserted(source, upsert, found))
+
+    def __bool__(self) -> bool:
+        """True if any row changes."""
+        return bool(len(self.gone) or self.inserted.num_rows)
 
     def metrics(self) -> dict[str, str]:
         """What Delta calls the rows that it has touched."""
@@ -190,18 +216,12 @@ def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> Writt
     """Writes the file from which readers of the change feed take what a commit has changed; None if that is nothing."""
     own, told = folder / _FEED, schema.append(_CHANGE)
     own.mkdir(exist_ok=True)
-    written = _file(own, _batches(changes, told), told, ())
-    return None if written is None else replace(written, path=f"{_FEED}/{written.path}")
+    files = FileWriter(str(own), told, ()).files(gathered(_batches(changes, told)))
+    return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 
 def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     return (conformed(batch, schema) for part in parts for batch in part.to_batches())
-
-
-def _file(
-    folder: Path, rows: Iterator[pa.RecordBatch], schema: pa.Schema, indexed: tuple[str, ...]
-) -> WrittenFile | None:
-    return next(iter(FileWriter(str(folder), schema, indexed).files(gathered(rows))), None)
 
 
 def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
@@ -216,16 +236,6 @@ def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
     return []
 
 
-def _moved(file: TableFile, marked: Int64s, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file that stay as they are."""
-    stays, place = np.ones(file.held, np.bool_), 0
-    stays[file.gone] = stays[marked] = False
-    with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
-        for batch in content.iter_batches(columns=schema.names):
-            yield conformed(batch, schema).filter(pa.array(stays[place : place + batch.num_rows]))
-            place += batch.num_rows
-
-
 def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
     """Files with more rows marked; nothing of a file of which all are.
 
@@ -233,17 +243,11 @@ def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int)
         written: gets the file that says so, if there is one.
         now: the moment of the commit (ms).
     """
-    every = {file: np.union1d(file.gone, rows) for file, rows in marked.items()}
+    every = {file: _gone(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.held}
-    actions = [removed(file, now) for file in marked]
+    actions = [removed(file, now) for file in every]
     if left:
         vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
         written.append(path)
-        actions += [_marked(file, vector) for file, vector in zip(left, vectors, strict=True)]
+        actions += [marked_file(file, vector) for file, vector in zip(left, vectors, strict=True)]
     return actions
-
-
-def _marked(file: TableFile, vector: Action) -> Action:
-    known = {name: file.add[name] for name in ("path", "size", "modificationTime")}
-    stats = json.dumps(file.stats | {"tightBounds": False})
-    return {"add": known | {"partitionValues": {}, "dataChange": True, "stats": stats, "deletionVector": vector}}

@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.table_schema import SKIPPING, names_listed
+from sessionlake.lake.file_statistics import Statistics
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.runtime.frames import Mapped
 
 if TYPE_CHECKING:
@@ -33,13 +30,8 @@ if TYPE_CHECKING:
 QUICK, SMALL = "snappy", "zstd"
 """What files are compressed with: fresh ones, which are merged soon, and those that are merged, and stay."""
 WRITTEN = "path string, size bigint, stats string"
+_GATHERED_BYTES = 32 << 20
 _WRITTEN = pa.schema([("path", pa.string()), ("size", pa.int64()), ("stats", pa.string())])
-# Longer texts are cut, to what is not above the least, and not below the greatest. Left out they must not be: of a
-# column that has values and no bounds, delta-rs' dataset takes every row for one that meets no condition on it.
-_LONGEST_TEXT = 256
-_LAST_CHARACTER = "\U0010ffff"
-_MICROSECONDS = pa.timestamp("us", tz="UTC")
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class FileWriter:
         """Writes the task's rows."""
         path = f"part-{uuid.uuid4()}.{self.codec}.parquet"
         target = Path(self.folder) / path
-        known = _Statistics(self.indexed)
+        known = Statistics(self.indexed, self.schema)
         writer: pq.ParquetWriter | None = None
         try:
             for batch in batches:
@@ -114,11 +106,6 @@ class FileWriter:
         return [WrittenFile(**told) for batch in self(batches) for told in batch.to_pylist()]
 
 
-def indexed_columns(delta: DeltaTable) -> tuple[str, ...]:
-    """The columns that a table's files keep minimum and maximum of."""
-    return names_listed(delta.metadata().configuration.get(SKIPPING, ""))
-
-
 def columns_of(delta: DeltaTable) -> dict[str, str]:
     """Names of a table's columns, and their types in Spark SQL."""
     from pyspark.sql.types import StructType
@@ -133,18 +120,18 @@ def written_by_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 
-def written_by_spark(
-    rows: DataFrame, folder: Path, columns: Mapping[str, str], indexed: tuple[str, ...]
-) -> list[WrittenFile]:
+def written_by_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWriter) -> list[WrittenFile]:
     """Writes rows that Spark has as its own (one job): to carry them to Python would cost more than its writer does.
 
     Args:
         columns: names and types of the table's; one that the rows lack is null.
+        writer: says where, and which statistics are wanted.
     """
+    folder = Path(writer.folder)
     into = folder / f"staged-{uuid.uuid4()}"
     try:
         conforming(rows, columns).write.parquet(str(into))
-        written = [_adopted(file, folder, indexed) for file in sorted(into.glob("*.parquet"))]
+        written = [_adopted(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
         return [file for file in written if file is not None]
     finally:
         shutil.rmtree(into, ignore_errors=True)
@@ -170,7 +157,8 @@ def conforming(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 
 def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
     """A file of Spark's, moved into the table's folder, with what its footer tells; None of one without rows."""
-    footer, known = pq.read_metadata(file), _Statistics(indexed)
+    footer = pq.read_metadata(file)
+    known = Statistics(indexed, footer.schema.to_arrow_schema())
     if not footer.num_rows:
         return None
     for number in range(footer.num_row_groups):
@@ -191,6 +179,19 @@ def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
     if values is None:
         return pa.nulls(rows, kind)
     return values if values.type == kind else values.cast(kind)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Larger batches of the same rows: each becomes a row group."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _GATHERED_BYTES:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, size = [], 0
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def dictionaries(schema: pa.Schema) -> list[str]:
@@ -217,83 +218,3 @@ def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
 
 # Texts of which nearly every one is another.
 _DISTINCT = frozenset({"row_id"})
-
-
-class _Statistics:
-    """What Delta keeps of a file's columns, gathered batch by batch."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._rows = 0
-        self._nulls = dict.fromkeys(names, 0)
-        self._whole = True
-        self._least: dict[str, Any] = {}
-        self._greatest: dict[str, Any] = {}
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Takes in a batch."""
-        self._rows += batch.num_rows
-        for name in self._nulls:
-            column = batch.column(name)
-            self._nulls[name] += column.null_count
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary.take(column.indices.unique())
-            if is_time := pa.types.is_timestamp(column.type):
-                column = column.cast(_MICROSECONDS).cast(pa.int64())
-            ends = pc.min_max(column).as_py()
-            if ends["min"] is not None:
-                self._extend(name, ends["min"], ends["max"], is_time=is_time)
-
-    def add_group(self, group: Any) -> None:
-        """Takes in a row group of a file's footer."""
-        self._rows += group.num_rows
-        for index in range(group.num_columns):
-            column = group.column(index)
-            if (name := column.path_in_schema) not in self._nulls:
-                continue
-            told = column.statistics
-            if told is not None and told.has_min_max:
-                is_time = told.logical_type.type == "TIMESTAMP"
-                ends = (told.min_raw, told.max_raw) if is_time else (told.min, told.max)
-                self._extend(name, *ends, is_time=is_time)
-            elif told is None or told.null_count < group.num_rows:
-                self._whole = False  # as of texts of thousands of characters
-            self._nulls[name] += 0 if told is None else told.null_count
-
-    def _extend(self, name: str, least: Any, greatest: Any, *, is_time: bool) -> None:
-        """Takes in bounds; times are in microseconds, and those of no year of four digits are none that can be told."""
-        if is_time and not FIRST_MS * 1000 <= least <= greatest <= LAST_MS * 1000:
-            self._whole = False
-            return
-        if is_time:
-            least, greatest = (_EPOCH + timedelta(microseconds=end) for end in (least, greatest))
-        self._least[name] = min(self._least.get(name, least), least)
-        self._greatest[name] = max(self._greatest.get(name, greatest), greatest)
-
-    def to_json(self) -> str:
-        """As Delta's log has it; the number of rows alone where a bound is not known."""
-        if not self._whole:
-            return json.dumps({"numRecords": self._rows})
-        return json.dumps(
-            {
-                "numRecords": self._rows,
-                "minValues": {name: _text(value, _cut) for name, value in sorted(self._least.items())},
-                "maxValues": {name: _text(value, _rounded_up) for name, value in sorted(self._greatest.items())},
-                "nullCount": self._nulls,
-            }
-        )
-
-
-def _text(value: Any, shortened: Callable[[str], str]) -> Any:
-    if isinstance(value, datetime):  # `strftime` would not fill up years to four digits
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    return shortened(value) if isinstance(value, str) else value
-
-
-def _cut(text: str) -> str:
-    return text[:_LONGEST_TEXT]
-
-
-def _rounded_up(text: str) -> str:
-    """At least the text: what is behind its beginning is below the last character that there is."""
-    end = next((i for i in range(_LONGEST_TEXT, len(text)) if text[i] != _LAST_CHARACTER), len(text))
-    return text if end == len(text) else text[:end] + _LAST_CHARACTER

@@ -20,6 +20,7 @@ from sessionlake.lake.key_index import KeyIndex, Keys, RunIndex
 from sessionlake.lake.reading import TooLargeError
 from sessionlake.lake.table_files import TableFile
 from sessionlake.lake.upsert import Combine
+from sessionlake.lake.values import value_of
 from sessionlake.protocol.arrow import codes
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -196,7 +197,7 @@ def _among(rows: Int64s, some: Int64s) -> Bools:
 
 
 def _ends(values: pa.Array) -> tuple[object, object]:
-    ends = pc.min_max(values).as_py()
+    ends = value_of(pc.min_max(values))
     return ends["min"], ends["max"]
 
 

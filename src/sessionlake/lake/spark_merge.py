@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.lake.commits import Commit
 from sessionlake.lake.conflicts import repeated
 from sessionlake.lake.expired import Chosen
+from sessionlake.lake.session_rows import BLANKED, SessionRows
 from sessionlake.lake.storage import Storage
 from sessionlake.lake.table_schema import DELETION_VECTORS
 from sessionlake.lake.txn import Txn
@@ -58,6 +59,26 @@ def merged_by_spark(
 
     with conf(spark, txn.conf(table) | dict(settings or {})):
         return repeated(execute)
+
+
+def counted_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> int:
+    """See `Storage.count`."""
+    rows = storage.read(spark, table, {}).alias("t")
+    return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
+
+
+def removed_by_spark(storage: Storage, spark: SparkSession, table: str, chosen: Chosen) -> None:
+    """See `Storage.remove`."""
+    rewritten_by_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
+
+
+def blanked_by_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
+    """See `Storage.blank`."""
+    from pyspark.sql import functions as F
+
+    values = {name: None if value is None else bytearray(value) for name, value in BLANKED.items()}
+    blank = {name: F.lit(value) for name, value in values.items()}
+    rewritten_by_spark(storage, spark, table, rows, lambda merge: merge.whenMatchedUpdate(set=blank))
 
 
 def rewritten_by_spark(

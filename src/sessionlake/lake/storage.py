@@ -22,7 +22,7 @@ from sessionlake.lake.table_schema import RETENTION, TableSchema, interval
 from sessionlake.lake.txn import Txn
 from sessionlake.lake.upkeep import Compacted, Kept, Vacuumed
 from sessionlake.lake.upsert import Combine, Upsert
-from sessionlake.runtime.frames import Rows
+from sessionlake.runtime.frames import Rows, as_frame
 from sessionlake.runtime.interpreted import conf
 
 if TYPE_CHECKING:
@@ -274,16 +274,21 @@ class Storage(ABC):
         with self.stage(spark, table, rows) as staged:
             staged.commit(txn)
 
-    @abstractmethod
+    def has_commit(self, table: str, txn: Txn) -> bool:
+        """True if the table has a commit of this transaction or a later one; False if only Delta's writer can tell."""
+        del table, txn
+        return False
+
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table, in one commit, unless one of the transaction has done so before."""
+        frame = as_frame(spark, rows)
+        writer = frame.write.format("delta") if txn is None else writing(frame, table, txn, "append")
+        self.save(writer.mode("overwrite"), table)
 
-    def overwrite(
-        self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, changes: bool = True, columns: bool = False
-    ) -> None:
+    def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table, unless a commit of the transaction has done so before: see `Lake.overwrite`."""
         writer = writing(rows, table, txn, "overwrite")
-        self.save(writer.options(userMetadata=metadata, dataChange=changes, overwriteSchema=columns), table)
+        self.save(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
 
     def empty(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Removes all rows of a table, as `overwrite`."""
@@ -363,6 +368,17 @@ class Storage(ABC):
     @abstractmethod
     def blank(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         """Leaves of a session's messages only where and when they were, in one commit, which streams pass over."""
+
+    @abstractmethod
+    def purge_vectors(self, table: str) -> int:
+        """Writes the files anew that have marked rows, so that readers without deletion vectors open the table.
+
+        Returns:
+            How many files had such rows.
+
+        Raises:
+            UsageError: that is for the platform to do.
+        """
 
     @abstractmethod
     def purge(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta, tzinfo
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +17,9 @@ import pyarrow.parquet as pq
 from msgspec.json import decode
 
 from sessionlake.errors import LakeError
-from sessionlake.lake.deletion_vectors import read_vector
+from sessionlake.lake.deletion_vectors import read_vector, vector_file
+from sessionlake.lake.file_statistics import parse
+from sessionlake.laptop.paths import file_of, path_of
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -69,7 +69,18 @@ class TableFile:
     @cached_property
     def path(self) -> Path:
         """Where it is."""
-        return self.folder / unquote(self.add["path"])
+        return file_of(self.folder, self.add["path"])
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the protocol tells files of a version apart by: the same file with another vector is another one."""
+        return key_of(self.add)
+
+    @property
+    def vector(self) -> Path | None:
+        """The file that has its vector; None if it has none, or the log itself has it."""
+        vector = self.add.get("deletionVector")
+        return vector_file(self.folder, vector) if vector else None
 
     @property
     def held(self) -> int:
@@ -77,38 +88,54 @@ class TableFile:
         return int(self.stats["numRecords"])
 
     def may_have(self, ends: Mapping[str, tuple[Any, Any]]) -> bool:
-        """Whether its statistics leave it open that it has a row with values between these ends."""
+        """True unless its statistics rule out a row with values between these ends; None stands for no lower end."""
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
         return not any(_apart(low, high, least.get(name), most.get(name)) for name, (low, high) in ends.items())
 
 
 def _apart(low: Any, high: Any, least: Any, most: Any) -> bool:
-    """Whether nothing between two values is between those of a file's statistics."""
-    if isinstance(low, datetime) and isinstance(least, str) and isinstance(most, str):
-        try:
-            least, most = datetime.fromisoformat(least), datetime.fromisoformat(most) + _CUT
-        except (ValueError, OverflowError):
-            return False
-    return type(least) is type(most) is type(low) and (low > most or high < least)
+    """True if nothing between two values, of which the first may be None, is between those of a file's statistics."""
+    try:
+        if isinstance(high, datetime):
+            least, most = (_moment(text, high.tzinfo) for text in (least, most))
+            most += _CUT
+        elif isinstance(high, date):
+            least, most = date.fromisoformat(least), date.fromisoformat(most)
+        elif isinstance(high, float):
+            least, most = float(least), float(most)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    # Of decimals, not every writer tells all digits.
+    known = type(least) is type(most) is type(high) and not isinstance(high, Decimal)
+    return known and (high < least or (low is not None and low > most))
 
 
-def live(delta: DeltaTable) -> list[TableFile]:
+def _moment(text: str, zone: tzinfo | None) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if zone is None or moment.tzinfo is None:
+        return moment.replace(tzinfo=zone)
+    return moment
+
+
+def live(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
     """The files of the table's version.
+
+    Args:
+        read_vectors: if not, no file has rows that are gone, and files may be missing.
 
     Raises:
         LakeError: a file's deletion vector is not what the log says.
     """
     folder = folder_of(delta)
-    adds = list(_adds(folder, delta.version()))
-    gone, found, none = _gone(delta, folder, adds), list[TableFile](), np.empty(0, np.int64)
+    adds = list(adds_of(folder, delta.version()))
+    gone = _gone(delta, folder, adds) if read_vectors else {}
+    found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
-        stats = json.loads(add.get("stats") or "{}")  # which may have what is no JSON, as an infinity
-        file = TableFile(folder, add, stats, gone.get(folder / unquote(add["path"]), none))
-        if len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(
-                f"{folder}: of {unquote(add['path'])}, {len(file.gone)} rows are marked, and the log says otherwise"
-            )
-        if "numRecords" not in stats:
+        stats = parse(add.get("stats"))
+        file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
+        if read_vectors and len(file.gone) != (add.get("deletionVector") or {}).get("cardinality", 0):
+            raise LakeError(f"{file.path}: {len(file.gone)} rows are marked, and the log says otherwise")
+        if read_vectors and "numRecords" not in stats:
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
     return found
@@ -117,40 +144,42 @@ def live(delta: DeltaTable) -> list[TableFile]:
 def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
     """The rows that vectors mark, by file; read by delta-rs, a flag for each row there is, if others wrote some."""
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {folder / unquote(add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
         for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-            read[_local(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            read[path_of(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
     """Where the table is."""
-    return _local(delta.table_uri)
+    return path_of(delta.table_uri)
 
 
-def _local(url: str) -> Path:
-    """The file that delta-rs names."""
-    return Path(url2pathname(urlsplit(url).path))
-
-
-def _adds(folder: Path, version: int) -> Iterable[Action]:
+def adds_of(folder: Path, version: int) -> Iterable[Action]:
     """The log's `add` of each file of a version."""
-    log, found = folder / "_delta_log", dict[str, Action]()
-    checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet"))
+    log, found = folder / "_delta_log", dict[tuple[str, str], Action]()
+    checkpoints = (file.name.partition(".") for file in log.glob("*.checkpoint.parquet") if file.is_file())
     base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
     if base >= 0:
         held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
-        found = {add["path"]: _as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None}
+        adds = (_as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
+        found = {key_of(add): add for add in adds}
     for number in range(base + 1, version + 1):
         with (log / f"{number:020}.json").open("rb") as lines:
             actions = [decode(line) for line in lines]
         for gone in (action["remove"] for action in actions if "remove" in action):
-            found.pop(gone["path"], None)
-        found |= {action["add"]["path"]: action["add"] for action in actions if "add" in action}
+            found.pop(key_of(gone), None)
+        found |= {key_of(action["add"]): action["add"] for action in actions if "add" in action}
     return found.values()
+
+
+def key_of(action: Action) -> tuple[str, str]:
+    """What an `add` or `remove` names: a file, and its vector, if it has one."""
+    vector = action.get("deletionVector") or {}
+    return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
 
 
 def _as_json(add: Action) -> Action:

@@ -181,21 +181,19 @@ class Lake:
         txn: Txn,
         metadata: str,
         *,
-        changes: bool,
         columns: bool = False,
     ) -> None:
         """Replaces a table's rows in one commit, once, whatever the number of repetitions.
 
         Args:
             metadata: kept with the commit: its `userMetadata` in the table's history.
-            changes: False says that the rows are the same as before, so that streams and feeds pass over the commit.
             columns: whether the table takes over the rows' columns.
         """
         self.storage.require_claims()
         append_only = self._schemas[table].append_only
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "false")
-        self.storage.overwrite(table, rows, txn, metadata, changes=changes, columns=columns)
+        self.storage.overwrite(table, rows, txn, metadata, columns=columns)
         self.cluster(spark, table)
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "true")

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 from msgspec.json import decode
 
-from sessionlake.lake.table_files import Action
+from sessionlake.lake.table_files import Action, adds_of
 
 _LOG = logging.getLogger(__name__)
 _FARTHEST = 100
@@ -59,20 +62,29 @@ def note(folder: Path, version: int) -> None:
         if before is None:
             return
         for number in range(at + 1, version + 1):
-            for line in (log / f"{number:020}.json").read_bytes().splitlines():
-                before = before.behind(decode(line))
+            actions = [decode(line) for line in (log / f"{number:020}.json").read_bytes().splitlines()]
+            before = reduce(_Version.behind, actions, before)
+            if _adds_again(actions):
+                sizes = [add["size"] for add in adds_of(folder, number)]
+                before = replace(before, files=len(sizes), size=sum(sizes))
         if before.metadata is not None and before.protocol is not None and _is_known(before.protocol):
             _write(log, version, before)
     except (OSError, ValueError, KeyError, TypeError) as error:  # as of a file whose size a commit does not tell
         _LOG.debug("%s: version %s is left without a checksum: %s", folder, version, error)
 
 
+def _adds_again(actions: Iterable[Action]) -> bool:
+    """True if a commit may name files that are there already, as one that corrects their statistics does."""
+    own = [*actions]
+    named = any("add" in action and not action["add"]["dataChange"] for action in own)
+    return named and not any("remove" in action for action in own)
+
+
 def _nearest(log: Path, version: int) -> tuple[_Version | None, int]:
-    """The nearest version before with a checksum, or none at all, before the first; None if that is far."""
+    """The nearest version before with a whole checksum, or none at all, before the first; None if that is far."""
     for number in range(version - 1, max(-1, version - _FARTHEST), -1):
-        file = log / f"{number:020}.crc"
-        if file.is_file():
-            told = decode(file.read_bytes())
+        with suppress(OSError, ValueError, KeyError):  # there is none, or a power cut has left it empty
+            told = decode((log / f"{number:020}.crc").read_bytes())
             return _Version(told["metadata"], told["protocol"], told["numFiles"], told["tableSizeBytes"]), number
     return (_Version(), -1) if version < _FARTHEST else (None, -1)
 

@@ -23,16 +23,15 @@ import psutil
 
 from sessionlake.config import Settings
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.laptop.broker_config import server_properties
+from sessionlake.laptop.broker_config import DATA, server_properties
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import broker_jars
-from sessionlake.laptop.java import require_java
+from sessionlake.laptop.java import java_environment, logging_flags, require_java
 from sessionlake.laptop.probe import addresses, answers, is_loopback
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.1
-_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 State = Literal["running", "starting", "stopped", "foreign", "outside"]
 
@@ -186,17 +185,18 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _start(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
-    config, data = _config_file(folder), folder / "data"
-    config.write_text(server_properties(settings, data, host, port), encoding="utf-8")
+    config = _config_file(folder)
+    config.write_text(server_properties(settings, host, port), encoding="ascii")
     java = _java_command(folder)
     output = folder / "broker.out"
     with output.open("wb") as out:
-        if not (data / "meta.properties").exists():
+        if not (folder / DATA / "meta.properties").exists():
             _format([*java, "kafka.tools.StorageTool"], config, out.fileno(), output)
         # A session of its own: Ctrl-C in the terminal that started it must not stop it.
         started = subprocess.Popen(
             [*java, "kafka.Kafka", str(config)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, env=java_environment(),
+            start_new_session=True,
         )  # fmt: skip
     _started.append(started)
     partial = _pid_file(folder).with_suffix(".partial")
@@ -213,14 +213,22 @@ def _java_command(folder: Path) -> list[str]:
     jars = os.pathsep.join(str(jar) for jar in broker_jars())
     # A small heap and one collector thread: the cores are for Spark, and the page cache does the work.
     flags = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
-    logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={folder / 'broker.log'}"]
-    return [str(require_java()), *flags, *logging, "-cp", jars]
+    return [str(require_java()), *flags, *logging_flags(folder / "broker.log"), "-cp", jars]
 
 
 def _format(tool: list[str], config: Path, out: int, output: Path) -> None:
     cluster = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # 22 characters, never a leading dash
     command = [*tool, "format", "--ignore-formatted", "--cluster-id", cluster, "--config", str(config)]
-    if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False).returncode != 0:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        cwd=config.parent,
+        env=java_environment(),
+        check=False,
+    )
+    if done.returncode != 0:
         raise BrokerError(f"the broker's storage could not be prepared ({_last_line(output)}): see {output}")
 
 

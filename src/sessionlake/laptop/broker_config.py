@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 import socket
 from contextlib import suppress
-from pathlib import Path
 
 from sessionlake.config import Settings
 
 _PORTS = range(20_000, 32_000)  # beneath those that systems give to connections
+_ANY_AGE = str(2**63 - 1)
+DATA = "data"
+"""The folder of log segments and KRaft metadata, within the one that the broker runs in: a relative path holds no
+character that a list of paths, or a file that Java reads as Latin-1, would change."""
 _YEAR_MS = 365 * 24 * 3600 * 1000
 _PROPERTIES = {
     "process.roles": "broker,controller",
@@ -43,11 +46,10 @@ _PROPERTIES = {
 }
 
 
-def server_properties(settings: Settings, data: Path, host: str, port: int) -> str:
+def server_properties(settings: Settings, host: str, port: int) -> str:
     """Text of the broker's `server.properties`.
 
     Args:
-        data: folder of the log segments and KRaft metadata.
         host: loopback host that clients connect to; an IPv6 one without brackets.
     """
     shown = f"[{host}]" if ":" in host else host
@@ -58,7 +60,7 @@ def server_properties(settings: Settings, data: Path, host: str, port: int) -> s
         "controller.quorum.voters": f"1@{controller}",
         "listeners": f"PLAINTEXT://{shown}:{port},CONTROLLER://{controller}",
         "advertised.listeners": f"PLAINTEXT://{shown}:{port}",
-        "log.dirs": data.as_posix(),
+        "log.dirs": DATA,
         "message.max.bytes": str(largest),
         "replica.fetch.max.bytes": str(largest),
     }

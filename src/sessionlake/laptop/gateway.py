@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sessionlake.errors import MachineError
+from sessionlake.laptop.java import java_environment
 
 TESTED_SPARK = ("4.0.2",)
 """Versions of pyspark whose JVM is started here; `tests/spark/test_session.py` is what tests it."""
@@ -171,7 +172,7 @@ def death_of_jvm() -> str | None:
 
 
 def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer), "SPARK_CONNECT_MODE": "0"}
+    environment = dict(java_environment()) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer), "SPARK_CONNECT_MODE": "0"}
     with output.open("wb") as out:
         jvm = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True

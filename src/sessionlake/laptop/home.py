@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,10 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.errors import ClaimedError, MachineError
+from sessionlake.laptop.paths import private_folder
+
+# delta-rs decodes the first twice, and refuses the others (delta-kernel-rs, issue 918).
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def refusal(settings: Settings, holder: Holder | None, name: str, way_on: str) -
 
 
 def require_home(settings: Settings, *folders: str) -> Path:
-    """Makes the home and the named folders in it.
+    """Makes the home, which nobody else can read, and the named folders in it. One that is there keeps its rights.
 
     Args:
         folders: paths below the home, made if missing.
@@ -63,11 +69,12 @@ def require_home(settings: Settings, *folders: str) -> Path:
         The home.
 
     Raises:
-        MachineError: the home cannot be made or written.
+        MachineError: the home cannot be made or written, or delta-rs could not open its tables.
     """
     home = settings.home
+    _refuse_unreadable(home)
     try:
-        for folder in (home, *(home / name for name in folders)):
+        for folder in (private_folder(home), *(home / name for name in folders)):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -77,6 +84,22 @@ def require_home(settings: Settings, *folders: str) -> Path:
             "or name another folder with SESSIONLAKE_HOME"
         ) from None
     return home
+
+
+def wider_rights(settings: Settings) -> str | None:
+    """The rights of the home, as `chmod` takes them, if others than its owner have any; None if they have none."""
+    rights = stat.S_IMODE(settings.home.stat().st_mode)
+    return f"{rights:o}" if rights & (stat.S_IRWXG | stat.S_IRWXO) else None
+
+
+def _refuse_unreadable(home: Path) -> None:
+    found = _UNREADABLE.search(str(home.resolve()))
+    if found:
+        raise MachineError(
+            f"home {home} has {found[0]!r} in its path ({home.resolve()}), with which delta-rs cannot open tables: it "
+            "takes `%` before two hexadecimal digits for another character, and refuses brackets, `|`, `^`, backslash "
+            "and control characters. Name another folder with SESSIONLAKE_HOME, or rename that one"
+        )
 
 
 @contextmanager
@@ -119,8 +142,8 @@ def turn(settings: Settings, name: str) -> Iterator[None]:
     Args:
         name: of the lock file.
     """
-    locks = settings.home / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
+    locks = private_folder(settings.home) / "locks"
+    locks.mkdir(exist_ok=True)
     with (locks / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

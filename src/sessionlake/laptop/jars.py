@@ -1,7 +1,8 @@
 """The jars that Spark and the embedded broker need beside pyspark's own: resolved once, cached, offline afterwards.
 
 pyspark ships Ivy, so no build tool is asked for. A set of jars lives in `<cache>/jars/<set>-<fingerprint>/`;
-its manifest, put there last, says that the set is whole, so an interrupted resolution is simply repeated.
+its manifest, put there last, says that the set is whole, so an interrupted resolution is simply repeated. What each
+jar must be is listed in `jars.sha256`, in the form of `sha256sum`: another one is not loaded.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from sessionlake.errors import MachineError
-from sessionlake.laptop.java import require_java
+from sessionlake.laptop.java import java_environment, require_java
 
 CACHE_VARIABLE = "SESSIONLAKE_CACHE"
 MANIFEST = "MANIFEST"
@@ -35,11 +39,13 @@ class JarSet:
     Attributes:
         modules: `group:artifact:version` coordinates.
         provided: artifact names that the class path has already, left out with what they alone need.
+        pinned: the SHA-256 of each jar, by file name.
     """
 
     name: str
     modules: tuple[str, ...]
     provided: tuple[str, ...] = ()
+    pinned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def descriptor(self) -> str:
@@ -68,7 +74,7 @@ def spark_jars() -> list[Path]:
         MachineError: they are not cached and cannot be fetched, or there is no Java to fetch them with.
     """
     own = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars().glob("*.jar")})
-    return resolve(JarSet("spark", _SPARK, tuple(own)))
+    return resolve(JarSet("spark", _SPARK, tuple(own), pinned()))
 
 
 def broker_jars() -> list[Path]:
@@ -77,7 +83,13 @@ def broker_jars() -> list[Path]:
     Raises:
         MachineError: as `spark_jars`.
     """
-    return resolve(JarSet("broker", _BROKER))
+    return resolve(JarSet("broker", _BROKER, pinned=pinned()))
+
+
+def pinned() -> dict[str, str]:
+    """The SHA-256 that each jar must have, by file name."""
+    lines = Path(__file__).with_name("jars.sha256").read_text(encoding="ascii").splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
 
 
 def cache_folder() -> Path:
@@ -103,11 +115,12 @@ def resolve(jars: JarSet) -> list[Path]:
     Two processes may ask at once: one fetches, the other waits for it.
 
     Raises:
-        MachineError: as `spark_jars`.
+        MachineError: as `spark_jars`; or a jar is not the one that is pinned.
     """
     folder = cache_folder() / "jars" / jars.folder
     found = _whole(folder)
     if found is not None:
+        _require_pinned(jars, found, folder)
         return found
     with _locked(folder):
         found = _whole(folder)
@@ -116,7 +129,34 @@ def resolve(jars: JarSet) -> list[Path]:
             found = _whole(folder)
     if found is None:
         raise MachineError(f"{folder} changed while it was filled: remove it and run again")
+    _require_pinned(jars, found, folder)
     return found
+
+
+def _require_pinned(jars: JarSet, found: Iterable[Path], folder: Path) -> None:
+    """Returns if each jar is the one that is pinned.
+
+    Raises:
+        MachineError: naming one that is not, both hashes, and what to remove.
+    """
+    for jar in found:
+        known, told = jars.pinned.get(jar.name), jar.stat()
+        digest = _digest(jar, told.st_size, told.st_mtime_ns)
+        if digest != known:
+            wanted = f"must have {known}" if known else "is not among the jars that this version of sessionlake knows"
+            raise MachineError(
+                f"{jar} has SHA-256 {digest} and {wanted}: it is damaged or was replaced, so it is not loaded. Remove "
+                f"the set with `rm -r {shlex.quote(str(folder))}*` and run again, which fetches it once more; if that "
+                "gives the same, the server or proxy that it comes from delivers another file"
+            )
+
+
+@cache
+def _digest(jar: Path, size: int, modified: int) -> str:
+    """The SHA-256 of a file of this size and time; read once a process."""
+    del size, modified
+    with jar.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _whole(folder: Path) -> list[Path] | None:
@@ -153,6 +193,7 @@ def _fetch(jars: JarSet, folder: Path) -> None:
         partial.mkdir()
         _run_ivy(java, jars, partial, _downloads(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
+        _require_pinned(jars, [partial / name for name in names], folder)
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
         (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         partial.rename(folder)
@@ -168,14 +209,18 @@ def _downloads(folder: Path) -> Path:
 
 def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     settings, module, log = partial / "ivysettings.xml", partial / "ivy.xml", partial.with_suffix(".log")
-    settings.write_text(_IVY_SETTINGS.format(cache=ivy), encoding="utf-8")
+    settings.write_text(_IVY_SETTINGS.format(cache=escape(str(ivy), {'"': "&quot;"})), encoding="utf-8")
     module.write_text(jars.descriptor, encoding="utf-8")
     command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{pyspark_jars()}/*"]
     command += ["org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(module), "-confs", "default"]
-    command += ["-retrieve", f"{partial}/[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
+    # Where to, relatively: in a path, brackets would be part of the pattern.
+    command += ["-retrieve", "[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
     try:
         with log.open("wb") as out:
-            done = subprocess.run(command, stdout=out, stderr=out, timeout=_SECONDS, check=False).returncode == 0
+            ended = subprocess.run(
+                command, stdout=out, stderr=out, cwd=partial, env=java_environment(), timeout=_SECONDS, check=False
+            )
+            done = ended.returncode == 0
     except subprocess.TimeoutExpired:
         done = False
     if not done:

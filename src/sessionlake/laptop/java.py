@@ -6,16 +6,19 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from sessionlake.errors import MachineError
+from sessionlake.laptop.paths import uri_of
 
 MINIMUM = 17  # Spark 4 and Kafka 4 brokers are compiled for it
 _REMEDY = (
     f"install a JDK or JRE {MINIMUM} or later (Debian and Ubuntu: apt install openjdk-{MINIMUM}-jre-headless; "
     f"macOS: brew install openjdk@{MINIMUM}), or point JAVA_HOME at one"
 )
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 _VERSION = re.compile(r'(?:version |JAVA_VERSION=)"(?:1\.)?(?P<major>\d+)')
 
 
@@ -26,6 +29,22 @@ def require_java() -> Path:
         MachineError: there is none, it does not start, or it is older than Java 17.
     """
     return _checked(os.environ.get("JAVA_HOME") or None, os.environ.get("PATH", ""))
+
+
+def java_environment() -> Mapping[str, str]:
+    """The environment to start Java in: with a UTF-8 locale, without which it cannot open `/home/müller`."""
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    return os.environ if "utf" in locale.lower() else os.environ | {"LC_ALL": "C.UTF-8"}
+
+
+def logging_flags(log: Path) -> list[str]:
+    """A JVM's options that have it write its messages to a file, and to numbered ones beside it when that is large."""
+    numbered = str(log).replace("%", "%%")  # log4j's escape: it formats this name, and not the first
+    return [
+        f"-Dlog4j2.configurationFile={uri_of(_LOGGING)}",
+        f"-Dsessionlake.log={log}",
+        f"-Dsessionlake.log.numbered={numbered}",
+    ]
 
 
 @cache

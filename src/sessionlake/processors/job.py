@@ -46,6 +46,7 @@ from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.guards import (
     committing,
+    interrupted_rebuild,
     rebuild_journal,
     refuse_fresh_checkpoint,
     refuse_half_changed,
@@ -120,6 +121,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     lake.ensure(spark, [MESSAGES, own.into, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, own.layer)
     refuse_interrupted(settings, own)
+    handover.let_go(settings, own.layer)  # of a rebuild that died before it had anything to publish
     _refuse_filled(spark, lake, own)
     checkpoint, begin = settings.checkpoint(own.layer), handover.in_force(settings, own.layer)
     require_readable_states(spark, settings, own.layer, processor)
@@ -157,7 +159,7 @@ def refuse_interrupted(settings: Settings, own: ProcessorSettings) -> None:
         LakeError: naming the command that finishes it.
     """
     if rebuild_journal(settings, own.layer).exists():
-        raise LakeError(f"a rebuild of {own.into} was interrupted: run `sessionlake rebuild processor:{own.name}`")
+        raise LakeError(interrupted_rebuild(own.into, own.rebuilt_as))
 
 
 def fold_of(spark: SparkSession, lake: Lake, processor: MessageByMessage) -> ShardFold:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sessionlake.build import code_version
 from sessionlake.config import ProcessorSettings, Settings
+from sessionlake.errors import UsageError
 from sessionlake.lake.commit import append, remove_rows
 from sessionlake.lake.expired import LIMIT, Expired
 from sessionlake.lake.faults import fault_point
@@ -41,12 +42,12 @@ from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import counts_of, ranges_of, rows_of, total
-from sessionlake.silver.rebuild.endings import retire_query
+from sessionlake.silver.rebuild.endings import refuse_replaced, retire_query
 from sessionlake.silver.rebuild.replay import is_small, require_whole_bronze
 from sessionlake.silver.rebuild.slices import Slices
 from sessionlake.silver.unread import unread_silences
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import forget_begun, rebuild_journal, refuse_half_changed
+from sessionlake.streaming.guards import forget_begun, read_journal, rebuild_journal, refuse_before_erasure
 from sessionlake.streaming.losses import refuse_set_back
 
 if TYPE_CHECKING:
@@ -84,15 +85,24 @@ class _Plan(msgspec.Struct):
     version: int
     batch: int
     started_at: datetime
-    changed: bool
     ranges: list[tuple[str, int, int, int, int]]
     counts: dict[str, int]
 
 
 def rebuild(
-    spark: SparkSession, settings: Settings, name: str, *, slice_messages: int | None = None
+    spark: SparkSession,
+    settings: Settings,
+    name: str,
+    *,
+    slice_messages: int | None = None,
+    start_over: bool = False,
 ) -> RebuiltProcessor:
     """Puts what the class makes of all of bronze in the place of the processor's table.
+
+    One that was interrupted while it was published is finished instead.
+
+    Args:
+        start_over: makes it again all the same.
 
     Raises:
         LakeError: bronze lacks messages that retention has removed, or judging stops. Nothing was changed.
@@ -100,7 +110,17 @@ def rebuild(
     """
     work = _Rebuild(spark, settings, name, slice_messages)
     with interpreted(spark, when=is_small(spark, work.lake)):
-        return work.done()
+        return work.done(start_over=start_over)
+
+
+def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
+    """Gives up a rebuild that was interrupted before it replaced the table. The processor must be claimed.
+
+    Raises:
+        UsageError: none was interrupted.
+        LakeError: the table was replaced, or that cannot be told.
+    """
+    _Rebuild(spark, settings, name, None).cancel()
 
 
 def compared(spark: SparkSession, settings: Settings, name: str) -> Difference:
@@ -150,12 +170,30 @@ class _Rebuild:
         self._partitions: list[PartitionCounts] = []
         self._version = -1
 
-    def done(self) -> RebuiltProcessor:
-        """Makes and publishes it, or finishes what was interrupted."""
-        refuse_half_changed(self._settings)
+    @property
+    def _remedy(self) -> str:
+        return f"`sessionlake rebuild {self.own.rebuilt_as} --start-over` makes it again from bronze"
+
+    def cancel(self) -> None:
+        """Gives up what was interrupted, if it has replaced nothing."""
         journal = rebuild_journal(self._settings, self.own.layer)
-        if journal.exists():
-            plan = msgspec.json.decode(journal.read_bytes(), type=_Plan)
+        plan = read_journal(journal, _Plan, self._remedy)
+        if plan is None:
+            what = f"rebuild {self.own.rebuilt_as} --cancel"
+            raise UsageError(f"{what}: no rebuild was interrupted, so there is nothing to give up")
+        txn, tables = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), [self.own.into]
+        refuse_replaced(self._spark, self.lake, tables, txn, self.own.layer, self.own.rebuilt_as)
+        journal.unlink()  # first: without the states beside it, the publication must not go on
+        handover.discard_prepared(self._settings, self.own.layer)
+        handover.let_go(self._settings, self.own.layer)
+        self.clear()
+
+    def done(self, *, start_over: bool = False) -> RebuiltProcessor:
+        """Makes and publishes it, or finishes what was interrupted."""
+        refuse_before_erasure(self._settings)
+        journal = rebuild_journal(self._settings, self.own.layer)
+        plan = None if start_over else read_journal(journal, _Plan, self._remedy)
+        if plan is not None:
             self._publish(plan)
             return RebuiltProcessor(self.own.into, plan.version, plan.counts["messages"])
         started = datetime.now(UTC)
@@ -165,7 +203,7 @@ class _Rebuild:
         try:
             self.replay(version)
             found = self.difference()
-            plan = self._plan(found, started)
+            plan = self._plan(started)
             begin = Handover(plan.version, plan.batch + 1, self._settings.silver.shards, plan.rebuild)
             rows = () if self._states is None else self._states.toLocalIterator()
             states = ((row["shard"], bytes(row["chunk"])) for row in rows)
@@ -213,7 +251,7 @@ class _Rebuild:
         for table in self._tables.values():
             self._beside.drop(self._spark, table)
 
-    def _plan(self, found: Difference, started: datetime) -> _Plan:
+    def _plan(self, started: datetime) -> _Plan:
         last = last_batch(self.lake.reader(self._spark), self.own.layer)
         batches = [number for number in (last, self._newest_error()) if number is not None]
         return _Plan(
@@ -221,7 +259,6 @@ class _Rebuild:
             version=self._version,
             batch=max(batches, default=-1) + 1,
             started_at=started,
-            changed=bool(found),
             ranges=[(r.topic, r.partition, r.first, r.last, r.messages) for r in ranges_of(self._partitions)],
             counts=counts_of(self._partitions),
         )
@@ -237,13 +274,14 @@ class _Rebuild:
     def _publish(self, plan: _Plan) -> None:
         """Every step can be taken twice."""
         spark, settings, own, lake = self._spark, self._settings, self.own, self.lake
+        handover.require_prepared(settings, plan.rebuild, own.layer, self._remedy)
         txn, by = Txn(f"{REBUILD}{plan.rebuild}", plan.batch), config_hash_of(settings, own)
         told = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
         retire_query(spark, lake, own.layer, [own.into])
         rows = _numbered(self._beside.read(spark, self._made), plan.batch)
         columns = lake.storage.columns(spark, own.into) != self._beside.storage.columns(spark, self._made)
         fault_point(f"before:publish:{own.into}")
-        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), changes=plan.changed, columns=columns)
+        lake.overwrite(spark, own.into, rows, txn, json.dumps(told), columns=columns)
         output = TableOutput(own.into, lake.last_commit(spark, own.into).version, rows.count())
         fault_point(f"after:publish:{own.into}")
         self._publish_errors(plan, txn)

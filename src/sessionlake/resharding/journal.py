@@ -9,7 +9,7 @@ import msgspec
 
 from sessionlake.config import Settings
 from sessionlake.streaming.checkpoint import write_whole
-from sessionlake.streaming.guards import reshard_journal
+from sessionlake.streaming.guards import read_journal, reshard_journal
 
 
 class Journal(msgspec.Struct, frozen=True):
@@ -19,20 +19,23 @@ class Journal(msgspec.Struct, frozen=True):
         name: of the resharding; its handovers bear it.
         shards: how many there will be.
         layers: whose states change, in order.
+        former: the number of shards that the states of each were of, if it has any.
     """
 
     name: str
     shards: int
     layers: list[str]
-    format: int = 1
+    former: dict[str, int] = {}
+    format: int = 2
 
     @classmethod
     def read(cls, settings: Settings) -> Journal | None:
         """The one that is under way; None if none is."""
-        try:
-            return msgspec.json.decode(reshard_journal(settings).read_bytes(), type=cls)
-        except FileNotFoundError:
-            return None
+        return read_journal(
+            reshard_journal(settings),
+            cls,
+            "Remove it: layers whose shards are not those of the configuration then name the command that moves them",
+        )
 
     def write(self, settings: Settings) -> None:
         """Notes it down."""

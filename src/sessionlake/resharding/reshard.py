@@ -56,10 +56,34 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
     if journal is None:
         return []
     for layer in journal.layers:
+        _repair(spark, settings, journal, layer, say)
         _bring_into_force(spark, settings, journal, layer)
         say(f"{layer} goes on with {shards} shards")
     journal.end(settings)
     return journal.layers
+
+
+def cancel(spark: SparkSession, settings: Settings) -> list[str]:
+    """Ends a resharding that was interrupted, and leaves the layers whose states were not replaced as they are.
+
+    All layers must be claimed.
+
+    Returns:
+        The layers whose states were replaced already, which have the new number of shards.
+
+    Raises:
+        UsageError: none was interrupted.
+    """
+    journal = Journal.read(settings)
+    if journal is None:
+        raise UsageError("reshard --cancel: no resharding was interrupted, so there is nothing to give up")
+    moved = [layer for layer in journal.layers if handover.is_named(handover.in_force(settings, layer), journal.name)]
+    for layer in moved:
+        _bring_into_force(spark, settings, journal, layer)
+    journal.end(settings)
+    for layer in journal.layers:
+        handover.discard_prepared(settings, layer)
+    return moved
 
 
 def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) -> Journal | None:
@@ -72,17 +96,19 @@ def _prepared(spark: SparkSession, settings: Settings, shards: int, say: Say) ->
             f"silver.shards is {settings.silver.shards} and gold.shards is {settings.gold.shards}: the configuration "
             f"says how many shards jobs start with, so set silver.shards, gold.shards or both to {shards} first"
         )
-    name, changed = uuid.uuid4().hex[:12], []
+    name, changed, former = uuid.uuid4().hex[:12], list[str](), dict[str, int]()
     for layer in layers:
         before = _former(spark, settings, layer)
         if before not in (None, shards):
             _prepare(spark, settings, layer, before, shards, name, say)
             changed.append(layer)
+            if handover.is_prepared(settings, name, layer):  # a layer without states has nothing to prepare
+                former[layer] = before
     if not changed:
         return None
     fault_point("before:reshard.journal")
     Lake(settings).storage.require_claims()  # what was prepared is of what nobody else has gone on from
-    journal = Journal(name, shards, changed)
+    journal = Journal(name, shards, changed, former)
     journal.write(settings)
     return journal
 
@@ -129,6 +155,14 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
     except Exception as error:  # what reads the states says what is wrong with them, and Spark passes it on
         raise explain(error, layer, settings.checkpoint(layer)) from error
     fault_point(f"after:{layer}.prepared")
+
+
+def _repair(spark: SparkSession, settings: Settings, journal: Journal, layer: str, say: Say) -> None:
+    """Prepares a layer's states again if what was prepared is damaged or gone, and the former states still count."""
+    if handover.is_named(handover.in_force(settings, layer), journal.name) or layer not in journal.former:
+        return
+    if not handover.is_prepared(settings, journal.name, layer):
+        _prepare(spark, settings, layer, journal.former[layer], journal.shards, journal.name, say)
 
 
 def _bring_into_force(spark: SparkSession, settings: Settings, journal: Journal, layer: str) -> None:

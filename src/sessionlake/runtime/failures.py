@@ -35,6 +35,7 @@ _SQLSTATE = re.compile(r"(\s*SQLSTATE: \w{5})+\s*$")
 _ADVICE = ("Please ", "If ", "You can ", "This may happen ")
 _SENTENCE = re.compile(r"(?<=[.;])\s+|\n\s*\n\s*")
 _LONGEST = 400
+_RUST_TRACE = "\n   0: "  # how delta-rs goes on: where in it that was
 _SHADED = "kafkashaded."
 """How the name of a class begins that Databricks' runtime has of Kafka's."""
 
@@ -147,7 +148,8 @@ def failure_of(error: BaseException) -> SparkFailure:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     notes = [note for note in getattr(error, "__notes__", []) if isinstance(note, str)]
-    return SparkFailure(raised=Raised(name, str(error), _places(notes)))
+    text = str(error).partition(_RUST_TRACE)[0]
+    return SparkFailure(raised=Raised(name, text, _places(notes)))
 
 
 def parse(text: str) -> SparkFailure:

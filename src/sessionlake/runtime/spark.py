@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
@@ -18,13 +17,13 @@ from sessionlake.laptop.allocator import limit_arenas
 from sessionlake.laptop.gateway import Jvm, death_of_jvm, end_jvm, starting
 from sessionlake.laptop.home import require_home
 from sessionlake.laptop.jars import pyspark_jars, spark_jars
-from sessionlake.laptop.java import require_java
+from sessionlake.laptop.java import logging_flags, require_java
+from sessionlake.laptop.paths import process_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DATABRICKS_VARIABLE = "DATABRICKS_RUNTIME_VERSION"
-_LOGGING = Path(__file__).parents[1] / "laptop" / "log4j2.properties"
 _CORES = os.cpu_count() or 2
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _ROCKSDB = f"{_STREAMING}.state.RocksDBStateStoreProvider"
@@ -127,9 +126,10 @@ def _local(settings: Settings, app: str, *, lasting: bool, recording: bool) -> S
     if lasting:
         limit_arenas(_CORES)
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
-    conf = _ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": settings.warehouse.as_uri()}
+    conf = _ANYWHERE | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
     jvm: AbstractContextManager[None] = nullcontext()
     # A session stopped earlier in this process has left its JVM, which serves the next one too.
+    conf["spark.local.dir"] = str(process_folder())
     if SparkContext._gateway is None:  # noqa: SLF001 (no public way)
         own, jvm = _jvm(settings, app, [*(_LASTING if lasting else _BRIEF), *classes.flags(recording=recording)])
         conf |= own
@@ -151,8 +151,7 @@ def _look_up_once(spark: SparkSession) -> None:
 def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
-    logging = [f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", f"-Dsessionlake.log={logs / app}.log"]
-    flags = [*_JVM, *more, *logging]
+    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *more, *logging_flags(logs / f"{app}.log")]
     return starting(Jvm(java, settings.driver_memory, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 

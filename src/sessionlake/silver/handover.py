@@ -151,6 +151,33 @@ def prepare(
     write_whole(place / "handover.json", msgspec.json.encode(whole))
 
 
+def is_prepared(settings: Settings, name: str, layer: str) -> bool:
+    """Whether a handover of this name is prepared, and whole: its note and all states that the note lists."""
+    place = prepared(settings, layer)
+    try:
+        found = read(place, layer)
+    except LossError:
+        return False
+    if found is None or not is_named(found, name):
+        return False
+    return all((place / f"{shard}.state").is_file() for shard in found.stored or ())
+
+
+def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
+    """Removes a handover that was prepared and never came into force."""
+    shutil.rmtree(prepared(settings, layer), ignore_errors=True)
+
+
+def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> None:
+    """Returns if a handover of this name is in force, or is prepared and whole.
+
+    Raises:
+        LossError: it is neither, so that the layer could not go on from what is about to replace its tables.
+    """
+    if not is_named(in_force(settings, layer), name) and not is_prepared(settings, name, layer):
+        raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
+
+
 def restart(
     spark: SparkSession, settings: Settings, begin: Handover, states: Iterable[tuple[int, bytes]], layer: str
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 
 from sessionlake import errors
 from sessionlake.errors import (
@@ -28,6 +30,9 @@ _LONGEST = 400
 _HEAP_FULL = "java.lang.OutOfMemoryError"
 _READERS = ("_internal", "deltalake", "pyarrow")
 """Modules whose exceptions tell of tables' files; delta-rs' own are of the first."""
+_CANCELLED = re.compile(
+    r"^Job \S+ cancelled |part of cancelled job group|cancelled as part of cancellation of all jobs"
+)
 _KAFKA = "org.apache.kafka.common.errors"
 _REFUSALS = ("SaslAuthentication", "SslAuthentication", "TopicAuthorization", "GroupAuthorization", "Authorization")
 _ABSENCES = ("Timeout", "Disconnect", "Network", "BrokerNotAvailable", "LeaderNotAvailable", "NotLeaderOrFollower")
@@ -227,7 +232,8 @@ def readable(error: Exception) -> SessionlakeError | None:
         return _of_spark(error)
     if isinstance(error, OSError) and error.errno is not None:
         return _of_system(error)
-    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _READERS:
+    # The log of a table is JSON, which is read here as well.
+    if isinstance(error, OSError | JSONDecodeError) or type(error).__module__.partition(".")[0] in _READERS:
         return _of_reader(error)
     return None
 
@@ -272,10 +278,21 @@ def _is_of_spark(error: Exception) -> bool:
 
 
 def _of_spark(error: Exception) -> SessionlakeError:
-    failure = failure_of(error)
+    failure = _uninterrupted(failure_of(error))
     if failure.raised is not None:
         return _of_python(failure.raised, "Spark")
     return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
+
+
+def _uninterrupted(failure: SparkFailure) -> SparkFailure:
+    """The failure, unless it is Ctrl-C's: pyspark cancels all jobs then, and who waits for one may learn only of that.
+
+    Raises:
+        KeyboardInterrupt: a job was cancelled.
+    """
+    if any(said.condition == "SPARK_JOB_CANCELLED" or _CANCELLED.search(said.text) for said in failure.chain):
+        raise KeyboardInterrupt
+    return failure
 
 
 def _known(failure: SparkFailure) -> SessionlakeError | None:
@@ -298,7 +315,7 @@ def refused(doing: str, error: Exception) -> SessionlakeError:
 
     if _is_of_gateway(error) and death_of_jvm() is not None:
         return readable(error) or SessionlakeError(str(error))
-    known = _known(failure_of(error))
+    known = _known(_uninterrupted(failure_of(error)))
     if known is not None:
         return known
     said = one_line(str(error)) if isinstance(error, PySparkException) else str(failure_of(error))

@@ -113,7 +113,7 @@ class Generations:
             raise self._damaged(self._note(number), str(error)) from None
         if note.first_batch == _HELD:
             unfinished = f"{self._layer}: the recovery of its checkpoint {self._first} was interrupted"
-            raise LossError(unfinished, f"Run `sessionlake recover {self._layer}` again")
+            raise LossError(unfinished, f"Run `sessionlake recover {self._layer}` again, which finishes it")
         app_id = note.app_id or self._app_id()
         if app_id is None:  # under another, everything that is in the tables would be written once more
             raise self._damaged(self._first / "metadata", "it is missing")

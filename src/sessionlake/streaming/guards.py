@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import eq, ge
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ from sessionlake.streaming.generations import Generations
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 
 FILLED = {
     BRONZE: (MESSAGES,),
@@ -86,8 +87,23 @@ def refuse_interrupted_rebuild(settings: Settings) -> None:
         LakeError: a publication has stopped half-way.
     """
     if rebuild_journal(settings).exists():
-        raise LakeError("a rebuild of silver was interrupted while it was published: run `sessionlake rebuild silver`")
+        raise LakeError(interrupted_rebuild("silver", "silver"))
     refuse_half_changed(settings)
+
+
+def interrupted_rebuild(made: str, target: str) -> str:
+    """What a command says that cannot work while a rebuild is half published.
+
+    Args:
+        made: the layer or table that is being replaced.
+        target: what `sessionlake rebuild` calls it.
+    """
+    return (
+        f"a rebuild of {made} was interrupted while it replaced the tables, which may be of two versions: "
+        f"run `sessionlake rebuild {target}`, which finishes it. `sessionlake rebuild {target} --cancel` gives it up "
+        f"as long as no table was replaced; `sessionlake rebuild {target} --start-over` builds everything again from "
+        "bronze if its files are damaged"
+    )
 
 
 def forget_journal(settings: Settings) -> Path:
@@ -107,13 +123,68 @@ def refuse_half_changed(settings: Settings) -> None:
         LakeError: the forgetting of a session, or a resharding, has stopped half-way.
     """
     if forget_journal(settings).exists():
-        raise LakeError(
-            "the forgetting of a session was interrupted: run `sessionlake forget` again with the same session, "
-            "which goes on from there"
-        )
+        raise LakeError(_FORGETTING)
+    _refuse_interrupted_resharding(settings)
+
+
+def refuse_before_erasure(settings: Settings) -> None:
+    """As `refuse_half_changed`, for what builds tables again from bronze.
+
+    It may work while a session is being forgotten whose messages in bronze are erased: what is built has none of it.
+
+    Raises:
+        LakeError: the forgetting of a session has stopped before that, or a resharding half-way.
+    """
+    if forget_journal(settings).exists() and BRONZE not in _steps_done(forget_journal(settings)):
+        raise LakeError(_FORGETTING)
+    _refuse_interrupted_resharding(settings)
+
+
+def _refuse_interrupted_resharding(settings: Settings) -> None:
     if (journal := reshard_journal(settings)).exists():
-        shards = msgspec.json.decode(journal.read_bytes(), type=dict[str, Any]).get("shards")
-        raise LakeError(f"a resharding was interrupted: run `sessionlake reshard {shards}`, which goes on from there")
+        shards = _noted(journal).get("shards", "N")
+        raise LakeError(
+            f"a resharding was interrupted, so layers may have different numbers of shards: run `sessionlake reshard "
+            f"{shards}`, which finishes it. `sessionlake reshard {shards} --cancel` leaves the other layers as they are"
+        )
+
+
+_FORGETTING = (
+    "the forgetting of a session was interrupted, so tables may still hold it: run `sessionlake forget --resume`, "
+    "which finishes it. `sessionlake forget --cancel` gives it up as long as nothing was erased"
+)
+
+
+def _steps_done(journal: Path) -> Collection[str]:
+    done = _noted(journal).get("done")
+    return done if isinstance(done, dict) else ()
+
+
+def _noted(journal: Path) -> dict[str, Any]:
+    """What a journal says; nothing if it is damaged, of which the command that it belongs to tells."""
+    try:
+        return msgspec.json.decode(journal.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def read_journal(file: Path, kind: type[T], remedy: str) -> T | None:
+    """What an operation has noted of itself; None if none is under way.
+
+    Args:
+        remedy: what to do about a note that is damaged.
+
+    Raises:
+        LossError: the note cannot be read.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LossError(
+            f"{file} cannot be read ({error}): it says what is left to do of an operation", remedy
+        ) from None
 
 
 def refuse_half_committed(settings: Settings, layer: str) -> None:

@@ -7,12 +7,14 @@ Spark's row-by-row boundaries are a few big binary chunks a shard; what is in th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
 
 from sessionlake.errors import note_place
+from sessionlake.laptop.paths import plain_link
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.carried import NO_FILES, Emissions, Files, sent
 
@@ -75,7 +77,8 @@ def stored_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame
     Args:
         batch: by Spark's number. Left to itself, the reader takes the last one whose note of the commit is not lost.
     """
-    stored = spark.read.format("statestore").option("batchId", batch).load(checkpoint)
+    # Spark's reader encodes the path as a URI, and then takes that for a path.
+    stored = spark.read.format("statestore").option("batchId", batch).load(str(plain_link(Path(checkpoint))))
     return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 
 

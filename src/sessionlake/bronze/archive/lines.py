@@ -21,8 +21,9 @@ import msgspec
 FORMAT = "sessionlake-archive"
 VERSION = 1
 LONGEST_LINE = 64 * 1024 * 1024
-# Milliseconds of the years 1 to 9999.
-_TIMES = range(-62_135_596_800_000, 253_402_300_800_000)
+# Milliseconds that a timestamp of bronze can hold: what lies outside the years 1 to 9999 is judged, not lost.
+_MOST_MS = (2**63 - 1) // 1000
+_TYPES = frozenset({-1, 0, 1})  # -1: of a message in a format from before there were timestamps
 
 
 class Damage(StrEnum):
@@ -151,7 +152,7 @@ def read_message(line: bytes) -> Message:
         DamagedError: it is none.
     """
     found = _read(line, Line, Damage.MESSAGE)
-    if found.timestamp_type not in {0, 1} or not _TIMES.start <= found.timestamp < _TIMES.stop:
+    if found.timestamp_type not in _TYPES or abs(found.timestamp) > _MOST_MS:
         raise DamagedError(Damage.MESSAGE, f"timestamp {found.timestamp}, of type {found.timestamp_type}, is none")
     headers = None if found.headers is None else tuple((name, _bytes(value)) for name, value in found.headers)
     key, value = _bytes(found.key), _bytes(found.value)

@@ -15,7 +15,15 @@ from sessionlake.protocol.names import internal, quote
 from sessionlake.runtime.frames import map_batches
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import kept_frame
-from sessionlake.silver.tables.snapshots import ANEW, CUT_COLUMNS, KIND, WEIGHTS, SnapshotTables, change_columns
+from sessionlake.silver.tables.snapshots import (
+    ANEW,
+    CUT_COLUMNS,
+    KIND,
+    WEIGHTS,
+    SnapshotTables,
+    change_columns,
+    snapshots_schema,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,7 +81,9 @@ class ClusterSnapshots:
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
             whole = whole.unionByName(part.withColumn(KIND, F.lit(kind)), allowMissingColumns=True)
         tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
-        function, schema = SnapshotTables(self._columns), self._read(SNAPSHOTS).schema
+        # Spark takes the function's columns by their places, which are others than in the table.
+        made_of = self._read(SNAPSHOTS).select(*map(quote, snapshots_schema(self._columns).names))
+        function, schema = SnapshotTables(self._columns), made_of.schema
         made = map_batches(whole.repartition(tasks, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))

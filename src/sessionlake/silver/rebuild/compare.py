@@ -32,7 +32,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     SNAPSHOT_INDEX: ("position", "snapshot_at", "reason"),
     EVENTS: ("offset", "event", "action"),
 }
-_BOOKKEEPING = "_batch"
+BOOKKEEPING = "_batch"
 _SIDE = internal("side")
 
 
@@ -112,7 +112,7 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
 
     found: DataFrame | None = None
     for table in COMPARED:
-        rows = read(table).drop(_BOOKKEEPING)
+        rows = read(table).drop(BOOKKEEPING)
         columns = [quote(name) for name in sorted(rows.columns)]  # a column added later stands last
         # Hashing skips nulls: which values are null is hashed as well.
         nulls = F.concat(*(F.when(F.col(name).isNull(), "0").otherwise("1") for name in columns))
@@ -137,7 +137,7 @@ def _first_difference(
     keys = COMPARED[table]
     names = zip(SESSION, (topic, partition, session), strict=True)
     mine = reduce(and_, (F.col(name).eqNullSafe(F.lit(value)) for name, value in names))
-    expected = built(table).where(mine).drop(_BOOKKEEPING)
+    expected = built(table).where(mine).drop(BOOKKEEPING)
     found = live(table).where(mine).select(*map(quote, expected.columns))
     lacking = expected.exceptAll(found).withColumn(_SIDE, F.lit("expected"))
     apart = lacking.unionAll(found.exceptAll(expected).withColumn(_SIDE, F.lit("found")))

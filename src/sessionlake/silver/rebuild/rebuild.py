@@ -18,8 +18,7 @@ import msgspec
 
 from sessionlake.build import code_version
 from sessionlake.config import Settings
-from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.clock import BEGINNING
+from sessionlake.errors import UsageError
 from sessionlake.integrity.state import ShardState
 from sessionlake.lake.faults import fault_point
 from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
@@ -29,11 +28,8 @@ from sessionlake.lake.names import (
     SESSIONS,
     SILVER_TABLES,
 )
-from sessionlake.lake.offset_log import OffsetLog
 from sessionlake.lake.progress import last_batch
-from sessionlake.lake.reading import TableReader
-from sessionlake.lake.retained import beginnings, forget, heads
-from sessionlake.lake.silences import messages_of, silences_of
+from sessionlake.lake.retained import forget
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import REBUILD, Txn
 from sessionlake.protocol.arrow import SESSION
@@ -43,8 +39,9 @@ from sessionlake.silver.decisions import note_going_on
 from sessionlake.silver.handover import Handover
 from sessionlake.silver.job import LAYER, counts_of
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.rebuild.compare import COMPARED, Verified, compare_tables
-from sessionlake.silver.rebuild.endings import gold_is_behind, reset_gold, retire_query
+from sessionlake.silver.rebuild.compare import BOOKKEEPING, COMPARED, Verified, compare_tables
+from sessionlake.silver.rebuild.endings import gold_is_behind, refuse_replaced, reset_gold, retire_query
+from sessionlake.silver.rebuild.preflight import require_kept_sessions, version_of
 from sessionlake.silver.rebuild.replay import (
     REPLAYED,
     Replayed,
@@ -54,14 +51,13 @@ from sessionlake.silver.rebuild.replay import (
     replay,
     to_replace,
 )
-from sessionlake.silver.states import last_batches, shard_states
-from sessionlake.silver.unread import unread_silences
+from sessionlake.silver.states import shard_states
 from sessionlake.streaming.checkpoint import write_whole
 from sessionlake.streaming.guards import (
     forget_begun,
+    read_journal,
     rebuild_journal,
-    refuse_half_changed,
-    refuse_half_committed,
+    refuse_before_erasure,
 )
 
 if TYPE_CHECKING:
@@ -124,38 +120,38 @@ def rebuild(
     selection: Selection = EVERYTHING,
     slice_messages: int | None = None,
     compares: bool = True,
+    start_over: bool = False,
 ) -> Rebuilt:
     """Builds silver from bronze and puts it in the place of the live tables.
+
+    One that was interrupted while it was published is finished instead.
 
     Args:
         version: of bronze to build from, the latest by default; the stream goes on behind it.
         selection: the sessions to replace; all others stay as they are.
         compares: whether the live tables are compared; if not, as where they have columns that are not declared so,
             they are not read, and count as changed.
+        start_over: builds everything again, instead of finishing one that was interrupted.
 
     Raises:
-        LakeError: bronze has no such version, or, if not everything is rebuilt, silver is not where bronze is, or a
-            batch is half committed, or other columns are declared.
+        LakeError: bronze has no such version, a forgetting or resharding was interrupted, or, if not everything is
+            rebuilt, silver is not where bronze is, or a batch is half committed, or other columns are declared.
     """
-    refuse_half_changed(settings)
-    plan = interrupted(settings)
+    refuse_before_erasure(settings)
+    compares = compares and not start_over
+    plan = None if start_over else interrupted(settings)
     lake, columns = to_replace(spark, settings)
     with interpreted(spark, when=is_small(spark, lake)):
         if plan is not None:
             _publish(spark, settings, lake, plan)
             return plan.outcome(None, finished=True)
         started = datetime.now(UTC)
-        version = _version(spark, lake, version)
+        version = version_of(spark, lake, version)
         readable, compares = compares, compares and columns is None
         if compares:
             TableMerger(spark, settings).catch_up()
         if not selection.everything:
-            _require_columns(columns)
-            _require_uncut(lake.reader(spark))
-            refuse_half_committed(settings, LAYER)
-            _require_known(spark, lake, version, selection)
-            handover.refuse_other_shards(settings)
-            require_level(spark, lake, version)
+            require_kept_sessions(spark, lake, version, selection, columns)
         replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
         if not selection.everything:
             _fill_up(spark, settings, lake, selection)
@@ -175,89 +171,34 @@ def _note(settings: Settings, lake: Lake, plan: _Plan) -> None:
 
 
 def interrupted(settings: Settings) -> _Plan | None:
-    """A publication that has not come to its end."""
-    try:
-        return msgspec.json.decode(rebuild_journal(settings).read_bytes(), type=_Plan)
-    except FileNotFoundError:
-        return None
-
-
-def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
-    """Refuses a topic, or a session, that bronze has no message of: it is misspelt.
+    """A publication that has not come to its end.
 
     Raises:
-        UsageError: naming what is unknown.
+        LossError: what is noted of it cannot be read.
     """
-    from pyspark.sql import functions as F
-
-    source = lake.read(spark, MESSAGES, version)
-    of_topic = source if selection.topic is None else source.where(F.col("topic") == selection.topic)
-    where = "" if selection.topic is None else f" of topic {selection.topic}"
-    if of_topic.isEmpty():
-        raise UsageError(f"{MESSAGES}@v{version} has no message{where}")
-    keys = [session.encode() for session in selection.sessions]
-    found = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
-    known = {bytes(row["key"]) for row in found}
-    for session, key in zip(selection.sessions, keys, strict=True):
-        if key not in known:
-            raise UsageError(f"{MESSAGES}@v{version} has no message of session {session!r}{where}")
+    return read_journal(rebuild_journal(settings), _Plan, _DAMAGED)
 
 
-def _version(spark: SparkSession, lake: Lake, version: int | None) -> int:
-    """The version of bronze to build from."""
-    latest = lake.last_commit(spark, MESSAGES).version
-    if version is not None and not 0 <= version <= latest:
-        raise LakeError(f"{MESSAGES} has versions 0 to {latest}, not {version}")
-    return latest if version is None else version
+_DAMAGED = "`sessionlake rebuild silver --start-over` builds all of silver again from bronze"
 
 
-def _require_columns(other: str | None) -> None:
-    """Sessions that stay have their values in the columns that the tables have.
+def cancel(spark: SparkSession, settings: Settings) -> None:
+    """Gives up a publication that was interrupted before it replaced a table.
+
+    All layers must be claimed.
 
     Raises:
-        LakeError: other ones are declared.
+        UsageError: none was interrupted.
+        LakeError: a table was replaced, or that cannot be told.
     """
-    if other is not None:
-        raise LakeError(f"{other}: sessions cannot be rebuilt one by one into other columns; rebuild everything")
-
-
-def _require_uncut(reader: TableReader) -> None:
-    """What is gone is noted of tables, not of the sessions that would be whole again.
-
-    Raises:
-        LakeError: retention has removed rows of silver.
-    """
-    cut = [found for table, found in sorted(heads(reader).items()) if table in REPLAYED]
-    if cut:
-        raise LakeError(f"{cut[0].since}: sessions cannot be rebuilt one by one; rebuild everything")
-
-
-def require_level(spark: SparkSession, lake: Lake, version: int) -> None:
-    """Only a silver that has taken in all of bronze, silences too, can keep sessions and have others rebuilt.
-
-    Raises:
-        LakeError: it has not.
-    """
-    from pyspark.sql import functions as F
-
-    of_states, last = last_batches(spark, lake.settings)
-    if of_states != last:
-        raise LakeError(
-            "silver has not ended its last batch: run `sessionlake run silver --once` first, or rebuild everything"
-        )
-    bronze = lake.read(spark, MESSAGES, version)
-    last_offsets = messages_of(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
-    held = {(row[0], row[1]): row[2] for row in last_offsets}
-    gone = {place: at.last for place, at in beginnings(lake.reader(spark)).items()}
-    ends = OffsetLog.load(spark, lake, LAYER).ends
-    # Of a topic-partition that retention has emptied there is nothing to take in.
-    taken_in = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
-    unread = unread_silences(spark, lake.settings, LAYER, ends)
-    if held != taken_in or not unread.isdisjoint(silences_of(bronze)):
-        raise LakeError(
-            f"silver has not taken in just what {MESSAGES}@v{version} holds, so its sessions cannot be rebuilt one by "
-            "one: run `sessionlake run silver --once` first, or rebuild everything"
-        )
+    plan, lake = interrupted(settings), Lake(settings)
+    if plan is None:
+        raise UsageError("rebuild silver --cancel: no rebuild was interrupted, so there is nothing to give up")
+    txn = Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
+    refuse_replaced(spark, lake, REPLAYED, txn, LAYER, "silver")
+    rebuild_journal(settings).unlink()  # first: without the states beside it, the publication must not go on
+    handover.discard_prepared(settings)
+    clear(spark, settings)
 
 
 def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
@@ -267,7 +208,7 @@ def _fill_up(spark: SparkSession, settings: Settings, lake: Lake, selection: Sel
         own = beside.read(spark, table).where(selection.rows())
         others = lake.read(spark, table).where(~selection.rows())
         rows = own.unionByName(others).localCheckpoint()
-        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}", changes=True)
+        beside.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
 def _states(
@@ -314,6 +255,7 @@ def _newest(spark: SparkSession, lake: Lake) -> int | None:
 
 def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -> None:
     """Every step can be taken twice."""
+    handover.require_prepared(settings, plan.rebuild, LAYER, _DAMAGED)
     beside, txn = Lake(settings).staging(), Txn(f"{REBUILD}{plan.rebuild}", plan.batch)
     told = {"sessionlake": code_version(), "config": config_hash(settings), "rebuild": plan.rebuild}
     text = json.dumps(told | {"bronze_version": plan.version})
@@ -323,9 +265,9 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, plan: _Plan) -
         rows = _numbered(_built(spark, beside, table), plan.batch)
         fault_point(f"before:publish:{table}")
         columns = lake.storage.columns(spark, table) != beside.storage.columns(spark, table)
-        # Rows that were the same before are only rearranged: who follows the table has nothing to do.
-        changes = columns or table in plan.changed or table not in COMPARED
-        lake.overwrite(spark, table, rows, txn, text, changes=changes, columns=columns)
+        # A table whose rows are the same stays as it is: whoever follows it has nothing to do.
+        if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
+            lake.overwrite(spark, table, rows, txn, text, columns=columns)
         fault_point(f"after:publish:{table}")
         written = beside.reader(spark).count(SESSIONS if table == PROGRESS else table)
         outputs.append(TableOutput(table, lake.last_commit(spark, table).version, written))

@@ -1,0 +1,334 @@
+"""Operations that replace tables or states, interrupted at each step: the error names what finishes or cancels them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from sessionlake.commands import gold as gold_commands
+from sessionlake.commands.options import Lost
+from sessionlake.commands.recover import recover
+from sessionlake.config import CaptureSettings, ProcessorSettings, Settings, SilverSettings
+from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageError
+from sessionlake.forgetting.forget import Forgetting
+from sessionlake.forgetting.journal import Journal as ForgetJournal
+from sessionlake.gold import job as gold
+from sessionlake.lake.erasures import erasures
+from sessionlake.lake.names import CHANGES, ERASURES
+from sessionlake.lake.tables import Lake
+from sessionlake.processors import job as processors
+from sessionlake.processors import rebuild as processor_rebuild
+from sessionlake.resharding import reshard as resharding
+from sessionlake.resharding.journal import Journal as ReshardJournal
+from sessionlake.resharding.layers import present
+from sessionlake.silver import handover, job
+from sessionlake.silver.rebuild import rebuild as silver_rebuild
+from sessionlake.silver.rebuild.replay import REPLAYED
+from sessionlake.silver.rebuild.verify import verify
+from sessionlake.streaming.guards import forget_journal, rebuild_journal, reshard_journal
+from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
+from support.lakes import rows_of
+
+T = TypeVar("T")
+PROCESSOR = "processor-top"
+MODULES = (
+    "forgetting.journal", "lake.commit", "silver.handover", "silver.rebuild.endings", "silver.rebuild.rebuild",
+    "processors.rebuild", "resharding.reshard",
+)  # fmt: skip
+
+
+class DiedError(BaseException):
+    """Stands for a process that is killed."""
+
+
+@pytest.fixture(scope="module")
+def filled(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A home in which all layers have taken in a batch; it is copied for each test."""
+    capture = CaptureSettings(columns={"price": "double"}, integrity="strict", on_violation="record")
+    own = ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook")
+    home = tmp_path_factory.mktemp("filled") / "home"
+    settings = Settings(home=home, capture=capture, silver=SilverSettings(shards=2), processors=(own,))
+    run(spark, settings, *stream(1))
+    return settings
+
+
+@pytest.fixture
+def settings(filled: Settings, tmp_path: Path) -> Settings:
+    return filled.model_copy(update={"home": shutil.copytree(filled.home, tmp_path / "home")})
+
+
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, at: Callable[[str], bool]) -> Iterator[None]:
+    """Inside, whoever comes to such a place dies."""
+
+    def die(name: str) -> None:
+        if at(name):
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        for module in MODULES:
+            patch.setattr(f"sessionlake.{module}.fault_point", die)
+        yield
+
+
+def died_at(monkeypatch: pytest.MonkeyPatch, place: str, work: Callable[[], Any]) -> None:
+    with dying(monkeypatch, place.__eq__), pytest.raises(DiedError):
+        work()
+
+
+def finished(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[], T], refused: Callable[[], None]
+) -> tuple[T, Sequence[str]]:
+    """Does the work again and again, and dies once at each place; what came of it in the end, and the places.
+
+    Args:
+        refused: checks, after each death, that others are kept out.
+    """
+    died: list[str] = []
+
+    def is_new(name: str) -> bool:
+        new = name not in died
+        died.extend([name] * new)
+        return new
+
+    while True:
+        with dying(monkeypatch, is_new), suppress(DiedError):
+            return work(), died
+        refused()
+
+
+def contents(spark: Any, settings: Settings) -> dict[str, Counter[str]]:
+    """All rows of silver and of the processor, but for what names a batch."""
+    tables = (*REPLAYED, settings.processors[0].into)
+    return {
+        table: Counter(repr({**row, "_batch": None}) for row in rows_of(spark, Lake(settings), table))
+        for table in tables
+    }
+
+
+def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
+    """Each command that writes or verifies, by its name."""
+    return {
+        "run silver": lambda: job.start(spark, settings, once=True).wait(),
+        "run gold": lambda: gold.start(spark, settings, once=True).wait(),
+        "run processor": lambda: processors.start(spark, settings, "top", once=True).wait(),
+        "rebuild silver": lambda: silver_rebuild.rebuild(spark, settings),
+        "rebuild processor": lambda: processor_rebuild.rebuild(spark, settings, "top"),
+        "reshard": lambda: resharding.reshard(spark, settings, settings.silver.shards),
+        "forget": lambda: Forgetting(spark, settings).run(OTHERS[1]),
+        "verify silver": lambda: verify(spark, settings),
+        "verify gold": lambda: gold_commands.verify(spark, settings, lambda _: None),
+        "recover bronze": lambda: recover(spark, settings, Lost.BRONZE, lambda _: None),
+        "recover gold": lambda: recover(spark, settings, Lost.GOLD, lambda _: None),
+        "recover ledger": lambda: recover(spark, settings, Lost.LEDGER, lambda _: None),
+    }
+
+
+def assert_refused(spark: Any, settings: Settings, named: str, *but: str) -> None:
+    """Every command says what finishes the operation that was interrupted, and changes nothing; but for some."""
+    for name, command in commands(spark, settings).items():
+        if name in but:
+            continue
+        with pytest.raises(SessionlakeError) as caught:
+            command()
+        assert named in str(caught.value), name
+
+
+FORGET = "`sessionlake forget --resume`"
+
+
+def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by_who_does_not_know_the_session(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(settings)
+    before = contents(spark, settings)
+    work = partial(Forgetting(spark, settings).run, GONE)
+
+    for place in (f"before:{ERASURES}", f"after:{ERASURES}", "before:forget:bronze"):
+        died_at(monkeypatch, place, work)
+        assert_refused(spark, settings, FORGET)
+        Forgetting(spark, settings).cancel()
+        assert ForgetJournal.read(settings) is None
+        assert erasures(lake.reader(spark)) == []
+        assert contents(spark, settings) == before
+    with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
+        Forgetting(spark, settings).cancel()
+    with pytest.raises(UsageError, match="forget --resume: no forgetting was interrupted"):
+        Forgetting(spark, settings).resume()
+
+    died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
+    with pytest.raises(LakeError, match=rf"erased already .* cannot be undone: run {FORGET}"):
+        Forgetting(spark, settings).cancel()
+    with pytest.raises(UsageError, match=rf"another session was interrupted .*{FORGET}"):
+        Forgetting(spark, settings).run(OTHERS[0])
+
+    def refused() -> None:
+        with pytest.raises(LakeError, match=FORGET):
+            job.start(spark, settings, once=True)
+
+    found, died = finished(monkeypatch, Forgetting(spark, settings).resume, refused)
+    assert {"after:gold.aside", "after:silver.swapped", f"after:{PROCESSOR}.swapped", "after:forget:aside"} <= {*died}
+    assert found.report["search"]["found"] == []
+    run(spark, settings)
+    assert verify(spark, settings).exact
+    assert GONE not in {row["session_id"] for row in rows_of(spark, lake, CHANGES)}
+
+
+def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: Any, settings: Settings) -> None:
+    before = contents(spark, settings)
+    for file in (Path(settings.checkpoint("silver")) / "state").rglob("*.*"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(SessionlakeError):
+        Forgetting(spark, settings).run(GONE)
+    assert not forget_journal(settings).exists()
+    assert erasures(Lake(settings).reader(spark)) == []
+    assert contents(spark, settings) == before
+
+
+def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bronze_that_has_it_no_more(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).run, GONE))
+    journal = ForgetJournal.read(settings)
+    assert journal is not None
+    for step in [name for name in journal.done if name.startswith("states of")]:
+        del journal.done[step]
+    journal.write(settings)
+    shutil.rmtree(settings.checkpoint("silver"))
+    shutil.rmtree(handover.folder(settings))
+    recover(spark, settings, Lost.SILVER, lambda _: None)
+    found = Forgetting(spark, settings).resume()
+    assert found.report["search"]["found"] == []
+    run(spark, settings)
+    assert verify(spark, settings).exact
+
+
+def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_finished_or_begun_again_after_that(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = stream(2)
+    before = contents(spark, settings)
+    work, named = partial(silver_rebuild.rebuild, spark, settings), "`sessionlake rebuild silver`"
+    refused = partial(assert_refused, spark, settings, named, "rebuild silver", "rebuild processor", "run processor")
+
+    died_at(monkeypatch, f"before:publish:{REPLAYED[0]}", work)
+    refused("recover bronze", "recover ledger")
+    silver_rebuild.cancel(spark, settings)
+    assert contents(spark, settings) == before
+    run(spark, settings, second)
+    assert verify(spark, settings).exact
+    with pytest.raises(UsageError, match="rebuild silver --cancel: no rebuild was interrupted"):
+        silver_rebuild.cancel(spark, settings)
+
+    died_at(monkeypatch, f"after:publish:{REPLAYED[0]}", work)
+    with pytest.raises(LakeError, match=rf"{REPLAYED[0]} was replaced already, which cannot be undone: run {named}"):
+        silver_rebuild.cancel(spark, settings)
+
+    def kept_out() -> None:
+        with pytest.raises(LakeError, match=named):
+            job.start(spark, settings, once=True)
+
+    done, died = finished(monkeypatch, work, kept_out)
+    assert done.finished
+    assert {"before:publish:swap", f"after:publish:{REPLAYED[-1]}"} <= {*died}
+    run(spark, settings)
+    assert verify(spark, settings).exact
+
+    died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
+    shutil.rmtree(handover.prepared(settings))
+    with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
+        work()
+    rebuild_journal(settings).write_bytes(b"damaged")
+    with pytest.raises(LossError, match=r"publishing.json cannot be read.*`sessionlake rebuild silver --start-over`"):
+        work()
+    silver_rebuild.rebuild(spark, settings, start_over=True)
+    run(spark, settings)
+    assert verify(spark, settings).exact
+
+
+def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_and_finished_or_begun_again_after_that(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, into = contents(spark, settings), settings.processors[0].into
+    work = partial(processor_rebuild.rebuild, spark, settings, "top")
+    named = "`sessionlake rebuild processor:top`"
+
+    for place, undo in ((f"before:publish:{into}", True), (f"after:publish:{into}", False)):
+        died_at(monkeypatch, place, work)
+        for name in ("run processor", "reshard", "forget"):
+            with pytest.raises(LakeError, match=named):
+                commands(spark, settings)[name]()
+        if undo:
+            processor_rebuild.cancel(spark, settings, "top")
+            assert contents(spark, settings) == before
+            assert handover.held(settings, PROCESSOR) is None
+            commands(spark, settings)["run processor"]()
+    with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone: run {named}"):
+        processor_rebuild.cancel(spark, settings, "top")
+    shutil.rmtree(handover.prepared(settings, PROCESSOR))
+    with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
+        work()
+    processor_rebuild.rebuild(spark, settings, "top", start_over=True)
+    commands(spark, settings)["run processor"]()
+    assert contents(spark, settings) == before
+    assert not processor_rebuild.compared(spark, settings, "top")
+
+
+def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
+    spark: Any, settings: Settings
+) -> None:
+    handover.hold(settings, 1, PROCESSOR)  # all that a killed process leaves of it
+    commands(spark, settings)["run processor"]()
+    assert handover.held(settings, PROCESSOR) is None
+
+
+def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
+    spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(spark, settings)
+    other = settings.model_copy(update={"silver": SilverSettings(shards=3)})
+    work, named = partial(resharding.reshard, spark, other, 3), "`sessionlake reshard 3`"
+
+    died_at(monkeypatch, "after:silver.swapped", work)
+    assert_refused(spark, other, named, "reshard")
+    [lost, *_] = sorted(handover.prepared(settings, PROCESSOR).glob("*.state"))
+    lost.unlink()
+    assert resharding.reshard(spark, other, 3) == ["silver", PROCESSOR]
+    assert [present(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
+
+    died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard, spark, settings, 2))
+    assert resharding.cancel(spark, settings) == ["silver"]
+    assert ReshardJournal.read(settings) is None
+    assert [present(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
+    with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
+        commands(spark, settings)["run processor"]()
+    assert resharding.reshard(spark, settings, 2) == [PROCESSOR]
+    run(spark, settings)
+    assert verify(spark, settings).exact
+    assert contents(spark, settings) == before
+    with pytest.raises(UsageError, match="reshard --cancel: no resharding was interrupted"):
+        resharding.cancel(spark, settings)
+
+
+@pytest.mark.parametrize("journal", [forget_journal, reshard_journal])
+def test_a_note_that_is_damaged_is_named_with_what_to_do(
+    spark: Any, settings: Settings, journal: Callable[[Settings], Path]
+) -> None:
+    journal(settings).parent.mkdir(parents=True, exist_ok=True)
+    journal(settings).write_bytes(b'{"receipt": "1"')
+    read = ForgetJournal.read if journal is forget_journal else ReshardJournal.read
+    named = re.escape(str(journal(settings)))
+    with pytest.raises(LossError, match=rf"{named} cannot be read .* [Rr]emove it") as caught:
+        read(settings)
+    assert "`sessionlake forget`" in str(caught.value) or "command that moves them" in str(caught.value)
+    with pytest.raises(LakeError, match=r"sessionlake (forget|reshard)"):
+        job.start(spark, settings, once=True)
+    assert TOPIC  # the layers stand still, and nothing was written

@@ -1,0 +1,102 @@
+"""Paths and URIs: one way there and back, for every path that a file system has."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessionlake.config import Settings
+from sessionlake.errors import MachineError
+from sessionlake.lake.table_files import folder_of, live, opened
+from sessionlake.laptop.home import require_home
+from sessionlake.laptop.paths import file_of, log_path, path_of, plain_link, relative_path, uri_of
+
+NAME = "a b#c%20d+ü&=;?*'\"😀"
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
+    lambda name: name not in {".", ".."} and len(os.fsencode(name)) < 200
+)
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map(lambda names: Path("/", *names))
+
+
+@given(PATHS)
+def test_a_path_is_the_same_after_it_was_a_uri(path: Path) -> None:
+    uri = uri_of(path)
+    assert path_of(uri) == path
+    assert path_of(uri.replace("file:///", "file:/", 1)) == path  # as Hadoop writes it
+    assert uri.isascii()
+    parts = urlsplit(uri)
+    assert (parts.scheme, parts.netloc, parts.query, parts.fragment) == ("file", "", "", "")
+
+
+@given(st.lists(NAMES, min_size=1, max_size=3).map("/".join))
+def test_a_file_is_the_same_after_the_log_has_named_it(file: str) -> None:
+    assert relative_path(log_path(file)) == file
+    assert file_of(Path("/table"), log_path(file)) == Path("/table", file)
+    assert json.loads(json.dumps(log_path(file))).isascii()
+
+
+@given(PATHS)
+def test_a_file_elsewhere_is_named_by_its_uri(path: Path) -> None:
+    assert file_of(Path("/table"), uri_of(path)) == path
+
+
+def test_bytes_that_are_no_utf_8_are_kept() -> None:
+    path = Path(os.fsdecode(b"/caf\xe9"))
+    assert (uri_of(path), path_of(uri_of(path))) == ("file:///caf%E9", path)
+
+
+@pytest.mark.parametrize("name", [" ", "#", "%", "+", "ü", "%20", "?", "&"])
+def test_a_folder_has_a_name_without_characters_that_uris_encode(tmp_path: Path, name: str) -> None:
+    (folder := tmp_path / f"a{name}b").mkdir()
+    (folder / "file").write_text("content")
+    link = plain_link(folder)
+    assert (link / "file").read_text() == "content"
+    assert uri_of(link) == f"file://{link}"
+    assert plain_link(folder) == link
+    assert plain_link(tmp_path) == tmp_path
+
+
+def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp_path: Path) -> None:
+    from deltalake import DeltaTable, Schema
+    from deltalake.transaction import AddAction
+
+    (folder := tmp_path / "a b#c%d+ü" / "table").mkdir(parents=True)
+    rows = pa.table({"a": [1, 2]})
+    pq.write_table(rows, folder / NAME)
+    table = DeltaTable.create(folder, Schema.from_arrow(rows.schema))
+    size = (folder / NAME).stat().st_size
+    table.create_write_transaction(
+        [AddAction(NAME, size, {}, 1, data_change=True, stats='{"numRecords":2}')], "append", rows.schema
+    )
+
+    delta = opened(folder)
+    assert folder_of(delta) == folder
+    assert [file.path for file in live(delta)] == [folder / NAME]
+
+
+@pytest.mark.parametrize("part", ["a%20b", "a[b]", "a|b", "a^b", "a\\b", "a\nb"])
+def test_a_home_whose_tables_could_not_be_opened_is_refused_before_it_is_made(tmp_path: Path, part: str) -> None:
+    home = tmp_path / part / "home"
+    with pytest.raises(MachineError, match=r"delta-rs cannot open tables.*SESSIONLAKE_HOME"):
+        require_home(Settings(home=home))
+    assert not home.parent.exists()
+
+
+def test_a_link_to_a_home_whose_tables_could_not_be_opened_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a%20b").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a%20b")
+    with pytest.raises(MachineError, match=r"'%20' in its path"):
+        require_home(Settings(home=tmp_path / "link"))
+
+
+def test_all_other_characters_are_allowed_in_a_home(tmp_path: Path) -> None:
+    home = tmp_path / "a b#c%d+ü 100% é?*{x}'\"&=;:@~`$!,"
+    assert require_home(Settings(home=home)) == home
