@@ -201,6 +201,8 @@ class ProductSettings(Section):
         if strange := [key for key in self.keys if key not in known]:
             raise ValueError(f"keys of {self.of} are {', '.join(known)}; found {', '.join(strange)}")
         check_columns((*self.keys, *self.aggregates), self._published, self.table)
+        if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
+            raise ValueError("with topic and session_id, the table has a column partition: give yours another name")
         if {*self.aggregates.values()} & _IN_ORDER and {*self.keys} != {*_NUMBER_KEYS}:
             raise ValueError(f"first and last are those of one series: with them, keys are {', '.join(_NUMBER_KEYS)}")
         if self.retention is not None and (self.bucket is None or "topic" not in self.keys):

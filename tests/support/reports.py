@@ -26,7 +26,7 @@ from support.lakes import folder_of
 from support.ledgers import NOON, PLACES, entries
 
 TIME = pa.timestamp("us", tz="UTC")
-PLACE = [("topic", pa.string()), ("session_id", pa.string())]
+PLACE = [("topic", pa.string()), ("session_id", pa.string()), ("partition", pa.int32())]
 SERIES = [*PLACE, ("row_id", pa.string()), ("metric", pa.string())]
 END = int((NOON + timedelta(minutes=4)).timestamp() * 1000)
 """The sessions' last time, ms."""
@@ -65,7 +65,7 @@ def fill(lake: Lake, names: Sequence[str], batches: int = 40) -> None:
     write_deltalake(folder_of(lake, LEDGER), ledger)
     whole = pa.table({"topic": [name for name in names for _ in range(PLACES)]})
     write_deltalake(folder_of(lake, MESSAGES), whole)
-    places = [{"topic": name, "session_id": name} for name in names]
+    places = [{"topic": name, "session_id": name, "partition": 0} for name in names]
     write(lake, SESSIONS, [place | {"status": place["topic"]} for place in places])
     write(lake, SESSIONS, [place | {"status": "open"} for place in places])
     write(lake, EVENTS, [place | {"event": place["topic"], "action": "dropped", "_batch": 0} for place in places])

@@ -33,11 +33,11 @@ def points() -> pa.Table:
     rnd = random.Random(7)
     times = [FIRST + rnd.randrange(4 * DAY) for _ in range(1500)] + [FIRST + n * HOUR for n in range(96)]
     events = [
-        ("capture.a", rnd.choice("st"), "r", "price", ts, position, 0, rnd.gauss(1e3, 1))
+        ("capture.a", rnd.choice("st"), "r", "price", rnd.choice([0, 0, 1]), ts, position, 0, rnd.gauss(1e3, 1))
         for position, ts in enumerate(times)
     ]
-    names = (*KEYS, "ts", "position", "ordinal", "value")
-    types = [*[pa.string()] * 4, pa.int64(), pa.int64(), pa.int32(), pa.float64()]
+    names = (*KEYS, "partition", "ts", "position", "ordinal", "value")
+    types = [*[pa.string()] * 4, pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.float64()]
     columns = zip(names, types, zip(*events, strict=True), strict=True)
     return pa.table({name: pa.array(values, kind) for name, kind, values in columns})
 
@@ -117,8 +117,8 @@ def test_files_that_cannot_have_rows_of_the_range_are_not_counted_as_read(home: 
     found = metrics(home, moment(0), moment(DAY + HOUR + MINUTE), of={"session_id": ["s"]}, by=["session_id"])
     assert dict(found.files) == dict.fromkeys((METRICS_1D.table, METRICS_1H.table, METRICS_1M.table), (1, 4))
     assert dict(found.read) == {
-        METRICS_1D.table: 1,
-        METRICS_1H.table: 1,
+        METRICS_1D.table: 2,  # one for each partition
+        METRICS_1H.table: 2,
         METRICS_1M.table: found.read[METRICS_1M.table],
     }
     assert found.rows["session_id"].to_pylist() == ["s"]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
 from sessionlake.gold import making
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import PARTITION, Declared
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
 from sessionlake.gold.fold import state
 from sessionlake.gold.fold.inputs import points_in
@@ -31,7 +31,16 @@ from sessionlake.gold.fold.outputs import (
     product_tables,
     total,
 )
-from sessionlake.gold.fold.pack import ChangePacker, Chunks, ReadChanges, owners_of, place_of, shard_field, taken_apart
+from sessionlake.gold.fold.pack import (
+    SEPARATOR,
+    ChangePacker,
+    Chunks,
+    ReadChanges,
+    owners_of,
+    place_of,
+    shard_field,
+    taken_apart,
+)
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, Kept, recompute, tail_length
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
@@ -49,8 +58,10 @@ Change = dict[str, Any]
 
 
 def change(session: str, row: str | None, position: int, ts: int, kafka_ms: int = 0, **values: float) -> Change:
+    """A change; a session named as `s/1` is the one of id `s` in partition 1."""
     columns = {f"value:{i}": values.get(name) for i, name in enumerate(METRICS)}
-    at = {"partition": int(session == "t"), "offset": position + 10, "kafka_ms": kafka_ms}
+    session, _, partition = session.partition("/")
+    at = {"partition": int(partition or session == "t"), "offset": position + 10, "kafka_ms": kafka_ms}
     at |= {"ts": ts, "applied": kafka_ms, "position": position, "ordinal": 0, "batch": position}
     return {"topic": "capture.a", "session_id": session, "row_id": row} | at | columns
 
@@ -115,7 +126,8 @@ class Gold:
         return chunks
 
     def _shard_of(self, c: Change) -> Change:
-        owners = ["".join(c[name] or "" for name in owner) for owner in owners_of(self.series)]
+        names = ([name for name in owner if name != PARTITION] for owner in owners_of(self.series))
+        owners = ["".join(c[name] or "" for name in owner) for owner in names]
         return {shard_field(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
     def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
@@ -142,7 +154,7 @@ class Gold:
         for row in self.tables[series.name].values():
             if tuple(row[n] for n in series.keys) in keys:
                 place = row["position"] if series.of_session else place_of(*as_ints(row["partition"], row["offset"]))[0]
-                rows.append(row | {"place": int(place), "fresh": False, "partition": None, "offset": None})
+                rows.append(row | {"place": int(place), "fresh": False, "offset": None})
         added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
         return pa.Table.from_pylist(rows, pa.schema([*beyond.schema, *added]))
 
@@ -194,7 +206,7 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
     raw = draw(
         st.lists(
             st.tuples(
-                st.sampled_from("st"),
+                st.sampled_from(["s", "t", "s/1"]),
                 st.sampled_from(["r", "\0", "r\0x", "é"]),
                 st.integers(-200_000, 200_000),
                 st.integers(0, 3 * HOUR),
@@ -262,8 +274,8 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
     known = {
-        shard: pa.table({"mark": marks_of([f"capture.a\0{name}"]), "newest": [newest]})
-        for shard, name, newest in ((0, "s", 4000), (1, "t", 9000))
+        shard: pa.table({"mark": marks_of([SEPARATOR.join(owner)]), "newest": [newest]})
+        for shard, owner, newest in ((0, ("capture.a", "s", "0"), 4000), (1, ("capture.a", "t", "1"), 9000))
     }
     gold.fold = GoldFold(Declared(METRICS), (Kept(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR)
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
@@ -312,7 +324,7 @@ def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back
     gold.batch(quiet)
     gold.batch([busy])
     state = gold.state()
-    assert state.owners.name.to_pylist() == ["capture.a\0busy"]
+    assert state.owners.name.to_pylist() == [SEPARATOR.join(("capture.a", "busy", "0"))]
     assert len(state.rows) == len(state.tail) == 1
     assert len(state.forgotten.mark) == 1
     for late in later:
@@ -418,6 +430,14 @@ def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
     assert all(tail_length(RollingAverage("own", keys, last=n)) >= n - 1 for n in range(1, 1025))
 
 
+OWNER = SEPARATOR.join(("capture.a", "s", "0"))
+
+
+def owner_of(session: str) -> str:
+    """What a state calls the session that `change` makes changes of."""
+    return SEPARATOR.join(("capture.a", session, str(int(session == "t"))))
+
+
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
     shards = {shard_field(0): 4, shard_field(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
@@ -429,7 +449,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
     rows = {name: table.to_pylist() for name, table in points.items() if table is not None}
     rest = {"partition": 0, "offset": 10, "kafka_ms": 0, "ts": 5, "ordinal": 0, "value:0": None, "value:1": 2.0}
     assert rows == {
-        "rolling_average": [{"owner": "capture.a\0s", "row": "capture.a\0s\0r", "position": 0} | rest],
+        "rolling_average": [{"owner": OWNER, "row": SEPARATOR.join((OWNER, "r")), "position": 0} | rest],
         "sensor_average": [{"owner": "capture.a\0r", "row": "capture.a\0r", "position": 10} | rest],
     }
 
@@ -500,7 +520,7 @@ def test_of_more_rows_than_a_shard_keeps_the_sessions_silent_longest_are_forgott
     gold = Gold(1)
     sent = [change(session, "r", i, i * 1_000, i * 1_000, price=float(i)) for i, session in enumerate("stuv")]
     gold.batch(sent)
-    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert gold.state().owners.name.to_pylist() == [owner_of(session) for session in kept]
     assert len(gold.state().forgotten.mark) == 4 - len(kept)
     back = [change(session, "r", 10 + i, 500 + i, 9_000, price=7.0) for i, session in enumerate("stuv")]
     gold.batch(back)
@@ -512,5 +532,5 @@ def test_of_more_points_than_a_shard_keeps_likewise(points: int, kept: str, monk
     monkeypatch.setattr(state, "MOST_POINTS", points)
     gold = Gold(1)
     gold.batch([change("st"[i // 3], "r", i, i * 1_000, i * 1_000, price=float(i)) for i in range(6)])
-    assert gold.state().owners.name.to_pylist() == [f"capture.a\0{session}" for session in kept]
+    assert gold.state().owners.name.to_pylist() == [owner_of(session) for session in kept]
     assert len(gold.state().tail) == 3 * len(kept)

@@ -32,10 +32,12 @@ from sessionlake.lake.schemas import TABLES
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from support.seeds import examples
 
-Change = tuple[str, str, int, int, float | None, float | None, str | None]  # session, row, ts, position, values
+Change = tuple[str, str, int, int, float | None, float | None, str | None]
+"""Session (`s/` is the one of id `s` in partition 1), row, ts, position, values."""
 DECLARED = Declared(("price", "qty"), ("status",))
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
+    + [("partition", pa.int32())]
     + [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
     + [("value:0", pa.float64()), ("value:1", pa.float64()), ("text:0", pa.string())]
 )
@@ -44,7 +46,8 @@ TIMES = st.integers(0, 400).map(lambda n: n * 7_000) | st.integers(-3, 3).map(la
 VALUES = st.none() | st.floats(-1e6, 1e6) | st.sampled_from([0.0, -0.0, 1e15, -1e15, math.nan])
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from("st"), st.sampled_from("ab"), TIMES | st.just(LAST_MS + 1), st.integers(0, 5), VALUES, VALUES,
+        st.sampled_from(["s", "t", "s/"]), st.sampled_from("ab"), TIMES | st.just(LAST_MS + 1), st.integers(0, 5),
+        VALUES, VALUES,
         st.none() | st.sampled_from(["on", "off", ""]),
     ),
     max_size=25,
@@ -53,7 +56,7 @@ CHANGES = st.lists(
 
 def table(changes: Iterable[Change]) -> pa.Table:
     rows = [
-        dict(zip(SCHEMA.names, ("capture.a", s, r, ts, at, i, x, y, text), strict=True))
+        dict(zip(SCHEMA.names, ("capture.a", s[0], r, len(s) - 1, ts, at, i, x, y, text), strict=True))
         for i, (s, r, ts, at, x, y, text) in enumerate(changes)
     ]
     return pa.Table.from_pylist(rows, SCHEMA)
@@ -98,7 +101,8 @@ def by_hand(changes: list[Change], product: Product) -> dict[Any, tuple[Any, ...
         for metric, value in zip(("price", "qty"), values, strict=True):
             if value is not None and not math.isnan(value) and ts <= LAST_MS:
                 start = ts // product.bucket_ms
-                groups.setdefault(("capture.a", session, row, metric, start), []).append((ts, position, i, value + 0.0))
+                key = ("capture.a", session[0], row, metric, len(session) - 1, start)
+                groups.setdefault(key, []).append((ts, position, i, value + 0.0))
     found = {}
     for key, events in groups.items():
         events.sort(key=lambda event: event[:3])

@@ -128,8 +128,9 @@ def reshard_gold(gold: Gold, shards: int, *, known: bool) -> None:
     for series in gold.series:
         rows = gold.tables[series.name].values() if known else ()
         owners = {tuple(row[name] for name in series.owner) for row in rows}
-        shard = [shard_of(owner[0], "".join(owner[1:]).encode(), shards) for owner in owners]
-        mark = pa.array(marks_of([SEPARATOR.join(owner) for owner in owners]), pa.uint64())
+        names = [owner[:2] if series.of_session else owner for owner in owners]
+        shard = [shard_of(name[0], "".join(name[1:]).encode(), shards) for name in names]
+        mark = pa.array(marks_of([SEPARATOR.join(map(str, owner)) for owner in owners]), pa.uint64())
         marked[series.name] = MarkedShards.of(pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark}))
     resharder = GoldResharder(METRICS, gold.fold.kept, marked, shards)
     states = {shard: gold.states.get(shard) for shard in range(gold.shards)}

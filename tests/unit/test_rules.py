@@ -46,6 +46,7 @@ SCHEMA = pa.schema(
     + [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
     + [("value:0", pa.float64()), ("value:1", pa.float64()), ("text:0", pa.string()), ("text:1", pa.string())]
     + [("deleted", pa.bool_())]
+    + [("partition", pa.int32())]
 )
 TIERS = {1: METRICS_1M, 60: METRICS_1H, 1440: METRICS_1D}
 Change = dict[str, Any]
@@ -95,7 +96,7 @@ def changes_of(drawn: Iterable[tuple[Any, ...]]) -> list[Change]:
     out = []
     for i, (topic, session, row, ts, price, qty, status, who, deletes) in enumerate(drawn):
         gone = deletes and price is qty is status is who is None
-        values = (topic, session, row, ts, i, 0, price, qty, status, who, gone)
+        values = (topic, session, row, ts, i, 0, price, qty, status, who, gone, i % 2)
         out.append(dict(zip(SCHEMA.names, values, strict=True)))
     return out
 
@@ -446,7 +447,7 @@ def test_the_version_changes_with_what_a_rule_says_and_not_with_how() -> None:
 
 
 def point(ts: int, price: float, position: int = 0) -> Change:
-    return dict(zip(SCHEMA.names, ("a", "s", "r", ts, position, 0, price, None, None, None, False), strict=True))
+    return dict(zip(SCHEMA.names, ("a", "s", "r", ts, position, 0, price, None, None, None, False, 0), strict=True))
 
 
 def said(rows: list[Row]) -> list[tuple[Any, ...]]:

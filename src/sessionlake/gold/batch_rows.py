@@ -80,7 +80,7 @@ class BatchRows:
 
 def is_of_session(product: Product) -> bool:
     """Whether all that becomes one of its rows is in one shard."""
-    return set(OF_SESSION) <= {*product.keys}
+    return set(OF_SESSION) <= {*product.row_keys}
 
 
 def _together(product: Product, few: pa.Table, payloads: Sequence[bytes]) -> pa.Table:

@@ -13,10 +13,10 @@ from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import POINT_KEY, POINTS, TEXTS, Rows, Source
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, names_sessions
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.enrich.table import Enriched
-from sessionlake.gold.fold.series import RollingAverage
+from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
 from sessionlake.gold.references.declared import enriched_of, enriched_schema, reference_schemas
 from sessionlake.gold_settings import (
     STANDARD_AVERAGES,
@@ -93,10 +93,11 @@ def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
 
 def _average(settings: Settings, one: AverageSettings) -> RollingAverage:
     keys = one.keys or STANDARD_AVERAGES[one.name]
+    own = {*keys, *((PARTITION,) if names_sessions(keys) else ())}
     points = one.points or settings.gold.rolling_points
     return RollingAverage(
         one.name,
-        tuple(name for name in POINT_KEY if name in keys),
+        tuple(name for name in POINT_SERIES if name in own),
         points,
         milliseconds(one.watermark),
         one.early,

@@ -90,7 +90,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
         floors=floors,
         gone=_GONE.format(**edges),
         columns=", ".join(name for name, _ in METRICS_1M.columns),
-        keys=", ".join(METRICS_1M.keys),
+        keys=", ".join(answer.row_keys),
         **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _, _ in ORDER)})" for end in ("first", "last")},
         **{f"{name}s": lake.identifier(tier.table) for name, tier in tiers.items()},
         **edges,

@@ -25,7 +25,8 @@ import pyarrow as pa
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import BATCH, Closing, FinalTable, Limits, between, of_rows
 from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
-from sessionlake.gold.aggregate.product import PARTITION, START, Product, starts
+from sessionlake.gold.aggregate.product import START, Product, starts
+from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared import finals_of
 from sessionlake.gold.expiry import Expiry, above, are_above
 from sessionlake.lake.commit import append

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError
+from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
@@ -71,10 +72,11 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
 
 
 def shard_of(owner: Sequence[str], shards: int) -> Column:
-    """Where a change, or a row, is folded; see `RollingAverage.owner`."""
+    """Where a change, or a row, is folded; see `RollingAverage.owner`. All sessions of an id are in one place."""
     from pyspark.sql import functions as F
 
-    return F.pmod(F.xxhash64(*map(quote, owner)), F.lit(shards)).cast("int")
+    names = (quote(name) for name in owner if name != PARTITION)
+    return F.pmod(F.xxhash64(*names), F.lit(shards)).cast("int")
 
 
 def note_making(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage, rows: DataFrame) -> None:

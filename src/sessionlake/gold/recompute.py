@@ -103,7 +103,7 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
     """As if all points had come in one batch."""
     from pyspark.sql import functions as F
 
-    events = events_of(changes, declared, (*MARKS, "position", "partition", "offset"), numbers=True)
+    events = events_of(changes, declared, (*MARKS, "position", "offset"), numbers=True)
     points = new_points(with_seq_order(events), series)
 
     def call(rows: pa.Table) -> pa.Table:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.outputs import reported
 from sessionlake.gold.fold.pack import PLACE_BITS, ReadChanges, place_of
 from sessionlake.gold.fold.series import RollingAverage
@@ -30,7 +31,7 @@ _PLACE = f"shiftleft(cast(partition AS BIGINT), {PLACE_BITS}) | offset"
 
 def beyond_ddl(series: RollingAverage) -> str:
     """Columns of the points that go on to the table."""
-    keys = ", ".join(f"{name} string" for name in series.keys)
+    keys = ", ".join(f"{name} string" for name in series.texts)
     order = "".join(f", {name} bigint" for name in series.seq_order)
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
@@ -54,10 +55,11 @@ def recomputed(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, sh
     )
     place = F.col("position") if series.of_session else F.expr(_PLACE)
     revision = F.coalesce("revision", F.lit(0)).cast("bigint")
-    none = F.lit(None).cast("bigint")
+    partition = F.col(PARTITION).cast("bigint").alias(PARTITION)
     points = history.select(
-        *keys, "ts", "ordinal", "value", place.alias("place"), none.alias("partition"), none.alias("offset"),
-        *series.seq_order, revision.alias("revision"), F.lit(col=False).alias("fresh"),
+        *map(quote, series.texts), "ts", "ordinal", "value", place.alias("place"), partition,
+        F.lit(None).cast("bigint").alias("offset"), *series.seq_order, revision.alias("revision"),
+        F.lit(col=False).alias("fresh"),
     ).unionByName(_as_new(beyond))  # fmt: skip
 
     def call(table: pa.Table) -> pa.Table:
@@ -77,7 +79,7 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
     if beyond.num_rows > limits.driver_changes:
         return None
     places = ["position"] if series.of_session else ["partition", "offset"]
-    columns = [*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"]
+    columns = [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"])]
     conditions = of_keys(beyond, series.keys, held.schema(series.table))
     try:
         rows = held.table(series.table, *conditions, columns=columns, at_most=limits.driver_bytes // PART)
@@ -86,7 +88,8 @@ def recomputed_at_hand(beyond: pa.Table, held: TableReader, series: RollingAvera
     names = pc.unique(series_names(beyond, series))
     rows = rows.filter(pc.is_in(series_names(rows, series), value_set=names))
     numbers = [rows[name].cast(pa.int64()).to_numpy() for name in places]
-    history = rows.select([*series.keys, "ts", "ordinal", "value", *series.seq_order])
+    history = rows.select([*series.texts, "ts", "ordinal", "value", *series.seq_order])
+    history = history.append_column(PARTITION, rows[PARTITION].cast(pa.int64()))
     history = history.append_column("place", pa.array(numbers[0] if series.of_session else place_of(*numbers)))
     history = history.append_column("revision", pc.fill_null(rows["revision"].cast(pa.int64()), 0))
     new = beyond.append_column("revision", pa.repeat(pa.scalar(0, pa.int64()), beyond.num_rows))
@@ -112,7 +115,7 @@ def new_points(events: DataFrame, series: RollingAverage) -> DataFrame:
 
     places = ("partition", "offset")
     place = F.col("position") if series.of_session else F.expr(_PLACE)
-    columns = [*map(quote, series.keys), "ts", "ordinal", "value", place.alias("place"), *series.seq_order]
+    columns = [*map(quote, series.texts), "ts", "ordinal", "value", place.alias("place"), *series.seq_order]
     return _as_new(events.select(*columns, *(F.col(name).cast("bigint").alias(name) for name in places)))
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import APPLIED
-from sessionlake.gold.aggregate.product import PARTITION, Product
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.product import Product
+from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
 from sessionlake.protocol.types import Row
 
 __all__ = ["Change", "check"]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.config import Settings
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, PLACE
+from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
-from sessionlake.gold.aggregate.sources import MARKS
 from sessionlake.gold.alerts.verify import verify_rules
 from sessionlake.gold.changes import declared_in, events_of, is_late, with_seq_order
 from sessionlake.gold.compare import Compared, compared, size_of
@@ -45,7 +44,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = changes_read(spark, lake, settings)
     if changes is None:
         return []
-    kept = (*MARKS, "position", APPLIED, *PLACE)
+    kept = WITH_PLACE
     numbers, texts = (gathered(events_of(changes, declared, kept, numbers=kind)) for kind in (True, False))
     floors = floors_in(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
@@ -72,7 +71,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     if late:
         told = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
-        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", *PLACE), told, truth))
+        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), told, truth))
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_references(spark, lake, settings, tables)

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from sessionlake.config import Settings
 from sessionlake.errors import LakeError, NotThereError, UsageError
-from sessionlake.gold.aggregate.late import APPLIED, PLACE
+from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import MARKS
+from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
 from sessionlake.gold.changes import changes_of, declared_in, events_of, is_late, with_seq_order
 from sessionlake.gold.declared import GoldTable, tables_of
 from sessionlake.gold.enrich.table import BATCH, SOURCES, Enriched
@@ -307,12 +307,12 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     found = changes.rows
-    for name in ("topic", "session_id", "row_id"):
+    names = ("topic", "session_id", "row_id", *((PARTITION,) if names_sessions(key) else ()))
+    for name in names:
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = changes_of(found, changes.settings)
-    kept = (*MARKS, "position", APPLIED, *PLACE, "batch")
-    return with_seq_order(events_of(found, declared_in(changes.settings), kept, numbers=numbers))
+    return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
 
 
 def _holds(events: DataFrame, message: tuple[int, int]) -> bool:

@@ -44,6 +44,7 @@ def _metrics(comment: str) -> TableSchema:
     return TableSchema(
         (
             *_POINT,
+            ("partition", "int"),
             ("window_start", "timestamp"),
             ("points", "bigint"),
             ("min", "double"),
@@ -67,7 +68,9 @@ def _metrics(comment: str) -> TableSchema:
 GOLD_TABLES: dict[str, TableSchema] = {
     AVERAGES: TableSchema(
         (
-            *_POINT,
+            *_POINT[:2],
+            ("partition", "int"),
+            *_POINT[2:],
             ("ts", "bigint"),
             ("position", "bigint"),
             ("ordinal", "int"),

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.config import milliseconds
 from sessionlake.lake.names import AVERAGES, METRICS_1M, PROGRESS, RESTATEMENTS
 from sessionlake.lake.reading import Condition, TableReader, TooLargeError
+from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
 
 # Sessions that are shown, and that are looked at to find them.
@@ -32,6 +33,9 @@ _VALUES = {"value", "average", "min", "max"}
 _NAMES = ("row_id", "metric")
 _PLACE = ("ts", "position", "ordinal")
 _ORDER = ("ts", "_life", "_seq", "position", "ordinal")
+
+
+_Session = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
@@ -61,32 +65,33 @@ def few_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]
         recent: what narrows `silver.session_progress` down.
     """
     found: list[Series] = []
-    for topic, session, last in _sessions(reader, recent):
+    for session, last in _sessions(reader, recent):
         if len(found) == _SHOWN:
             break
-        found += _series(reader, topic, session, last)
+        found += _series(reader, session, last)
     return found
 
 
-def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[str, str, int]]:
+def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
     """Sessions with their last times, UTC in ms: the one with most messages of each topic, then the next of each."""
-    latest: dict[tuple[str, str], tuple[int, int]] = {}
-    for row in reader.rows(PROGRESS, *recent, columns=("topic", "session_id", "messages", "last_ts")):
-        place, seen = (row["topic"], row["session_id"]), (row["messages"], row["last_ts"])
+    latest: dict[_Session, tuple[int, int]] = {}
+    for row in reader.rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
+        session = row["topic"], row["partition"], row["session_id"]
+        seen = row["messages"], row["last_ts"]
         if None not in seen and _FIRST <= row["last_ts"] < _END:
-            latest[place] = max(seen, latest.get(place, seen))
+            latest[session] = max(seen, latest.get(session, seen))
     turns: dict[str, int] = {}
-    ranked: list[tuple[int, int, str, str, int]] = []
-    for (topic, session), (messages, last) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0])):
-        turns[topic] = turns.get(topic, -1) + 1
-        ranked.append((turns[topic], -messages, topic, session, last))
-    for _, _, topic, session, last in sorted(ranked)[:_LOOKED_AT]:
-        yield topic, session, last
+    ranked: list[tuple[int, int, _Session, int]] = []
+    for session, (messages, last) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0])):
+        turns[session[0]] = turns.get(session[0], -1) + 1
+        ranked.append((turns[session[0]], -messages, session, last))
+    for _, _, session, last in sorted(ranked)[:_LOOKED_AT]:
+        yield session, last
 
 
-def _series(reader: TableReader, topic: str, session: str, last: int) -> list[Series]:
+def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
     """The session's series with most points of late; none if gold has none, or more than can be looked at."""
-    own: tuple[Condition, ...] = (("topic", eq, topic), ("session_id", eq, session))
+    own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
     try:
         for reach in _REACHES:
             late = ("ts", ge, last - milliseconds(reach))
@@ -100,7 +105,7 @@ def _series(reader: TableReader, topic: str, session: str, last: int) -> list[Se
                 if points and (row_id, metric) in changed:
                     drawn = _restatements(reader, *of_it, ("ts", ge, points[0]["ts"]))
                     restated = _corrected(points, drawn.get((row_id, metric), []))
-                return [Series(topic, session, row_id, metric, points, restated, minutes)]
+                return [Series(session[0], session[2], row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
     return []

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import NEVER, first_kept, latest
-from sessionlake.gold.aggregate.product import APPEND, PARTITION, Product, starts
+from sessionlake.gold.aggregate.product import APPEND, Product, starts
+from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.arrow import row_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 

@@ -23,8 +23,10 @@ APPLIED = "applied"
 """Of a change: the stream time at which it was applied, in ms."""
 # Of changes that do not tell it, as those of early versions: they are not late.
 NEVER = -(1 << 62)
-PLACE = ("partition", "offset")
-LATE_KEYS = ("table", "topic", "session_id", "row_id", "name", "position", "ordinal")
+OFFSET = "offset"
+WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)
+"""What an event has of its change where late ones are told."""
+LATE_KEYS = ("table", "topic", "session_id", "partition", "row_id", "name", "position", "ordinal")
 """What tells late points apart."""
 LATE_COLUMNS = (
     ("table", "string"),
@@ -84,7 +86,7 @@ def first_kept(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
 
 def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
     """The rows of `gold.late_points` for changes that are late for a table."""
-    events = source.events(changes, declared, (*MARKS, "position", APPLIED, *PLACE))
+    events = source.events(changes, declared, WITH_PLACE)
     called = "metric" if source.numbers else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}
     columns["table"] = pa.array([table]).take(pa.array(np.zeros(events.num_rows, np.int32)))

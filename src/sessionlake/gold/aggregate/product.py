@@ -19,7 +19,7 @@ from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.late import is_late, late_points
 from sessionlake.gold.aggregate.order import in_order
-from sessionlake.gold.aggregate.sources import MARKS, POINTS, Declared, Rows, Source, key_field
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, key_field, names_sessions
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -27,7 +27,6 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 START = "window_start"
 START_FIELD = internal("start")
 """Where events have the beginning of their bucket."""
-PARTITION = "partition"
 APPEND = "append"
 _KEY_TYPES = {START: "timestamp", PARTITION: "int"}
 _TIME = pa.timestamp("us", "UTC")
@@ -57,8 +56,7 @@ class Product:
         lateness_ms: how long after its bucket's end, in stream time, an event may come; None: for ever. What comes
             later is in `gold.late_points` instead.
         output: `update`: rows change as events come for them. `append`: they are appended to a second table, too, once
-            they are final (see `final`); then what tells rows apart is the topic-partition, too. It is the session's,
-            unless partitions were added to the topic meanwhile: such a session has rows of both.
+            they are final (see `final`).
         shown: the results among the aggregates; None: all but those whose names begin with an underscore.
         version: raised by hand where what a declaration comes to has changed, and it reads the same.
     """
@@ -83,8 +81,9 @@ class Product:
 
     @cached_property
     def row_keys(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart."""
-        partition = (PARTITION,) if self.output == APPEND else ()
+        """The columns that tell its rows apart: with keys that name a session, its partition is one of them."""
+        own = names_sessions(self.keys) and not isinstance(self.source, Rows)
+        partition = (PARTITION,) if own else ()
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
     @cached_property
@@ -110,7 +109,7 @@ class Product:
         """By the columns that tell its rows apart, those that events have them in."""
         is_apart = isinstance(self.source, Rows)
         own = {name: key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
-        own |= {PARTITION: PARTITION} if self.output == APPEND else {}
+        own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
         return own if self.bucket_ms is None else own | {START: START_FIELD}
 
     @property
@@ -153,8 +152,7 @@ class Product:
             return self.of_finer(self.below.of_changes(changes, declared))
         if self.lateness_ms is not None:
             changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
-        marks = (*MARKS, PARTITION) if self.output == APPEND else MARKS
-        return self.of_events(self.source.events(changes, declared, marks))
+        return self.of_events(self.source.events(changes, declared))
 
     def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
         """The rows of `gold.late_points` for the changes that come too late for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,16 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, in_order
 from sessionlake.protocol.arrow import one, sort_rows
 from sessionlake.protocol.names import internal
 
+PARTITION = "partition"
 POINT_KEY = ("topic", "session_id", "row_id", "metric")
-"""What tells series of numbers apart."""
-MARKS = ("topic", "session_id", "row_id", "ts", LIFE, TURN, "ordinal")
+"""What tells series of numbers apart, beside the session's partition."""
+MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal")
 """What every event has of its change; `ts` is event time in milliseconds, what follows orders changes of one time."""
+
+
+def names_sessions(keys: Collection[str]) -> bool:
+    """Whether keys tell sessions apart; then a session's partition does, too."""
+    return {"topic", "session_id"} <= {*keys}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, in_turn
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import POINT_KEY, TEXTS, Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert
 from sessionlake.gold.rules.asked import Asked, Stored
@@ -29,7 +29,7 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 _NAMED = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIERS = {MINUTE: METRICS_1M, HOUR: METRICS_1H, DAY: METRICS_1D}
-_MARKS = ("topic", "session_id", "row_id", "_ts", "_position", "ordinal", "change", "_set")
+_MARKS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position", "ordinal", "change", "_set")
 
 
 def moment(ms: int) -> datetime:
@@ -163,7 +163,7 @@ def _changes(rows: pa.Table, declared: Declared, columns: Iterable[str], once: O
     """Changes as `Event.matches` takes them."""
     rows = rows.filter(pc.not_equal(rows["change"], "clear")).combine_chunks()
     upsert = pc.equal(rows["change"], "upsert").to_numpy()
-    made = {"topic": rows["topic"], "session_id": rows["session_id"], "row_id": rows["row_id"]}
+    made = {name: rows[name] for name in ("topic", "session_id", "row_id", PARTITION)}
     made |= {"ts": rows["_ts"], "position": rows["_position"], "ordinal": rows["ordinal"]}
     if "_seq" in rows.column_names:
         made |= {LIFE: rows["_life"], SEQ: rows["_seq"]}

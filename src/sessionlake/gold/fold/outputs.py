@@ -211,7 +211,9 @@ def _tables(
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
     columns |= {name: part for name, part in _seq_order(points).items() if name in series.seq_order}
-    yield SeriesOutput.BEYOND, pa.table(names(points.key) | _values(points) | columns)
+    keys = names(points.key)
+    texts = {name: keys[name] for name in series.texts}  # the partition is the message's own
+    yield SeriesOutput.BEYOND, pa.table(texts | _values(points) | columns)
 
 
 def _values(points: Points) -> dict[str, pa.Array]:
@@ -247,7 +249,7 @@ def _restatements(series: RollingAverage, averages: Averages, new: Points, cause
     columns = {"table": pa.array([series.table]).take(pa.array(np.zeros(count, np.int64)))}
     columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
     columns["ts"] = pa.array(points.ts)
-    columns |= {name: places.get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
+    columns |= {name: (places | keys).get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
     columns |= {"ordinal": _int32(points.ordinal), "revision": _int32(points.revision)}
     columns |= {"average_before": was["average"], "average": now["average"]}
     columns |= {"points_before": was["points"], "points": now["points"], "pane": _panes(averages.pane[chosen])}

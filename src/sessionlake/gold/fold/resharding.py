@@ -65,10 +65,13 @@ class GoldResharder:
     shards: int
 
     def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """The owners: a topic and a session, or a row, or nothing else."""
-        known = (name for _, one in self._states(shard, state) for name in one.owners.name.to_pylist())
-        parts = (name.partition(SEPARATOR) for name in known)
-        return [(topic, rest.encode() if joined else None) for topic, joined, rest in parts]
+        """The owners: a topic and a session's id, or a row, or nothing else."""
+        found = []
+        for kept, (_, one) in zip(self.kept, self._states(shard, state), strict=True):
+            for name in one.owners.name.to_pylist():
+                topic, *rest = name.split(SEPARATOR, 2 if kept.series.of_session else 1)
+                found.append((topic, rest[0].encode() if rest else None))
+        return found
 
     def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """See `Resharder`."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from sessionlake.gold.aggregate.sources import POINT_KEY
+from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.names import quote
 
-OF_SESSION = ("topic", "session_id")
+OF_SESSION = ("topic", "session_id", PARTITION)
+POINT_SERIES = (*OF_SESSION, "row_id", "metric")
+"""What tells series of numbers apart; the row's id may hold whatever separates names, so it comes behind them."""
 _IN_SESSION = ("ts", "position", "ordinal")
 # Of several sessions, no position orders points: of one event time, Kafka's order counts.
 _IN_TOPIC = ("ts", "partition", "offset", "ordinal")
@@ -24,7 +26,8 @@ class RollingAverage:
 
     Attributes:
         name: of the table, in the schema `gold`.
-        keys: what tells series apart: `topic`, `metric`, and `session_id` or `row_id`, or both, or neither.
+        keys: what tells series apart, in the order of `POINT_SERIES`: `topic`, `metric`, and `row_id`, or `session_id`
+            and `partition`, or all of these, or neither.
         last: N, how many points an average is over, at most.
         watermark_ms: how far a series' watermark stays behind its newest point, in event time.
         early: whether averages are published before the watermark has passed their points.
@@ -32,7 +35,7 @@ class RollingAverage:
     """
 
     name: str
-    keys: tuple[str, ...] = POINT_KEY
+    keys: tuple[str, ...] = POINT_SERIES
     last: int = 8
     watermark_ms: int = 0
     early: bool = True
@@ -53,6 +56,11 @@ class RollingAverage:
     def owner(self) -> tuple[str, ...]:
         """The columns of what is forgotten as a whole, and so is in one shard: a session, or a row across sessions."""
         return OF_SESSION if self.of_session else tuple(name for name in self.keys if name != "metric")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Those of the keys that are texts."""
+        return tuple(name for name in self.keys if name != PARTITION)
 
     @property
     def order(self) -> tuple[str, ...]:

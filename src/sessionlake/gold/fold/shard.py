@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.late import stream_times
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, Declared, value_field
 from sessionlake.gold.fold.inputs import points_in
 from sessionlake.gold.fold.outputs import Causes, Emitted, Names, product_rows, reported, rows_out
 from sessionlake.gold.fold.pack import SEPARATOR, Chunks
@@ -164,14 +164,15 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     columns = {name: one(points[name]) for name in series.keys}
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: column.take(pa.array(first[keys])) for name, column in columns.items()}
+        return {name: _typed(name, column.take(pa.array(first[keys]))) for name, column in columns.items()}
 
     return rows_out(series, found, new, causes, named)
 
 
 def series_names(points: pa.Table, series: RollingAverage) -> pa.ChunkedArray:
     """What tells the series of points apart, in one text: the column last that may hold the separator."""
-    return pc.binary_join_element_wise(*(points[name] for name in sorted(series.keys, key="row_id".__eq__)), SEPARATOR)
+    names = sorted(series.keys, key="row_id".__eq__)
+    return pc.binary_join_element_wise(*(points[name].cast(pa.string()) for name in names), SEPARATOR)
 
 
 def _admit(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
@@ -224,7 +225,7 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: _chosen(of_key[name][0][keys], of_key[name][1]) for name in series.keys}
+        return {name: _typed(name, _chosen(of_key[name][0][keys], of_key[name][1])) for name in series.keys}
 
     return named
 
@@ -236,6 +237,11 @@ def _chosen(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
     if not used.all():
         code, known = (np.cumsum(used) - 1)[code], known.filter(pa.array(used))
     return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), known)
+
+
+def _typed(name: str, column: pa.Array) -> pa.Array:
+    """A key's column as tables have it; states have texts alone."""
+    return column.cast(pa.string()).cast(pa.int32()) if name == PARTITION else column
 
 
 def _topic_of(owner: str) -> str:

@@ -1,0 +1,101 @@
+"""One session id in two partitions of a topic: two sessions, whatever the batches, through silver and gold."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.commands.doctor import Level, _session_ids
+from sessionlake.config import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
+from sessionlake.gold import job as gold_job
+from sessionlake.gold.declared import tables_of
+from sessionlake.gold.verify import verify_gold
+from sessionlake.lab.truth import KafkaMessage
+from sessionlake.lake.names import EVENTS, MESSAGES, METRICS_1H, METRICS_1M, ROWS, SENSOR_AVERAGES, SESSIONS
+from sessionlake.lake.tables import Lake
+from sessionlake.silver import job
+from sessionlake.silver.merge.merger import TableMerger
+from sessionlake.silver.rebuild.verify import verify
+from support.lakes import assert_silver_is_the_truth, in_order, rows_of, write_bronze
+from support.streams import COLUMNS, LIGHT, StreamMaker, cut
+
+GOLD = ("gold.rolling_average", SENSOR_AVERAGES, METRICS_1M, METRICS_1H)
+_OF_BATCHES = {"revision", "pane"}
+
+
+def streams() -> list[KafkaMessage]:
+    """Two producers that choose partitions differently: every id of one is among those of the other."""
+    rnd = random.Random(11)
+    messages = StreamMaker(rnd, LIGHT, ["capture.a"]).make(60)
+    moved = [message._replace(partition=message.partition + 3) for message in messages]
+    return [*messages, *moved]
+
+
+def interleaved(rnd: random.Random, messages: list[KafkaMessage]) -> list[KafkaMessage]:
+    """The same topic-partitions, read in another order."""
+    lanes: dict[int, list[KafkaMessage]] = {}
+    for message in messages:
+        lanes.setdefault(message.partition, []).append(message)
+    turns = [number for number, lane in lanes.items() for _ in lane]
+    rnd.shuffle(turns)
+    left = {number: iter(lane) for number, lane in lanes.items()}
+    return [next(left[number]) for number in turns]
+
+
+def filled(spark: Any, home: Path, batches: list[list[KafkaMessage]]) -> Settings:
+    settings = Settings(
+        home=home,
+        capture=CaptureSettings(columns=COLUMNS, on_violation=OnViolation.ISOLATE, integrity="once", gap_timeout="5 s"),
+        silver=SilverSettings(shards=2, max_files_per_trigger=1, snapshot_interval="7 s"),
+        gold=GoldSettings(shards=2, rolling_points=3),
+    )
+    lake = Lake(settings)
+    lake.ensure(spark, [MESSAGES])
+    for batch in batches:
+        write_bronze(spark, lake, batch)
+        job.start(spark, settings, once=True).wait()
+        TableMerger(spark, settings).catch_up()
+        gold_job.start(spark, settings, once=True).wait()
+    return settings
+
+
+def held(spark: Any, settings: Settings, table: str) -> list[str]:
+    rows = Lake(settings).reader(spark).table(table)
+    return in_order(rows.drop_columns([name for name in rows.column_names if name in _OF_BATCHES]))
+
+
+def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, tmp_path: Path) -> None:
+    rnd, messages = random.Random(3), streams()
+    once = filled(spark, tmp_path / "once", [messages])
+    often = filled(spark, tmp_path / "often", list(cut(rnd, interleaved(rnd, messages), 3)))
+    assert_silver_is_the_truth(spark, once, messages)
+    assert_silver_is_the_truth(spark, often, messages)
+    for table in (ROWS, SESSIONS, *GOLD):
+        assert held(spark, once, table) == held(spark, often, table), table
+
+    reader = Lake(often).reader(spark)
+    ids = {row["session_id"] for row in rows_of(spark, Lake(often), SESSIONS)}
+    split = [row for row in rows_of(spark, Lake(often), EVENTS) if row["event"] == "split_session"]
+    assert len(split) == reader.count(SESSIONS)
+    finding = _session_ids(reader)
+    assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (Level.WARN, True)
+    assert verify(spark, often).exact
+    assert [one.first for one in verify_gold(spark, often, tables_of(often)) if one.first is not None] == []
+
+
+@pytest.mark.parametrize("partitions", [(0, 0), (0, 1)])
+def test_the_event_is_of_ids_in_several_partitions_alone(
+    spark: Any, tmp_path: Path, partitions: tuple[int, int]
+) -> None:
+    text = b'{"type":"snapshot","seq":%d,"ts":0,"rows":[]}'
+    offsets = (0, 1) if partitions[0] == partitions[1] else (0, 0)
+    batches = [
+        [KafkaMessage("capture.a", number, offset, 1_700_000_000_000, b"s", text % offset)]
+        for number, offset in zip(partitions, offsets, strict=True)
+    ]
+    settings = filled(spark, tmp_path / "home", batches)
+    split = [row["partition"] for row in rows_of(spark, Lake(settings), EVENTS) if row["event"] == "split_session"]
+    assert sorted(split) == ([0, 1] if partitions == (0, 1) else [])
