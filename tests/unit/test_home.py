@@ -49,7 +49,7 @@ def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
 def test_a_lock_taken_again_by_its_thread_does_not_wait_and_is_held_until_the_outer_block_ends(tmp_path):
     settings, entered = Settings(home=tmp_path / "home"), threading.Event()
 
-    def enter():
+    def enter() -> None:
         with turn(settings, "commit"):
             entered.set()
 
