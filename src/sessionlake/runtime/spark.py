@@ -203,8 +203,10 @@ _LAPTOP = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalogImplementation": "in-memory",
     # What has millions of bytes in few rows must not be held in memory by counts of rows: Parquet would look at its
-    # buffers after a hundred rows, its reader takes a row group at once, and Arrow ten thousand rows.
-    "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
+    # buffers after a hundred rows, and Arrow take ten thousand. A row group's size counts compressed bytes, of which
+    # snappy makes 21 at most, and a reader takes up to 4,096 rows of a group into an array that grows by doubling:
+    # here a quarter of a gigabyte at worst.
+    "spark.hadoop.parquet.block.size": str(4 * 1024 * 1024),
     "spark.hadoop.parquet.block.size.row.check.min": "1",
     "spark.hadoop.parquet.page.size.row.check.min": "1",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
