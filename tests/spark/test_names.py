@@ -58,7 +58,7 @@ OF_ANY = [kind for kind in KINDS if kind not in ("first", "last")]
 CHOSEN = [name for name in NAMES if name not in {"ts", "offset", "position"}][:40]
 RESULTS = [name for name in WRITTEN if name not in TEXTS][:40]
 ENRICHED = "gold.distinct"
-COUNTED, READ = "SELECT sum(messages) FROM {}(timestamp_seconds(0))", "SELECT {} FROM silver.session_rows"
+COUNTED, READ = "SELECT sum(messages) FROM {}(timestamp_seconds(0))", "SELECT {} FROM silver.session_rows AS t"
 
 
 def product(name: str, **more: Any) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def test_views_and_queries_take_the_published_columns_for_what_they_are(names: N
     [row] = names.spark.sql(COUNTED.format(since)).collect()
     used = row[0]
     assert used == len(names.sent)
-    columns, rows = fetch(names.spark, names.settings, READ.format(", ".join(map(quote, NAMES))))
+    columns, rows = fetch(names.spark, names.settings, READ.format(", ".join(f"t.{quote(name)}" for name in NAMES)))
     assert columns == NAMES
     assert len(list(rows)) == len(rows_of(names.spark, names.lake, ROWS))
 

@@ -87,14 +87,15 @@ def by_sql(events: DataFrame, product: Product) -> DataFrame:
         start = F.expr(f"ts - pmod(ts, {product.bucket_ms}L)")
         within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
-    results = [F.expr(one.sql()).alias(name) for name, one in product.aggregates.items()]
-    sizes = [
-        F.expr(size).alias(size_of(name))
-        for name, one in product.aggregates.items()
-        if (size := one.magnitude()) is not None
-    ]
-    keys = (F.col(quote(field)).alias(name) for name, field in product.fields.items())
-    return events.groupBy(*keys).agg(*results, *sizes)
+    made = {name: one.sql() for name, one in product.aggregates.items()}
+    sizes = {name: one.magnitude() for name, one in product.aggregates.items()}
+    made |= {size_of(name): size for name, size in sizes.items() if size is not None}
+    keys = [*product.fields.values()]
+    # Results get their names last: in an aggregation, the name of one result means that one to the others.
+    unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
+    found = events.groupBy(*map(quote, keys)).agg(*(F.expr(sql).alias(name) for name, sql in unnamed.items()))
+    names = zip([*keys, *unnamed], [*product.fields, *made], strict=True)
+    return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
 
 
 def _final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
