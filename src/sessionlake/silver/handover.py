@@ -174,7 +174,8 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
     Raises:
         LossError: it is neither, so that the layer could not go on from what is about to replace its tables.
     """
-    if not is_named(in_force(settings, layer), name) and not is_prepared(settings, name, layer):
+    # In this order: a handover in force that is damaged is what a prepared one is to replace.
+    if not is_prepared(settings, name, layer) and not is_named(in_force(settings, layer), name):
         raise LossError(f"{layer}: {prepared(settings, layer)} is gone or damaged, from which it was to go on", remedy)
 
 
