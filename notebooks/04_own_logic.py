@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from sessionlake.config import OnViolation
 from sessionlake.errors import NotThereError
-from sessionlake.gold.changes import declared_in, marks
+from sessionlake.gold.changes import changes_of, declared_in
 from sessionlake.gold.declared import products_of
 from sessionlake.gold.recompute import recomputed
 from sessionlake.gold_settings import ProductSettings
@@ -151,8 +151,8 @@ aggregates: {points: count, low: min, high: max, mean: mean, spread: variance}
 own = ProductSettings.model_validate(yaml.safe_load(DECLARED))
 gold = book.settings.gold.model_copy(update={"products": (own,)})
 product = products_of(book.settings.model_copy(update={"gold": gold}))[-1]
-declared = declared_in(book.settings)
-preview = recomputed(book.table("silver.session_changes").select(*marks(declared)), product, declared)
+changes = changes_of(book.table("silver.session_changes"), book.settings)
+preview = recomputed(changes, product, declared_in(book.settings))
 shown = preview.select(*product.row_keys, *own.aggregates).orderBy(*product.row_keys)
 book.show(shown)
 

@@ -145,6 +145,7 @@ def test_a_run_ends_before_an_open_transaction_and_a_later_run_reads_it_once_it_
     assert written.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])
 
 
+@pytest.mark.soak
 def test_a_batch_of_nothing_but_an_aborted_transaction_is_passed(written: Transactions) -> None:
     producer = written.producer("a")
     for ends in (producer.commit_transaction, producer.abort_transaction, producer.abort_transaction):
@@ -227,6 +228,7 @@ def test_a_restarted_topic_keeps_its_transactions_apart_from_the_former_one(writ
     _contiguous(written.lake.reader(written.world.spark), allow_gaps=False)
 
 
+@pytest.mark.soak
 def test_messages_that_compaction_removed_are_not_taken_for_transactions(written: Transactions, spark: Any) -> None:
     """Offsets as they look to a consumer whatever removed the messages: the record after them comes at once."""
     world, name = written.world, written.world.name("compacted")

@@ -195,6 +195,7 @@ def test_ctrl_c_while_spark_starts_for_a_query_ends_it_with_130_and_no_traceback
     assert not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("when", ["while Spark starts", "while it works"])
 def test_a_jvm_that_is_killed_is_told_with_its_signal(tmp_path, when):
     process = _begun(tmp_path / "home", "query", LONG)

@@ -48,6 +48,7 @@ def exact(feed: Feed) -> None:
     assert {one.first for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))} == {None}
 
 
+@pytest.mark.soak
 def test_random_points_equal_a_recomputation_with_every_limit_at_its_least_and_beside_it(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
