@@ -6,7 +6,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from sessionlake.config import KafkaSettings, Settings
+from sessionlake.config import CaptureSettings, KafkaSettings, Settings
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.laptop.probe import addresses, is_loopback
 from sessionlake.runtime.kafka import (
@@ -151,3 +151,14 @@ def test_only_committed_messages_are_read_by_either_client() -> None:
     assert consumer_config(settings, "test")["isolation.level"] == "read_committed"
     with pytest.raises(ValidationError, match=r"isolation.level: read_uncommitted.*aborted transactions"):
         _settings(isolation_level="read_uncommitted")
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "cautious", "records"),
+    [(0.5, False, 500), (1, False, 320), (10, False, 32), (10, True, 8), (1024, True, 1)],
+)
+def test_few_large_messages_are_decompressed_at_a_time_and_fewer_where_a_batch_was_not_finished(
+    mebibytes: float, cautious: bool, records: int
+) -> None:
+    settings = Settings(capture=CaptureSettings(max_message_bytes=int(mebibytes * (1 << 20))))
+    assert spark_source_options(settings, cautious=cautious)["kafka.max.poll.records"] == str(records)

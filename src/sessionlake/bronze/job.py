@@ -35,7 +35,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
 from sessionlake.runtime.kafka import require_broker, spark_source_options
-from sessionlake.streaming.checkpoint import way_on
+from sessionlake.streaming.checkpoint import last_committed, last_planned, way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
 from sessionlake.streaming.losses import refuse_lost_tables
@@ -100,9 +100,11 @@ def start(
 def _source(
     spark: SparkSession, settings: Settings, start: Start, shifts: Mapping[str, int], forgotten: Sequence[Erasure]
 ) -> DataFrame:
+    folder = start.generation.folder
+    unfinished = last_planned(folder) != last_committed(folder)
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_source_options(settings))
+        .options(**spark_source_options(settings, cautious=unfinished))
         .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")

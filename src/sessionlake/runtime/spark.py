@@ -160,6 +160,7 @@ def _silence_python() -> None:
     from pyspark.logger import PySparkLogger
 
     logging.getLogger().addFilter(_is_not_of_py4j)
+    logging.getLogger("py4j").propagate = False
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
@@ -211,8 +212,8 @@ _LAPTOP = {
     "spark.hadoop.parquet.page.size.row.check.min": "1",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
     # Kafka's messages that were decompressed and not asked for stay in memory, of each topic-partition: not for long.
-    "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
-    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "2s",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default has no statistics
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

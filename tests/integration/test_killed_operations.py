@@ -1,0 +1,124 @@
+"""Operations that replace tables or states, killed for real: the next run names the command that finishes them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from sessionlake.config import Settings
+from sessionlake.lake.faults import VARIABLE
+from sessionlake.lake.names import CHANGES
+from sessionlake.lake.tables import Lake
+from spark.test_forgetting import GONE, run, stream
+from support.lakes import rows_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
+
+CONFIG = {
+    "capture": {"columns": {"price": "double"}, "integrity": "strict", "on_violation": "record"},
+    "silver": {"shards": 2},
+    "gold": {"shards": 2},
+    "processors": [{"name": "top", "class": "sessionlake.examples.top_of_book:TopOfBook"}],
+}
+REFUSED = re.compile(r"`sessionlake ([^`]+)`")
+
+
+class Death(NamedTuple):
+    """Where an operation is killed.
+
+    Attributes:
+        undoes: whether the command that the error names gives the operation up instead of finishing it.
+    """
+
+    words: str
+    place: str
+    undoes: bool = False
+
+
+DEATHS = [
+    Death(f"forget --session {GONE}", "before:forget:bronze"),
+    Death(f"forget --session {GONE}", "after:forget:bronze"),
+    Death(f"forget --session {GONE}", "after:silver.swapped"),
+    Death(f"forget --session {GONE}", "before:forget:bronze", undoes=True),
+    Death("rebuild silver", "before:publish:silver.session_changes"),
+    Death("rebuild silver", "after:publish:silver.session_rows"),
+    Death("rebuild silver", "before:publish:swap"),
+    Death("rebuild silver", "before:publish:silver.session_changes", undoes=True),
+    Death("recover silver", "after:publish:silver.session_rows"),
+    Death("rebuild processor top", "after:processor-top.swapped"),
+    Death("reshard 3", "after:silver.prepared"),
+    Death("reshard 3", "after:silver.resharded"),
+    Death("reshard 3", "after:silver.prepared", undoes=True),
+]
+CANCEL = {"forget": "forget --cancel", "rebuild": "rebuild silver --cancel", "reshard": "reshard 3 --cancel"}
+
+
+class Home:
+    """A home that commands run over, each in a process of its own."""
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        self.folder = folder
+        config = {**CONFIG, "silver": {"shards": shards}, "gold": {"shards": shards}}
+        (folder / "sessionlake.yml").write_text(yaml.safe_dump(config))
+
+    def run(self, words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sessionlake", *shlex.split(words)],
+            env={**os.environ, "SESSIONLAKE_HOME": str(self.folder), **more},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def require(self, words: str) -> None:
+        done = self.run(words)
+        assert done.returncode == 0, (words, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def filled(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one batch in every layer."""
+    home = tmp_path_factory.mktemp("filled") / "home"
+    settings = Settings.model_validate({"home": home, **CONFIG})
+    run(spark, settings, *stream(1))
+    return home
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: f"{death.words}, {death.place}, {death.undoes}")
+def test_the_command_that_a_run_names_ends_an_operation_that_was_killed(
+    spark: Any, filled: Path, tmp_path: Path, death: Death
+) -> None:
+    folder = shutil.copytree(filled, tmp_path / "home")
+    home = Home(folder, 3 if death.words.startswith("reshard") else 2)
+    if death.words.startswith("recover"):
+        shutil.rmtree(folder / "checkpoints" / "silver")
+    killed = home.run(death.words, **{VARIABLE: death.place})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+    refused = home.run("run silver --once")
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False), refused.stderr
+    named = REFUSED.findall(refused.stderr)
+    assert named, refused.stderr
+    if death.undoes:
+        cancel = CANCEL[death.words.split()[0]]
+        assert f"sessionlake {death.words.split()[0]}" in refused.stderr
+        home.require(cancel)
+        home = Home(folder, 2)
+    else:
+        home.require(named[0])
+
+    home.require("run silver --once")
+    home.require("verify silver")
+    settings = Settings.model_validate({"home": folder, **CONFIG})
+    gone = GONE not in {row["session_id"] for row in rows_of(spark, Lake(settings), CHANGES)}
+    assert gone == (death.words.startswith("forget") and not death.undoes)
