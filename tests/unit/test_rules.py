@@ -405,7 +405,7 @@ def test_no_expression_of_topics_takes_more_than_linear_time(expression: str) ->
     found = read_text("a", f"{{when: 'max(price) over 1 min > 1', topics: '{expression}'}}", DECLARED)
     if not isinstance(found, Problem):  # else it takes RE2 too much memory
         assert not any(found.reads("a" * length + "!") for length in range(30, 249))
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 20
 
 
 def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
