@@ -154,11 +154,9 @@ def test_only_committed_messages_are_read_by_either_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "cautious", "records"),
-    [(0.5, False, 500), (1, False, 320), (10, False, 32), (10, True, 8), (1024, True, 1)],
+    ("message_mib", "polled_mib", "records"),
+    [(10, 320, 32), (10, 80, 8), (10, 5000, 500), (1, 5000, 500), (1024, 80, 1)],
 )
-def test_few_large_messages_are_decompressed_at_a_time_and_fewer_where_a_batch_was_not_finished(
-    mebibytes: float, cautious: bool, records: int
-) -> None:
-    settings = Settings(capture=CaptureSettings(max_message_bytes=int(mebibytes * (1 << 20))))
-    assert spark_source_options(settings, cautious=cautious)["kafka.max.poll.records"] == str(records)
+def test_a_poll_has_so_many_records_that_the_largest_fit(message_mib: int, polled_mib: int, records: int) -> None:
+    settings = Settings(capture=CaptureSettings(max_message_bytes=message_mib << 20))
+    assert spark_source_options(settings, polled_mib << 20)["kafka.max.poll.records"] == str(records)

@@ -19,7 +19,7 @@ from sessionlake.bronze.subscription import pattern
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import explain_unreadable, note_going_on
 from sessionlake.config import Settings
-from sessionlake.errors import LossError, SessionlakeError
+from sessionlake.errors import BrokerError, LossError, SessionlakeError
 from sessionlake.lake.commit import retire, staged
 from sessionlake.lake.erasures import Erasure, blanked, erasures
 from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
@@ -34,7 +34,13 @@ from sessionlake.lake.txn import Txn
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.runtime.frames import Rows
 from sessionlake.runtime.interpreted import interpreted
-from sessionlake.runtime.kafka import require_broker, spark_source_options
+from sessionlake.runtime.kafka import (
+    POLLED_BYTES,
+    POLLED_BYTES_AFTER_FAILURE,
+    POLLED_BYTES_OF_MANY,
+    require_broker,
+    spark_source_options,
+)
 from sessionlake.streaming.checkpoint import last_committed, last_planned, way_on
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_half_changed
@@ -48,6 +54,8 @@ LAYER = BRONZE
 
 _FEW_BYTES = 128 * 1024 * 1024
 """Of a batch's messages, as many are read into memory: the JVM holds them about three times."""
+_FEW_MESSAGES = 20_000
+"""Up to so many that wait, small polls cost less than a tenth of a second."""
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
@@ -85,7 +93,7 @@ def start(
         Generations(settings.checkpoint(LAYER), LAYER),
         book,
         source=lambda start: (
-            _source(spark, settings, start, book.shifts, forgotten),
+            _source(spark, settings, start, book, forgotten),
             _BronzeBatch(lake, settings, book, silences, start.generation, on_batch),
         ),
         settle=lambda generation: _settle(spark, lake, settings, generation),
@@ -98,13 +106,11 @@ def start(
 
 
 def _source(
-    spark: SparkSession, settings: Settings, start: Start, shifts: Mapping[str, int], forgotten: Sequence[Erasure]
+    spark: SparkSession, settings: Settings, start: Start, book: TopicBook, forgotten: Sequence[Erasure]
 ) -> DataFrame:
-    folder = start.generation.folder
-    unfinished = last_planned(folder) != last_committed(folder)
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_source_options(settings, cautious=unfinished))
+        .options(**spark_source_options(settings, _polled_bytes(start.generation, book)))
         .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.left_out))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -112,7 +118,18 @@ def _source(
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return blanked(as_stored(stream, shifts), forgotten)
+    return blanked(as_stored(stream, book.shifts), forgotten)
+
+
+def _polled_bytes(generation: Generation, book: TopicBook) -> int:
+    """What a poll may have: less than usual where a batch was not finished, maybe because it did not fit into memory."""
+    if last_planned(generation.folder) != last_committed(generation.folder):
+        return POLLED_BYTES_AFTER_FAILURE
+    try:
+        waiting = sum(book.kafka_ends().values()) - sum(book.positions().values())
+    except BrokerError:  # it is waited for elsewhere
+        return POLLED_BYTES
+    return POLLED_BYTES if waiting <= _FEW_MESSAGES else POLLED_BYTES_OF_MANY
 
 
 def as_stored(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:

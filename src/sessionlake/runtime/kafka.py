@@ -26,11 +26,12 @@ _LOGIN = ("sasl.", "security.protocol")
 # Databricks' runtime has Kafka's Java client under another name.
 PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
-# What a consumer decompresses at a time at most, and what it does after a run that did not get through a batch. Spark
-# asks the broker twice for its offsets with each poll: 16 records a poll make bronze half as slow again. By default a
-# consumer takes 500. Each topic-partition that is read at once holds two polls in memory.
-_POLLED_BYTES = 320 * 1024 * 1024
-_CAUTIOUS_BYTES = 80 * 1024 * 1024
+# What a consumer decompresses at a time at most: of a few messages, of many, and after a run that did not finish a batch.
+# Spark asks the broker twice for its offsets with each poll, so small polls of many messages take half of bronze's CPU
+# time. By default a consumer takes 500 records. Each topic-partition that is read at once holds two polls in memory.
+POLLED_BYTES = 320 * 1024 * 1024
+POLLED_BYTES_OF_MANY = 5_000 * 1024 * 1024
+POLLED_BYTES_AFTER_FAILURE = 80 * 1024 * 1024
 _KAFKA_POLLED = 500
 
 READ_COMMITTED = {"isolation.level": "read_committed"}
@@ -78,13 +79,13 @@ def spark_kafka_options(settings: Settings) -> dict[str, str]:
     return kept | {"databricks.serviceCredential": credential}
 
 
-def spark_source_options(settings: Settings, *, cautious: bool = False) -> dict[str, str]:
+def spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -> dict[str, str]:
     """`spark_kafka_options` for reading: only records of committed transactions, and few large ones at a time.
 
     Args:
-        cautious: a batch was planned and not finished, maybe because its messages did not fit into memory.
+        polled_bytes: that a poll may have, if every message is as large as `capture.max_message_bytes`.
     """
-    at_once = max(1, (_CAUTIOUS_BYTES if cautious else _POLLED_BYTES) // settings.capture.max_message_bytes)
+    at_once = max(1, polled_bytes // settings.capture.max_message_bytes)
     own = {"kafka.max.poll.records": str(min(at_once, _KAFKA_POLLED))}
     return own | spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
 
