@@ -122,7 +122,7 @@ def _source(
 
 
 def _polled_bytes(generation: Generation, book: TopicBook) -> int:
-    """What a poll may have: less than usual where a batch was not finished, maybe because it did not fit into memory."""
+    """What a poll may have: less where a batch was not finished, maybe because it did not fit into memory."""
     if last_planned(generation.folder) != last_committed(generation.folder):
         return POLLED_BYTES_AFTER_FAILURE
     try:
