@@ -26,7 +26,7 @@ _LOGIN = ("sasl.", "security.protocol")
 # Databricks' runtime has Kafka's Java client under another name.
 PACKAGE, PLATFORM_PACKAGE = "org.apache.kafka", "kafkashaded.org.apache.kafka"
 
-# What a consumer decompresses at a time at most: of few messages, of many, and after a run that left a batch unfinished.
+# What a consumer decompresses at a time at most: of few messages, of many, and after an unfinished batch.
 # Spark asks the broker twice for its offsets with each poll, so small polls of many messages take half of bronze's CPU
 # time. By default a consumer takes 500 records. Each topic-partition that is read at once holds two polls in memory.
 POLLED_BYTES = 320 * 1024 * 1024
