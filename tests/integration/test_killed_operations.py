@@ -37,7 +37,7 @@ class Death(NamedTuple):
     """Where an operation is killed.
 
     Attributes:
-        undoes: whether the command that the error names gives the operation up instead of finishing it.
+        undoes: whether the operation is cancelled instead of finished.
     """
 
     words: str

@@ -57,12 +57,12 @@ from sessionlake.processors import job as processors
 from sessionlake.processors.rebuild import made_beside
 from sessionlake.protocol.erased import KEY
 from sessionlake.silver import job
-from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.verify import verify
 from sessionlake.streaming.aside import asking
 from sessionlake.streaming.carried import Files, rows_in
 from sessionlake.streaming.losses import gone_rows, refuse_lost_rows
 from support.lakes import rows_of, write_bronze, write_rows
+from support.layers import run_layers
 
 TOPIC = "capture.a"
 GONE = "alpha-0007"
@@ -103,9 +103,7 @@ def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
     lake.ensure(spark, [MESSAGES])
     for batch in batches:
         write_bronze(spark, lake, batch)
-    job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
-    gold.start(spark, settings, once=True).wait()
+    run_layers(spark, settings)
     processors.start(spark, settings, "top", once=True).wait()
 
 

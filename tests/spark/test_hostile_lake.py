@@ -107,7 +107,9 @@ def home(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def call(home: Path, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sessionlake.runtime.spark.stop_spark", lambda: None)  # doctor would stop that of the tests
+    monkeypatch.setattr(
+        "sessionlake.runtime.spark.stop_spark", lambda: None
+    )  # doctor stops Spark, which these tests share
     rules = [{"name": "r", "when": f"price > 1 and status = '{TEXT}'"}]
     (tmp_path / "rules.yml").write_text(json.dumps({"rules": rules}))
     given = {"SESSIONLAKE_HOME": str(home), "SESSIONLAKE_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{free_port}"}

@@ -10,16 +10,14 @@ import pytest
 
 from sessionlake.commands.doctor import Level, _session_ids
 from sessionlake.config import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
-from sessionlake.gold import job as gold_job
 from sessionlake.gold.declared import tables_of
 from sessionlake.gold.verify import verify_gold
 from sessionlake.lab.truth import KafkaMessage
 from sessionlake.lake.names import EVENTS, MESSAGES, METRICS_1H, METRICS_1M, ROWS, SENSOR_AVERAGES, SESSIONS
 from sessionlake.lake.tables import Lake
-from sessionlake.silver import job
-from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.rebuild.verify import verify
 from support.lakes import assert_silver_is_the_truth, in_order, rows_of, write_bronze
+from support.layers import run_layers
 from support.streams import COLUMNS, LIGHT, StreamMaker, cut
 
 GOLD = ("gold.rolling_average", SENSOR_AVERAGES, METRICS_1M, METRICS_1H)
@@ -56,9 +54,7 @@ def filled(spark: Any, home: Path, batches: list[list[KafkaMessage]]) -> Setting
     lake.ensure(spark, [MESSAGES])
     for batch in batches:
         write_bronze(spark, lake, batch)
-        job.start(spark, settings, once=True).wait()
-        TableMerger(spark, settings).catch_up()
-        gold_job.start(spark, settings, once=True).wait()
+        run_layers(spark, settings)
     return settings
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.config import Settings
-from sessionlake.gold import job as gold
 from sessionlake.lab.simulate.generate import generate
 from sessionlake.lab.simulate.scenario import Faults, Scenario
 from sessionlake.lab.truth import KafkaMessage
@@ -17,9 +16,8 @@ from sessionlake.lake.ledger import Ledger, LedgerEntry, OffsetRange, TableOutpu
 from sessionlake.lake.names import BRONZE, EVENTS, LEDGER, MESSAGES, METRICS_1M, QUARANTINE, SESSIONS
 from sessionlake.lake.tables import Lake
 from sessionlake.lake.txn import Txn
-from sessionlake.silver import job
-from sessionlake.silver.merge.merger import TableMerger
 from support.lakes import rows_of, write_bronze
+from support.layers import run_layers
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.py"))
@@ -53,9 +51,7 @@ def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> N
     for number, part in enumerate(batches):
         write_bronze(spark, lake, part)
         Ledger(lake).write(spark, _entry(number, part))
-    job.start(spark, settings, once=True).wait()
-    TableMerger(spark, settings).catch_up()
-    gold.start(spark, settings, once=True).wait()
+    run_layers(spark, settings)
 
 
 def _messages(settings: Settings) -> list[KafkaMessage]:

@@ -44,8 +44,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = changes_read(spark, lake, settings)
     if changes is None:
         return []
-    kept = WITH_PLACE
-    numbers, texts = (gathered(events_of(changes, declared, kept, numbers=kind)) for kind in (True, False))
+    numbers, texts = (gathered(events_of(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False))
     floors = floors_in(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
     for table in tables:
@@ -69,9 +68,9 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             )
             found.append(compared(final.table, final.row_keys, table.results, rows, truth))
     if late:
-        told = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_named(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
-        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), told, truth))
+        found.append(compared(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
         found.append(verify_restatements(spark, lake, averages, numbers))
     found += verify_references(spark, lake, settings, tables)

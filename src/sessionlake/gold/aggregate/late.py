@@ -25,7 +25,7 @@ APPLIED = "applied"
 NEVER = -(1 << 62)
 OFFSET = "offset"
 WITH_PLACE = (*MARKS, "position", APPLIED, OFFSET)
-"""What an event has of its change where late ones are told."""
+"""Columns of an event that a late point is written from."""
 LATE_KEYS = ("table", "topic", "session_id", "partition", "row_id", "name", "position", "ordinal")
 """What tells late points apart."""
 LATE_COLUMNS = (

@@ -162,9 +162,11 @@ def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
     first = np.full(len(encoded.dictionary), 0)
     first[key[::-1]] = np.arange(len(key))[::-1]
     columns = {name: one(points[name]) for name in series.keys}
+    if PARTITION in columns:
+        columns[PARTITION] = columns[PARTITION].cast(pa.int32())
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: _typed(name, column.take(pa.array(first[keys]))) for name, column in columns.items()}
+        return {name: column.take(pa.array(first[keys])) for name, column in columns.items()}
 
     return rows_out(series, found, new, causes, named)
 
@@ -225,9 +227,14 @@ def _names(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], tou
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: _typed(name, _chosen(of_key[name][0][keys], of_key[name][1])) for name in series.keys}
+        return {name: _key(name, of_key[name][0][keys], of_key[name][1]) for name in series.keys}
 
     return named
+
+
+def _key(name: str, code: Int64s, known: pa.Array) -> pa.Array:
+    """A key's column by the codes of its known texts; a partition is an integer."""
+    return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _chosen(code, known)
 
 
 def _chosen(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
@@ -237,11 +244,6 @@ def _chosen(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
     if not used.all():
         code, known = (np.cumsum(used) - 1)[code], known.filter(pa.array(used))
     return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), known)
-
-
-def _typed(name: str, column: pa.Array) -> pa.Array:
-    """A key's column as tables have it; states have texts alone."""
-    return column.cast(pa.string()).cast(pa.int32()) if name == PARTITION else column
 
 
 def _topic_of(owner: str) -> str:

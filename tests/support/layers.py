@@ -1,0 +1,17 @@
+"""Layers run over what bronze holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sessionlake.config import Settings
+from sessionlake.gold import job as gold
+from sessionlake.silver import job as silver
+from sessionlake.silver.merge.merger import TableMerger
+
+
+def run_layers(spark: Any, settings: Settings) -> None:
+    """Runs silver, the merges into its tables, and gold, each until it has read everything."""
+    silver.start(spark, settings, once=True).wait()
+    TableMerger(spark, settings).catch_up()
+    gold.start(spark, settings, once=True).wait()
