@@ -82,6 +82,12 @@ def location(tmp_path: Path) -> dict[str, Any]:
     return {"home": tmp_path / "home"}
 
 
+@pytest.fixture(scope="module")
+def module_location(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Like `location`, for the tests of a module together."""
+    return {"home": tmp_path_factory.mktemp("module") / "home"}
+
+
 @pytest.fixture
 def settings(location: dict[str, Any]) -> Settings:
     """The defaults, in a fresh place."""

@@ -6,6 +6,7 @@ The catalog is Hive's, behind Spark's own: three-level names, and nothing that k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("soak")
 
 
-@pytest.fixture
-def location(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Schemas of its own in the session's catalog; the home holds only checkpoints."""
-    monkeypatch.setenv(DATABRICKS_VARIABLE, "17.3")
+@contextmanager
+def own_schemas(spark: Any, home: Path) -> Iterator[dict[str, Any]]:
+    """Schemas of its own in the session's catalog, inside; the home holds only checkpoints."""
     schemas = {schema: f"place{next(_NUMBERS)}_{schema}" for schema in SCHEMAS}
-    for schema in schemas.values():
-        spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
-    yield {"home": tmp_path / "home", "catalog": "spark_catalog", "schemas": schemas}
-    for schema in schemas.values():
-        spark.sql(f"DROP SCHEMA IF EXISTS spark_catalog.{schema} CASCADE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DATABRICKS_VARIABLE, "17.3")
+        for schema in schemas.values():
+            spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
+        yield {"home": home, "catalog": "spark_catalog", "schemas": schemas}
+        for schema in schemas.values():
+            spark.sql(f"DROP SCHEMA IF EXISTS spark_catalog.{schema} CASCADE")
+
+
+@pytest.fixture
+def location(spark: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Schemas of its own, for one test."""
+    with own_schemas(spark, tmp_path / "home") as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def module_location(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Schemas of its own, for the tests of a module together."""
+    with own_schemas(spark, tmp_path_factory.mktemp("module") / "home") as own:
+        yield own

@@ -110,7 +110,7 @@ def show(results: list[dict[str, Any]], messages: int) -> None:
     for shape, number in keys:
         table.add_column(f"{shape}" + (f" #{number}" if number > 1 else ""), justify="right")
     cells = {(r["stage"], r["shape"], r["round"]): f"{r['cpu']:.1f} / {r['wall']:.1f}" for r in results}
-    for stage in ("floor", *STAGES, "all"):
+    for stage in ("floor", *STAGES, "all", "fsync"):
         if not any(name == stage for name, _, _ in cells):
             continue
         table.add_row(stage, *(cells.get((stage, *key), "") for key in keys))

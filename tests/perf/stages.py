@@ -2,12 +2,14 @@
 
     echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify]
 
-Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's.
+Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's. The stage `fsync` is the part of
+all others in which a thread waits for the disk.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +34,7 @@ def main(home: Path, servers: str, *more: str) -> None:
     settings = Settings(home=home, kafka=KafkaSettings(bootstrap_servers=servers), capture=capture)
     sys.stdin.readline()
     begun = 0.0, START
+    disk = Disk()
     spark = spark_session(settings, lasting=True)
     report("start", 0.0, START)
     merger = TableMerger(spark, settings)
@@ -41,6 +44,7 @@ def main(home: Path, servers: str, *more: str) -> None:
         stage("tables", merger.catch_up)
         stage("gold", lambda: start_gold(spark, settings, once=True).wait())
         report("all", *begun)
+        disk.report()
         if more:
             stage("verify", lambda: require_exact(spark, settings))
         sys.stdout.write("done\n")
@@ -48,6 +52,26 @@ def main(home: Path, servers: str, *more: str) -> None:
         if not sys.stdin.readline():
             return
         begun = cpu_seconds(), time.perf_counter()
+
+
+class Disk:
+    """Measures every `os.fsync` of this process."""
+
+    def __init__(self) -> None:
+        self._fsync = os.fsync
+        self.cpu = self.wall = 0.0
+        os.fsync = self._measured  # type: ignore[assignment]
+
+    def _measured(self, descriptor: int) -> None:
+        cpu, wall = time.thread_time(), time.perf_counter()
+        self._fsync(descriptor)
+        self.cpu += time.thread_time() - cpu
+        self.wall += time.perf_counter() - wall
+
+    def report(self) -> None:
+        """Prints what was measured since the last report."""
+        show("fsync", self.cpu, self.wall)
+        self.cpu = self.wall = 0.0
 
 
 def require_exact(spark: Any, settings: Settings) -> None:
@@ -63,7 +87,11 @@ def stage(name: str, work: Callable[[], object]) -> None:
 
 
 def report(name: str, cpu: float, wall: float) -> None:
-    figures = {"stage": name, "cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - wall}
+    show(name, cpu_seconds() - cpu, time.perf_counter() - wall)
+
+
+def show(name: str, cpu: float, wall: float) -> None:
+    figures = {"stage": name, "cpu": cpu, "wall": wall}
     sys.stdout.write(json.dumps(figures) + "\n")
     sys.stdout.flush()
 

@@ -51,15 +51,19 @@ class DiedError(BaseException):
     """Stands for a process that is killed."""
 
 
+def fill(spark: Any, location: dict[str, Any]) -> Settings:
+    """Runs one batch through every layer."""
+    capture = CaptureSettings(columns={"price": "double"}, integrity="strict", on_violation="record")
+    own = ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook")
+    settings = Settings(**location, capture=capture, silver=SilverSettings(shards=2), processors=(own,))
+    run(spark, settings, *stream(1))
+    return settings
+
+
 @pytest.fixture(scope="module")
 def filled(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """A home in which all layers have taken in a batch; it is copied for each test."""
-    capture = CaptureSettings(columns={"price": "double"}, integrity="strict", on_violation="record")
-    own = ProcessorSettings(name="top", target="sessionlake.examples.top_of_book:TopOfBook")
-    home = tmp_path_factory.mktemp("filled") / "home"
-    settings = Settings(home=home, capture=capture, silver=SilverSettings(shards=2), processors=(own,))
-    run(spark, settings, *stream(1))
-    return settings
+    return fill(spark, {"home": tmp_path_factory.mktemp("filled") / "home"})
 
 
 @pytest.fixture

@@ -200,9 +200,9 @@ class Names:
 
 
 @pytest.fixture(scope="module")
-def names(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Names:
+def names(spark: Any, module_location: dict[str, Any]) -> Names:
     """Two batches, of which the second is worked on by the cluster, with a reference that comes between them."""
-    made = Names(spark, {"home": tmp_path_factory.mktemp("names") / "home"})
+    made = Names(spark, module_location)
     every = messages(random.Random(5), 12)
     made.arrive(every[:12])
     made.write_reference()
